@@ -1,4 +1,4 @@
-"""The Cloud TPU embedding API, also on hosts and parameter servers.
+"""The Cloud TPU embedding API on TPUs, hosts and parameter servers.
 
 Start at `tpu_embedding.py`, which defines `TPUEmbedding`. `spec` reads the
 configuration, `backend.py` defines the interface of the backends, and `tpu`,

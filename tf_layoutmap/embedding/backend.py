@@ -1,10 +1,10 @@
 """Interface of the backends that run the steps of a `TPUEmbedding`.
 
-`host/backend.py` runs steps on the host engine, `tpu/backend.py` by the
-operations of a TPU, `divided/backend.py` on tables that are sharded over
-processes, `servers/backend.py` on parameter servers. Code that uses a backend
-depends only on the protocols of this module. `choose_engine` selects the
-engine.
+`host/backend.py` runs steps on the host engine, `tpu/backend.py` runs them with
+TPU operations, `divided/backend.py` runs them on tables that are sharded over
+processes, and `servers/backend.py` runs them on parameter servers. Code that
+uses a backend depends only on the protocols of this module. `choose_engine`
+selects the engine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from tf_layoutmap._core import lazy, literals, strategies
 class Backend(Protocol):
     """Runs the steps of a `TPUEmbedding`.
 
-    A step is read, then enqueued. Between the two calls the embedding is built
-    if it was not built before. Sizes that were not declared are taken from the
-    first batch.
+    The caller passes the input of a step to `read` and the result to `enqueue`.
+    If the embedding is not built yet, the caller builds it between the two
+    calls. Sizes that were not declared are set from the first batch.
 
     Attributes:
-      is_on_tpu: Whether the tables are on a TPU, or an emulated one.
+      is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` where the order of the steps alone identifies them.
-      checks_shapes: Whether `read` compares shapes with the known ones.
+        lookup; `()` if the order of the steps is sufficient to identify the
+        gradients.
+      checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
     is_on_tpu: ClassVar[bool]
@@ -56,7 +57,7 @@ class Backend(Protocol):
           batch_size: None, or the batch size of every feature.
 
         Raises:
-          ValueError: If they contradict each other or known sizes.
+          ValueError: If the arguments contradict each other or known sizes.
         """
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
@@ -102,7 +103,7 @@ class Backend(Protocol):
 
         Args:
           batch: Return value of `read`.
-          training: Bool, or scalar bool tensor.
+          training: Whether the step trains, as a bool or a scalar bool tensor.
           name: Name that the calls of one step in a traced function share.
         """
 
@@ -119,7 +120,7 @@ class Backend(Protocol):
         ...
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
-        """Applies the gradients of the step dequeued last.
+        """Applies the gradients of the most recently dequeued step.
 
         Args:
           gradients: Per feature: None, or float32 of the activation's shape.
@@ -127,41 +128,43 @@ class Backend(Protocol):
         """
 
     def is_in_program(self) -> bool:
-        """Whether the caller is traced into a TPU's program."""
+        """Whether the caller is being traced as part of a TPU program."""
         ...
 
     # Saving and restoring.
 
     def before_read(self) -> None:
-        """Hook before variables are read: by a save, or by user code."""
+        """Hook that runs before a save or user code reads the variables."""
 
     def before_async_copy(self) -> None:
-        """Hook before an asynchronous save copies the variables."""
+        """Hook that runs before an asynchronous save copies the variables."""
 
     def before_restore(self) -> None:
-        """Hook before a restore writes to the variables of a built backend.
+        """Hook that runs before a restore writes to the variables.
+
+        It is called only if the backend is built.
 
         Raises:
-          RuntimeError: If steps are in flight, whose gradients belong to the
-            current rows.
+          RuntimeError: If steps are in flight. Their gradients belong to the
+            current rows, which the restore would replace.
         """
 
     def note_restore(self) -> None:
-        """Hook before a checkpoint is read, after its shapes were checked."""
+        """Hook that runs after the shape check, before a checkpoint is read."""
 
     def load_variables(self) -> None:
         """Copies the variables to the device where steps use them."""
 
     def retrieve_variables(self) -> None:
-        """Updates the variables with the steps that have run."""
+        """Copies the current rows to the variables."""
 
 
 class EngineChanges(Protocol):
     """Record of the table rows that were written since the last `take`.
 
     Attributes:
-      num_replaced: Number of operations that may have replaced all values
-        without recording rows, such as restores.
+      num_replaced: Number of operations, such as restores, that may have
+        replaced all values without recording which rows changed.
     """
 
     num_replaced: int
@@ -174,8 +177,8 @@ class EngineChanges(Protocol):
 
         Returns:
           The changes by table name: `rows`, int64 and ascending; `values`, the
-          values of these rows by variable name; `whole`, small variables in
-          full, by name.
+          values of these rows by variable name; `whole`, the full values of
+          small variables by name.
 
         Raises:
           RuntimeError: If a later call of `watch_changes` has replaced this
@@ -185,17 +188,18 @@ class EngineChanges(Protocol):
 
 
 class EngineBackend(Backend, Protocol):
-    """Backend with lookups by token and statistics, as of the host engine."""
+    """Backend that also supports lookups by token, and has statistics."""
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Opens a lookup, for which gradients may be passed to `follow`.
+        """Opens a lookup, whose gradients may be passed to `follow` later.
 
         Args:
           features: Structure of the feature config with ids.
           weights: None, or the same structure with None or weights.
 
         Returns:
-          The lookup, for `follow`, and the activations as from `dequeue`.
+          A tuple of the lookup, which is an argument of `follow`, and the
+          activations in the form that `dequeue` returns.
         """
         ...
 
@@ -241,7 +245,8 @@ class EngineBackend(Backend, Protocol):
           capacity: New capacity of its vocabulary.
 
         Returns:
-          The `spec`, the `variables` of the table, and the `conversion`.
+          An object with the new `spec` of the embedding, the new `variables` of
+          the table, and the `conversion`, which counts kept and dropped keys.
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -274,7 +279,7 @@ ENGINES = ("auto", "tpu", "host")
 
 # Placement of tables over several processes.
 OVER_PROCESSES = ("copied", "sharded")
-# Summation of a row's gradients if tables are sharded over processes.
+# Order of summing a row's gradients if tables are sharded over processes.
 ORDERS = ("exact", "folded")
 
 
@@ -282,13 +287,13 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
     """Returns `"tpu"`, `"servers"` or `"host"`.
 
     Args:
-      engine: One of `ENGINES`. `"auto"`: the TPU under TPUStrategy, the
-        servers under ParameterServerStrategy, otherwise the host.
+      engine: One of `ENGINES`. `"auto"` selects the TPU under TPUStrategy, the
+        servers under ParameterServerStrategy, and the host otherwise.
       strategy: The strategy in scope.
 
     Raises:
-      ValueError: If `engine` is not one of `ENGINES`, or does not run under
-        the strategy.
+      ValueError: If `engine` is not one of `ENGINES`, or the engine does not
+        support the strategy.
     """
     if engine not in ENGINES:
         raise ValueError(
@@ -356,7 +361,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a TPUStrategy, of the new or the old class."""
+    """Whether a strategy is a TPUStrategy of TensorFlow's new or old class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

@@ -1,4 +1,4 @@
-"""Input shapes that are passed to `build`, and the activation shapes."""
+"""Reads the input shapes passed to `build`, and computes activation shapes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def read_arguments(
         sequence features.
 
     Returns:
-      The shape of each feature's samples, as from `read`; None if `shapes` and
-      `batch_size` are None.
+      The shape of each feature's samples, as returned by `read`. None if
+      `shapes` and `batch_size` are None.
 
     Raises:
-      TypeError: If `read` raises it.
-      ValueError: If `read` raises it, or `batch_size` is invalid.
+      TypeError: If `read` raises a TypeError.
+      ValueError: If `read` raises a ValueError, or `batch_size` is invalid.
     """
     if isinstance(shapes, int) and not isinstance(shapes, bool):
         shapes, batch_size = None, shapes
@@ -81,9 +81,9 @@ def read(
     Args:
       feature_config: Nested structure of features.
       features: Specs of the features in flatten order.
-      shapes: Structure of `feature_config` with a shape for each feature. As
-        in TensorFlow, also lists and tuples with one `tf.TensorShape` for each
-        feature, nested in any way.
+      shapes: Structure of `feature_config` with a shape for each feature. As in
+        TensorFlow, `shapes` can also be a list or tuple with one
+        `tf.TensorShape` for each feature, nested in any way.
 
     Returns:
       The shape of each feature's samples: the shape of the input without the
@@ -130,9 +130,10 @@ def check(
     Args:
       feature: Spec of the feature.
       known: The activation's shape without `dim`.
-      new: The same shape as computed from the input or from `build`.
-      may_be_ragged: Whether the input is, or can be, ragged. The samples of a
-        ragged input may fill a shape with more dimensions.
+      new: The activation's shape without `dim`, computed from the input or from
+        the arguments of `build`.
+      may_be_ragged: Whether the input is or may be ragged. The known shape may
+        then have more dimensions, over which the samples are distributed.
 
     Raises:
       ValueError: If the shapes contradict each other.
@@ -164,7 +165,7 @@ def merge(known: Shape | None, new: Shape) -> Shape:
 
 
 def _check_positions(feature, known: Shape, new: Shape):
-    """Checks that the number of positions is a multiple of the samples."""
+    """Checks that the number of samples divides the number of positions."""
     if not is_known(known) or not is_known(new):
         return
     positions, given = math.prod(known), math.prod(new)
@@ -183,8 +184,8 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
         and leaves
         and all(isinstance(one, tf.TensorShape) for one in leaves)
     ):
-        # A shape belongs to a feature by its order only. A structure with
-        # names must therefore match `feature_config`.
+        # The shapes are assigned to the features by their order only. A
+        # structure with names must therefore match `feature_config`.
         if not _has_mapping(shapes):
             if len(leaves) != len(features):
                 raise ValueError(

@@ -1,8 +1,8 @@
 """Checkpoint hooks of a `TPUEmbedding`, and the shape check before a restore.
 
 TensorFlow assigns the variables of a checkpoint one after the other. Without
-`check_shapes`, a wrong shape would raise after some tables have been
-overwritten.
+`check_shapes`, a wrong shape would raise an error after some tables have
+already been overwritten.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def check_shapes(
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If the checkpoint holds these tables, but with another shape
-        or dtype, or only one of table and checkpoint has an open vocabulary.
+      ValueError: If the checkpoint holds these tables with another shape or
+        dtype, or if a table has an open vocabulary only in the checkpoint or
+        only in the program.
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -85,7 +86,7 @@ def _vocabulary_mismatch(
 ) -> str | None:
     """Returns a message if a table and the checkpoint differ in vocabulary.
 
-    If one of them has keys and the other ids, the restored rows would belong
+    If only one of them identifies rows by keys, the restored rows would belong
     to other ids.
     """
     for table, by_name in variables.items():
@@ -186,7 +187,7 @@ class CheckpointHooks(_Trackable):
         return None
 
     def _check_deferred_restore(self, variables: dict[str, dict[str, Any]]):
-        """Checks shapes against the deferred restore of `variables`, if any."""
+        """Checks the shapes of `variables` if their restore is deferred."""
         self._maybe_initialize_trackable()
         waiting = self._deferred_dependencies.get("_variables", ())
         if waiting:

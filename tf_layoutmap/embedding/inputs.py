@@ -1,9 +1,9 @@
 """Converts the inputs of a step to ids, splits, sample counts and weights.
 
 A feature may be dense, sparse or ragged. The engine recognizes the form by
-`splits` (docs/ops.md), so that no form is converted to another. Errors that
-can be detected during tracing are raised here, with the feature's path; the
-engine validates ids and splits.
+`splits` (docs/ops.md), so inputs are not converted from one form to another.
+Errors that can be detected during tracing are raised here, with the feature's
+path; the engine validates ids and splits.
 
 The engine requires one dimension of samples. For an activation of shape
 `[B, D, dim]` the inputs have `B * D` samples, one for each position in
@@ -79,8 +79,8 @@ def read_feature(
       weight: None, or the weights of the ids in the same form.
 
     Returns:
-      The feature in the form that the engine requires. If its activations
-      have other positions than its samples, the caller also calls
+      The feature in the form that the engine requires. If the activations must
+      have other positions than the samples, the caller must also call
       `fill_samples` or `fill_sequences`.
 
     Raises:
@@ -238,7 +238,7 @@ def _no_weights() -> tf.Tensor:
 
 
 def _product(sizes: Sequence[Any]):
-    """Returns the product as an int if all sizes are, else as a scalar."""
+    """Returns the product: an int if all sizes are ints, else a scalar."""
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
     return tf.reduce_prod(tf.stack([tf.cast(one, tf.int64) for one in sizes]))
@@ -249,7 +249,7 @@ def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _dimension(tensor: tf.Tensor, axis: int):
-    """Returns the size of an axis as an int if known, else as a scalar."""
+    """Returns the size of an axis: an int if it is static, else a scalar."""
     static = tensor.shape[axis]
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
@@ -319,7 +319,7 @@ def _check_values(feature, ids, values):
 
 
 def same_positions(feature, attribute, positions, weight_positions):
-    """Returns `positions` after checking that the weights have the same.
+    """Returns `positions` after checking that they equal `weight_positions`.
 
     Without this check, weights that belong to other ids would train wrong
     values without an error.
@@ -449,10 +449,10 @@ def fill_samples(
 ) -> FeatureIds:
     """Distributes ragged samples over the positions of a shape.
 
-    The rules are TensorFlow's. If there are as many samples as positions, each
-    sample fills one position, in order. If there are fewer samples, each
-    sample is a sequence that is truncated or padded to an equal number of
-    positions.
+    The rules are the same as in TensorFlow. If there are as many samples as
+    positions, each sample fills one position, in order. If there are fewer
+    samples, each sample is a sequence that is truncated or padded to an equal
+    number of positions.
 
     Args:
       feature: Spec of the feature.
@@ -463,8 +463,8 @@ def fill_samples(
       `found`, with one sample for each position of the shape.
 
     Raises:
-      ValueError: If sizes are unknown, the number of positions is no multiple
-        of the number of samples, or sequences have weights.
+      ValueError: If sizes are unknown, the number of positions is not a
+        multiple of the number of samples, or sequences have weights.
     """
     given = found.static_num_samples
     if not build_shapes.is_known(shape) or given is None:

@@ -77,7 +77,7 @@ class LAMB(HostOptimizer):
     The slot variables are `momenta` and `velocities` in the shape of the
     table, and `steps`, `[num_rows, 1]`, the number of updates of each row. For
     each row that a step looked up, with `g` the sum of its gradients, the rule
-    is that of LAMB for a layer that is trained in these steps only:
+    equals LAMB for a layer that is trained only in these steps:
 
         t += 1
         m = beta_1 * m + (1 - beta_1) * g

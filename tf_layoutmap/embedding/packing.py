@@ -219,9 +219,9 @@ def pack(
         sparse tensor, the ids of a sample must be in its first columns.
       weights: None, or the same structure with None or the weights of the
         ids, in the sparse or ragged form of the ids.
-      num_columns: Number of columns, sufficient for all batches. None for the
-        number that this batch requires. A TPU, which requires static shapes,
-        requires a number.
+      num_columns: Number of columns, sufficient for all batches. None means the
+        number that this batch requires. On a TPU, `num_columns` must be set,
+        because a TPU requires static shapes.
 
     Returns:
       `[num_samples, num_columns]` int64. Each sample holds a mark that

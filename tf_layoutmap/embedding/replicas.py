@@ -19,7 +19,7 @@ _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 class Replicas:
-    """The replicas of the strategy an embedding was created under.
+    """The replicas of the strategy under which an embedding was created.
 
     Attributes:
       strategy: The strategy.
@@ -58,11 +58,11 @@ class Replicas:
         )
 
     def handled_by(self, replica: int) -> list[int]:
-        """Returns the replicas whose steps a replica's calls run here.
+        """Returns the replicas whose steps the calls of `replica` run.
 
-        The first replica of a process runs its steps and the steps of all
-        replicas of other processes, in the order of the replicas. Other
-        replicas run only their steps.
+        The first replica of a process runs its own steps and the steps of all
+        replicas of other processes, in the order of the replicas. The other
+        replicas run only their own steps.
         """
         num_local = len(self.strategy.extended.worker_devices)
         first = replica - replica % num_local

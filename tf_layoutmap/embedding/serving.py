@@ -51,8 +51,8 @@ def serving_embedding_lookup(
         per sample]`, `tf.SparseTensor` of rank 2 or more or
         `tf.RaggedTensor` of rank 2, all of integers. The structure may contain
         a subset of the features.
-      weights: None, or the same structure with None, or float weights of the
-        type of the input.
+      weights: None, or the same structure in which each leaf is None or the
+        float weights of the ids, with the same tensor type as the ids.
       tables: Mapping from each `TableConfig` to its rows `[num_rows, dim]`: a
         `tf.Variable`, a tensor or a `ShardedVariable`.
       feature_config: Nested structure of `FeatureConfig`.
@@ -69,8 +69,8 @@ def serving_embedding_lookup(
       `out_of_range="error"`, an id outside of its table raises an
       `InvalidArgumentError` that names the feature, when the ops run. For a
       feature with `validate_weights_and_indices=False`, TensorFlow's gather
-      handles such ids: the error does not name the feature, and on a GPU the
-      rows are zeros instead.
+      handles such ids: on a CPU it raises an error that does not name the
+      feature, and on a GPU it returns zeros.
 
     Raises:
       TypeError: If ids are not integers or the structures differ in types.

@@ -33,8 +33,8 @@ class EmbeddingState:
       backend: Backend that runs the steps.
       lacks_tpu: Whether `engine="tpu"` was passed without a TPUStrategy, so
         that steps raise.
-      is_copied: Whether variables existed, and were copied, when the last
-        asynchronous save started.
+      is_copied: Whether variables existed when the last asynchronous save
+        started. If so, the save has copied them.
     """
 
     feature_config: Any
@@ -147,9 +147,9 @@ class StepMethods:
     ):
         """Starts a step with these ids.
 
-        A call inside `strategy.run` starts a step of the calling replica. For
-        a call outside, each leaf holds one value per replica, or `device`
-        selects the replica.
+        A call inside `strategy.run` starts a step of the calling replica. In a
+        call outside `strategy.run`, each leaf holds one value per replica, or
+        `device` selects the replica of the step.
 
         On a TPU, dense inputs must have one id per sample, and batch sizes
         must be known during tracing and constant. A call inside `strategy.run`
@@ -165,12 +165,14 @@ class StepMethods:
           weights: None, or the same structure with None or the weights of the
             ids, in the sparse or ragged form of the ids. For packed features,
             the weights that `tlm.pack` returned.
-          training: Bool or scalar bool tensor. False: the step is
-            forward-only and has no gradients. In a `tf.function` that calls
-            `enqueue` and `dequeue` but never `apply_gradients` with a `name`,
-            the steps of this name are forward-only in any case.
-          name: Name that the calls of one step in a `tf.function` share. Steps
-            with the same name are paired in their order.
+          training: Bool or scalar bool tensor. If False, the step is
+            forward-only and receives no gradients. If a `tf.function` calls
+            `enqueue` and `dequeue` with a `name` but never calls
+            `apply_gradients` with it, the steps with this name are forward-only
+            for any value of `training`.
+          name: Name that the calls of one step in a `tf.function` share. The
+            calls of several steps with the same name are matched in the order
+            of the calls.
           device: A device of the strategy, such as `"/device:CPU:1"`; on a
             TPU, any core.
 
@@ -218,15 +220,15 @@ class StepMethods:
 
     @_no_autograph
     def apply_gradients(self, gradients: Any, name: str | None = None):
-        """Updates the tables with the gradients of the step dequeued last.
+        """Updates the tables with the gradients of the last dequeued step.
 
         The update runs when the last replica has called `apply_gradients`.
         Each dynamic learning rate is called once.
 
         Args:
           gradients: Structure of `feature_config` with the gradient of each
-            activation, float32 and of its shape. None is treated as zeros and
-            logs a warning.
+            activation, float32, in the shape of the activation. None is treated
+            as zeros and logs a warning.
           name: The `name` that was passed to `enqueue`.
 
         Raises:

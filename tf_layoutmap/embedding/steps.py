@@ -7,8 +7,9 @@
 - `StepModes` detects forward-only steps during tracing. A program for a TPU
   may leave `training` at its default in an evaluation function, because the
   TPU's compiler detects that no gradients are sent. `StepModes` does the same
-  for the other engines: a step that a function enqueues and dequeues under one
-  `name`, and never applies, is forward-only.
+  for the other engines: if a function enqueues and dequeues a step with a
+  `name` and never calls `apply_gradients` with this name, the step is
+  forward-only.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Queue(Generic[StepT]):
 
     Attributes:
       pending: Enqueued steps, the oldest first.
-      last: The step dequeued last, until its gradients are applied.
+      last: The most recently dequeued step, until its gradients are applied.
     """
 
     pending: collections.deque[StepT] = dataclasses.field(
@@ -190,7 +191,7 @@ class StepQueues(Generic[StepT]):
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Removes and returns the step dequeued last, to apply its gradients.
+        """Removes and returns the last dequeued step, to apply its gradients.
 
         Raises:
           RuntimeError: If no step is dequeued.

@@ -179,8 +179,8 @@ def look_up(
       value: Integer ids in any form that `read_feature` accepts.
       weight: None, or the float weights of the ids in the same form.
       out_of_range: One of `config.OUT_OF_RANGE`.
-      rows_of_keys: Function of keys and their kind that returns the rows of
-        the keys, for a table whose ids are keys; otherwise None.
+      rows_of_keys: For a table whose ids are keys, a function that takes keys
+        and their kind, and returns the rows of the keys. Otherwise None.
 
     Returns:
       Float32 activations, as documented in `serving_embedding_lookup`.
@@ -239,7 +239,7 @@ def look_up(
 def read(
     feature: config.FeatureSpec, value: Any, weight: Any, of_keys: bool = False
 ) -> inputs.FeatureIds:
-    """Reads an input and fills the feature's output shape if it is ragged."""
+    """Reads an input; distributes a ragged input over the output shape."""
     read_input = inputs.read_keys if of_keys else inputs.read_feature
     found = read_input(feature, value, weight)
     shape = feature.output_shape

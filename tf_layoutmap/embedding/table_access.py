@@ -40,8 +40,9 @@ class TableAccess:
         applied first.
 
         Raises:
-          RuntimeError: Under `TPUStrategy`, where the rows are on the TPU,
-            except while a SavedModel is written, which includes all shards.
+          RuntimeError: Under `TPUStrategy`, because the rows are on the TPU. No
+            error is raised while a SavedModel is written, because a SavedModel
+            includes all shards.
         """
         self._update_variables("embedding_tables")
         return {
@@ -205,7 +206,7 @@ class LayerAccess:
 
     @property
     def is_on_tpu(self) -> bool:
-        """Whether the tables are on a TPU, or an emulated one."""
+        """Whether the tables are on a TPU or on an emulated TPU."""
         return self._state.backend.is_on_tpu
 
     @property
@@ -242,7 +243,7 @@ class LayerAccess:
         return self._state.replicas.is_last_here(replica)
 
     def is_in_program(self) -> bool:
-        """Whether the caller is traced into a TPU's program."""
+        """Whether the caller is being traced as part of a TPU program."""
         return self._state.backend.is_in_program()
 
     def check_can_train(self, layer: str):
@@ -268,16 +269,16 @@ class LayerAccess:
           weights: None, or the same structure with None or weights.
 
         Returns:
-          A function that takes the gradients of the activations, one per
-          feature, and returns their mark, float32 of `mark_shape`; and the
-          activations, as from `TPUEmbedding.dequeue`.
+          A tuple of a function and the activations of each feature. The
+          function takes the gradients of the activations, one per feature, and
+          returns their mark, float32 of `mark_shape`.
         """
         backend = self._engine_backend()
         lookup, activations = backend.open(inputs, weights)
         return functools.partial(backend.follow, lookup), activations
 
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
-        """Returns activations without gradients, for tables over processes.
+        """Returns activations that have no gradients, for `is_divided` tables.
 
         Args:
           inputs: Structure of the feature config with ids.

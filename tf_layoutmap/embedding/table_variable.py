@@ -1,4 +1,4 @@
-"""Creates one variable of a table, in one shard or several.
+"""Creates one variable of a table, with one or several shards.
 
 User code may create an embedding inside `tf.variable_creator_scope`, to record
 its variables or to shard them. The creators in scope are called with the same
@@ -192,7 +192,8 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
     """Checks that a slot variable has the same shards as its table.
 
     Raises:
-      ValueError: If a variable creator sharded the two differently.
+      ValueError: If a variable creator sharded the table and the slot variable
+        differently.
     """
     cuts = [
         [known_size(one) for one in shards_of(variable)]
@@ -282,7 +283,9 @@ def _create_variable(
     trainable=None,
     **unused,
 ):
-    """Creates a variable: the creator at the end of the chain.
+    """Creates a variable.
+
+    This function is the last one in the chain of variable creators.
 
     Args:
       table: Spec of the table.

@@ -1,7 +1,7 @@
 """Creates the variables of tables, slots and open vocabularies.
 
-Under every strategy they are plain variables on the host: all replicas share
-one copy. A partitioned table is a `ShardedVariable`; the engine reads its
+Under every strategy, they are plain variables on the host, and all replicas
+share one copy. A partitioned table is a `ShardedVariable`; the engine reads its
 shards in place. Creators of `tf.variable_creator_scope` are called for each
 variable, except the creators of strategies, which would make copies.
 """
@@ -39,7 +39,7 @@ ROUNDING_STEPS = "rounding_steps"
 
 Partitioner = Callable[..., Sequence[int]]
 
-# Returns the device of each shard of a table.
+# Function that returns the device of each shard of a table.
 Place = Callable[[config.TableSpec, partition.RowPartition], Sequence[str]]
 
 

@@ -140,10 +140,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             TensorFlow's class.
           table_dtypes: Storage dtype of rows: `"float32"` (None), `"bfloat16"`
             or `"float16"`, for all tables or by table name. 16-bit rows are
-            looked up and updated in float32, then rounded stochastically to
-            one of their two neighbours, so that small updates are not lost on
-            average. Values are limited to the largest finite value of the
-            dtype. Slot variables are float32. A TPU supports float32 only.
+            looked up and updated in float32, then each value is rounded
+            stochastically to one of the two nearest values of the dtype, so
+            that small updates are not lost on average. Values are limited to
+            the largest finite value of the dtype. Slot variables are float32. A
+            TPU supports float32 only.
           rounding_seed: Seed of the stochastic rounding, which also depends
             on the table, the number of its updates, the row and the column.
           vocabularies: Mapping from table names, or `TableConfig` objects, to
@@ -172,7 +173,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             sum; results differ in the last bits.
 
         Raises:
-          TypeError: If `feature_config` contains anything else.
+          TypeError: If `feature_config` contains an object that is not a
+            `FeatureConfig`.
           ValueError: If a setting is invalid, or the engine does not support
             it.
           NotImplementedError: If the strategy in scope is not supported, or
@@ -310,9 +312,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     ):
         """Creates the variables and the engine, once.
 
-        The first `enqueue` calls `build` if the program has not. If sizes are
-        passed, each `enqueue` must match them, and activations have static
-        shapes.
+        The first `enqueue` calls `build` if the program has not called it. If
+        sizes are passed, each `enqueue` must match them, and activations have
+        static shapes.
 
         Under `TPUStrategy` the shapes of all activations must be known when
         `build` is called, and `build` initializes the TPU.

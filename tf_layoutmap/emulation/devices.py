@@ -1,7 +1,7 @@
 """The logical CPUs that represent the cores and hosts of an emulated TPU.
 
 The first logical CPUs are the cores, so the index of an op's device is the
-index of its core. A single host is the CPU that TensorFlow's
+index of its core. If there is one host, it is the CPU that TensorFlow's
 `get_host_for_device` returns by default. If there are several hosts, each has a
 separate logical CPU after the cores.
 """

@@ -217,8 +217,8 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     _mark_input, (args, kwargs)
                 )
                 result = fn(*args, **kwargs)
-            # If replicas wait for each other, the program of one replica is
-            # traced in the middle of another one.
+            # If replicas wait for each other, the trace of one replica's
+            # program is suspended while another replica's program is traced.
             others = {
                 one
                 for one in self.extended.worker_devices

@@ -1,16 +1,17 @@
 """Replacements of TensorFlow functions that the emulation installs.
 
-Programs for a TPU call TensorFlow functions that return the host of a core,
-that return whether the caller is inside `strategy.run`, and that run code on
-the host from there. The replacements handle emulated cores, both for
-TensorFlow's TPUEmbedding and for the one of this package. They call the
+Programs for a TPU call three kinds of TensorFlow functions: functions that
+return the host of a core, functions that return whether the caller is inside
+`strategy.run`, and functions that run code on the host from inside
+`strategy.run`. The replacements handle emulated cores, for TensorFlow's
+`TPUEmbedding` and for the `TPUEmbedding` of this package. They call the
 original function for all other devices and strategies.
 
 Another patch makes TensorFlow's TPU optimizers work with every protobuf
 version. They assign a bool to the enum `low_dimensional_packing_status`, for
 which protobuf 7.34 and later raise a `TypeError`, so that no stock
-`TPUEmbedding` can be built. The patch assigns an int instead, because the two
-values of the bool are numbers of the enum with the same meaning.
+`TPUEmbedding` can be built. The patch assigns an int instead: the numbers 0 and
+1 of the enum have the same meaning as False and True.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def enqueue(
     name: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Enqueues on a core that is given by its CPU name or its TPU name."""
+    """Enqueues on the core with the given CPU name or TPU name."""
     strategy = embedding._strategy
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)

@@ -234,7 +234,7 @@ def _as_specified(served: Any, x: Any) -> Any:
 def _metrics(
     model: Any, dataset: Any, predict: Callable[[Any], Any]
 ) -> dict[str, float]:
-    """Returns the metrics of `compile`, and the mean loss of all samples."""
+    """Returns the metrics passed to `compile`, and the mean loss of samples."""
     model.reset_metrics()
     total, num_samples = 0.0, 0
     found: dict[str, Any] = {}

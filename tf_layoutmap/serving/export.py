@@ -120,10 +120,12 @@ def export(
     Args:
       model_or_embedding: A built Keras or tf_keras model with layers of
         `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. Everything except
-        the tables of these layers is exported as by `model.export`.
+        the tables of these layers is exported in the same way as by
+        `model.export`.
       path: Folder of the SavedModel: a new folder, an empty folder, or a
         SavedModel, which is replaced atomically when the new one is complete.
-        For a link, the folder that the link points to; the link remains.
+        If `path` is a link, the folder that it points to is replaced and the
+        link remains.
       rows: Storage type of the rows: `"float32"` (rows are not packed),
         `"float16"`, `"int8"` or `"int4"`; or a dict from tables to storage
         types. The keys are the name of a `TableConfig` or of a
@@ -134,7 +136,8 @@ def export(
         and `tf.SparseTensorSpec` for each argument of the call. Default for a
         model: the inputs with which it was built. Default for an embedding:
         ragged int64 ids for each feature, or strings if the keys are strings.
-        A second argument of an embedding is the weights.
+        If the signature of an embedding has a second argument, it describes the
+        weights.
       dataset: Finite batches of `(x, y)` or `(x, y, sample_weight)`. The
         metrics of a compiled model are computed with the model and with the
         SavedModel, which is loaded for this purpose.

@@ -124,8 +124,8 @@ def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
       `[num_rows, form.width]`.
 
     Raises:
-      UnfitRowError: A row is not finite and the format is packed, or a finite
-        value exceeds the range of float16.
+      UnfitRowError: If a row is not finite and the format is packed, or a
+        finite value exceeds the range of float16.
     """
     if form.kind == str(rows.dtype):
         return rows.view(np.int16) if form.kind == "float16" else rows

@@ -118,7 +118,8 @@ class StoredKeys:
     """A copy of the keys of a vocabulary in one unsharded variable.
 
     Attributes:
-      variable: `[num_buckets, 8]` int64, as `Vocabulary.key_variable`.
+      variable: `[num_buckets, 8]` int64, in the layout of
+        `Vocabulary.key_variable`.
     """
 
     def __init__(self, vocabulary: state.Vocabulary):

@@ -78,7 +78,7 @@ def holders_of(one: Any) -> list[Holder]:
 
 
 def _holder_of(one: Any) -> Holder | None:
-    """Returns the holder for a layer or an embedding, or None."""
+    """Returns the holder of a layer or embedding; None for other objects."""
     if isinstance(one, TPUEmbedding):
         return _holder_of_embedding(one, "embedding")
     variables = tuple(getattr(one, "variables", ()))

@@ -50,14 +50,15 @@ def is_same_checkpoint(one: str, other: str) -> bool:
 def located(prefix: str) -> str:
     """Returns a prefix with the links of its folder resolved.
 
-    Checkpoint files that are links are not resolved: writers replace the link.
+    If a checkpoint file is a link, it is not resolved, because writers replace
+    the link.
     """
     folder, name = os.path.split(prefix)
     return os.path.join(paths.resolve(folder), name)
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns the data files at a prefix and the total number in each name."""
+    """Returns the data files at a prefix, with the count in each file name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")
@@ -76,9 +77,9 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
     Each tensor is written before the next one is requested, so only one tensor
     is in memory. An existing checkpoint at `target` is replaced at the end by
-    one rename, after the new files have been synchronized to disk. It remains
-    if an error occurs or the process is killed. Files that killed writers left
-    behind are removed.
+    one rename, after the new files have been synchronized to disk. If an error
+    occurs or the process is killed, the existing checkpoint remains. Files that
+    killed writers left behind are removed.
 
     Args:
       target: Prefix of the checkpoint.
@@ -216,7 +217,7 @@ def replace_checkpoint(new: str, target: str) -> None:
       target: Prefix, as returned by `located`.
 
     Raises:
-      OSError: A file cannot be renamed.
+      OSError: If a file cannot be renamed.
     """
     folder, moved = os.path.dirname(target), set[str]()
     for path in (*data_files(new), f"{new}.index"):

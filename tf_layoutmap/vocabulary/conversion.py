@@ -121,7 +121,7 @@ def move_rows(
     )
 
 
-# A function that returns the checkpoint value of the variable with a name.
+# Function that returns the checkpoint value of the variable with a given name.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 

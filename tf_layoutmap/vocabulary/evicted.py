@@ -149,7 +149,7 @@ class _File:
                 features=tf.train.Features(feature=features)
             ).SerializeToString()
         )
-        # The record remains if the process is killed.
+        # After the flush, the record remains even if the process is killed.
         self._writer.flush()
 
 

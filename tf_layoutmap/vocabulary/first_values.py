@@ -1,6 +1,6 @@
 """Initial values of keys: initializers converted to distributions.
 
-An initializer returns other values in each call, and it cannot compute the
+An initializer returns different values in each call, and it cannot compute the
 values of a single key. This module therefore reads the distribution of an
 initializer, from which ops draw values by key. It identifies initializers of
 TensorFlow, Keras 3 and tf_keras by their class name and config, without
@@ -30,7 +30,7 @@ _LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """A distribution of initial values, as for the op `FirstRows`.
+    """A distribution of initial values, in the form of the op `FirstRows`.
 
     Attributes:
       kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.

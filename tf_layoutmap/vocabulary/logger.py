@@ -20,7 +20,7 @@ _COUNTS = (
     "num_evicted",
     "num_expired",
 )
-# Replaces the name of a table for the numbers of all tables together.
+# Used in place of a table's name for the numbers of all tables together.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
 

@@ -75,8 +75,8 @@ class OpenVocabulary:
         Keys that share cells of the sketch are overcounted: fewer than one in
         ten keys that occurred once are counted twice.
       admission: `"all"`: each new key gets a row. `"count"`: a key gets a row
-        after `min_count` occurrences, where several occurrences in one step
-        are added. `"probability"`: a key gets a row with probability
+        after `min_count` occurrences, where all occurrences in a step are
+        counted. `"probability"`: a key gets a row with probability
         `probability`, drawn again in each step.
       probability: Admission probability, in [0, 1].
       evict: The key that is evicted when all places of a new key are occupied:
@@ -125,8 +125,8 @@ class OpenVocabulary:
         """Checks the settings.
 
         Raises:
-          TypeError: If a number is not a number, or `on_evict` is neither a
-            callable nor a path.
+          TypeError: If a numeric setting is not a number, or `on_evict` is
+            neither a callable nor a path.
           ValueError: If a setting is out of range, or is not compatible with
             another setting.
         """

@@ -30,7 +30,8 @@ class ShardedNumbers(tf_private.Trackable):
     """int64 numbers of several shards that behave like one vector.
 
     Each shard counts all steps, but only its own keys. A checkpoint stores the
-    numbers as one variable, as for a vocabulary with one shard.
+    numbers as one variable, in the same form as for a vocabulary with one
+    shard.
 
     Attributes:
       copies: One variable `[num_numbers]` int64 per shard.
@@ -56,7 +57,8 @@ class ShardedNumbers(tf_private.Trackable):
         """Returns all numbers."""
         found = np.stack([one.numpy() for one in self.copies])
         values = found.sum(0)
-        # If a step fails on one server, the other servers have counted it.
+        # If a step fails on one server, the other servers have already counted
+        # it.
         values[[_STEP, _KIND]] = found[:, [_STEP, _KIND]].max(0)
         return values
 
@@ -213,7 +215,8 @@ class Vocabulary:
         Raises:
           TypeError: If `keys` are neither integers nor strings.
           tf.errors.InvalidArgumentError: If `keys` are strings and the keys of
-            the table are integers, or vice versa.
+            the table are integers, or if `keys` are integers and the keys of
+            the table are strings.
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
@@ -227,7 +230,7 @@ class Vocabulary:
     def count_variable(self) -> Any:
         """Number of uses of each key, `[num_buckets, 8]` int32.
 
-        With `half_life_steps`, the count at the time of the last use.
+        With `half_life_steps`, the decayed count at the key's last use.
         """
         return self._variables[COUNTS]
 

@@ -1,8 +1,8 @@
 """Lookup of keys with TensorFlow's own operations, for exported graphs.
 
-The result equals the result of `FindKeys` (cc/core/keys/find_keys.h). The keys
-are a plain variable, so an exported model requires neither a lookup table nor
-an initialization.
+The result is the same as from the op `FindKeys` (cc/core/keys/find_keys.h). The
+keys are a plain variable, so an exported model requires neither a lookup table
+nor an initialization.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def find_rows(
       `[num_keys]` int64.
     """
     first = _bucket_of(keys, num_buckets)
-    # Most keys are in the bucket where their search begins. A gather of all
-    # four buckets would read 256 bytes per key.
+    # Most keys are in the first bucket of their search, so it is searched
+    # separately. A gather of all four buckets would read 256 bytes per key.
     row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)

@@ -42,7 +42,7 @@ def apply_deltas(
         truncated or modified, or if `target` is `base` or a delta, possibly
         through a link. The message names the delta, and nothing is written.
       OSError: If `target` cannot be written, or another process is writing
-        it. An existing checkpoint is not changed then.
+        it. In this case, an existing checkpoint is not changed.
     """
     base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
     deltas = chain.read_deltas(directory, base)

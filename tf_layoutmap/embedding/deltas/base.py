@@ -23,8 +23,8 @@ from tf_layoutmap.vocabulary.state import shards_of
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
 ROWS = "rows"
-# The sketch, which counts keys without a row, is written in blocks of this
-# many cells. A step changes few of them.
+# Number of cells per block of the sketch, which counts keys without a row. A
+# step changes few cells, so deltas contain only the changed blocks.
 SKETCH_CELLS = 16
 SKETCH_ROWS = "vocabulary_sketch_rows"
 
@@ -50,8 +50,8 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     Args:
       base: Prefix of the checkpoint.
       embedding: The `tlm.TPUEmbedding`.
-      root: The object that was saved. If None, the tables are identified by
-        their names and shapes alone.
+      root: The object that was saved. If None, the tables are identified only
+        by their names and shapes.
 
     Raises:
       ValueError: If the checkpoint does not hold these tables, or holds them
@@ -130,7 +130,7 @@ def read_variable(
     Args:
       base: Reader of the base, from `open_checkpoint`.
       key: Key of the variable's tensor in the base.
-      deltas: The deltas, in their order.
+      deltas: The deltas, in the order in which they were written.
       table: Name of the variable's table in the deltas.
       name: Name of the variable.
 

@@ -15,7 +15,7 @@ import os
 import re
 from typing import Any
 
-# Format 2 is for deltas of several embeddings; each table has a prefix.
+# Format 2 is for deltas of several embeddings, where each table has a prefix.
 FORMATS = (1, 2)
 META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
@@ -31,12 +31,13 @@ class Meta:
       sequence: Number of the delta; the first delta of a base is 1.
       base: Fingerprint of the checkpoint on which the deltas are based.
       prefix: Prefix of the keys of the tables' tensors in the base; empty if
-        the delta is of several embeddings.
-      previous: Seal of the previous delta; empty for the first one.
-      tables: For each table: `num_rows` that changed, the names of
-        `variables`, and for an open vocabulary `from_step` and `to_step`, its
-        training steps. A delta of several embeddings also contains `table` and
-        `prefix`, the name and prefix of each table in the base.
+        the delta contains several embeddings.
+      previous: `seal()` of the previous delta; empty for the first delta.
+      tables: A dict for each table: `num_rows` is the number of changed rows,
+        and `variables` are the names of its variables. For an open vocabulary,
+        `from_step` and `to_step` are its training steps at the previous delta
+        and at this one. If the delta contains several embeddings, `table` and
+        `prefix` are the name and prefix of the table in the base.
       files: For each file: `num_bytes` and `sha256`.
     """
 
@@ -192,7 +193,7 @@ def read_deltas(directory: str, base: str) -> list[Delta]:
 def fingerprint(base: str) -> str:
     """Returns a checksum that identifies a checkpoint.
 
-    Only the index is read, which contains a checksum of each tensor.
+    The function reads only the index, which contains a checksum of each tensor.
 
     Raises:
       ValueError: If there is no such checkpoint.

@@ -127,8 +127,9 @@ class WatchedTables:
 
         Args:
           also: Additional rows to copy, by table.
-          found: Dict to which the changes of each table are added. If an
-            embedding raises, it contains the changes of the embeddings before.
+          found: Dict to which the changes of each table are added. If the copy
+            of one embedding raises an error, the dict contains the changes of
+            the embeddings that were copied before.
 
         Raises:
           RuntimeError: See `EngineChanges.take`.
@@ -150,11 +151,12 @@ class WatchedTables:
 class DeltaWriter:
     """Writer of the changes in the tables of an embedding since a checkpoint.
 
-    A delta contains the rows that were written since the previous delta: rows
-    of the table, of its slot variables, and the keys, steps and counts of an
-    open vocabulary, in which an evicted key is replaced by the empty key.
-    `tlm.apply_deltas` writes a full checkpoint from base and deltas, whose
-    tables are bitwise identical to a regular checkpoint.
+    A delta contains the rows of the table and of its slot variables that were
+    written since the previous delta. For an open vocabulary, it also contains
+    the keys, steps and counts of these rows; the empty key replaces an evicted
+    key. `tlm.apply_deltas` writes a full checkpoint from the base and its
+    deltas. The tables in it are bitwise identical to the tables in a regular
+    checkpoint.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -181,8 +183,8 @@ class DeltaWriter:
     `write(compare=True)`.
 
     An embedding has one writer at a time: `write` of an earlier writer raises.
-    A process that restarts restores the checkpoint that `apply_deltas`
-    returns, and creates a writer with the same base and directory, which
+    After a restart, a program restores the checkpoint that `apply_deltas`
+    returns, and creates a writer with the same base and directory. This writer
     continues the sequence of deltas.
     """
 
@@ -196,16 +198,16 @@ class DeltaWriter:
     ):
         """Compares the tables with the base and existing deltas.
 
-        Rows that differ are written with the next delta. For the comparison,
-        memory for a second copy of one variable at a time is required. Base
-        and deltas must be on a local file system.
+        Rows that differ are written with the next delta. The comparison
+        requires memory for a second copy of one variable at a time. Base and
+        deltas must be on a local file system.
 
         Args:
           embedding: A `tlm.TPUEmbedding` that is built, a
             `tlm.layers.TPUEmbedding`, a `tlm.layers.ShardedEmbedding` with an
-            open vocabulary, or a list of these, whose changes are written to
-            the same deltas. A delta is atomic for each embedding, but not
-            across embeddings.
+            open vocabulary, or a list of these. All changes in a list are
+            written to the same deltas. A delta is atomic for each embedding,
+            but not across embeddings.
           directory: Directory of the deltas, which is created if it does not
             exist.
           base: Prefix of a checkpoint that holds the embedding.
@@ -260,7 +262,7 @@ class DeltaWriter:
 
     @property
     def deltas(self) -> list[Delta]:
-        """The complete deltas, in their order."""
+        """The deltas that were written completely, in the order of writing."""
         return list(self._deltas)
 
     def write(
@@ -271,14 +273,15 @@ class DeltaWriter:
     ) -> Delta | None:
         """Writes the changes since the previous delta.
 
-        A pending pipelined update is applied first. Steps wait while the
-        changed rows are copied in memory, atomically. The files are written
-        afterwards.
+        The method first applies a pending pipelined update. It then copies the
+        changed rows in memory, atomically; steps wait during this copy. The
+        files are written after the copy.
 
         Args:
           wait: Whether to wait until the files are written. If False, a thread
             writes them. The next call of `write` or `finish` raises the error
-            of the thread, if any; the next delta then contains the rows.
+            of the thread, if any. In this case, the next delta contains the
+            rows that were not written.
           compare: Whether to compare all rows with base and deltas, as in
             the constructor. Required after user code assigned to a table.
 
@@ -429,7 +432,7 @@ def write_files(
     tensors: Mapping[str, np.ndarray[Any, Any]],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
-    """Writes a delta to a staging directory, syncs it to disk, renames it.
+    """Writes a delta to a staging directory, syncs it and renames it.
 
     Args:
       directory: Directory of all deltas.

@@ -2,10 +2,10 @@
 
 Each process owns one shard of each table, and has an engine for the steps of
 all replicas on its rows. A replica requests rows from their owners, combines
-them, and sends each owner the gradients of the activations that use its rows.
-The engine of the owner receives them as batches, which contain the ids that are
-rows of the owner, with their gains. Therefore gradients are summed in the same
-order as in one process with the same number of replicas.
+them, and sends each owner the gradients of the activations that use the owner's
+rows. The engine of the owner receives batches that contain only the ids of its
+rows, with their gains. Therefore gradients are summed in the same order as in
+one process with the same number of replicas.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DividedLookup(NamedTuple):
     """A lookup that may receive gradients.
 
     Attributes:
-      opened: Lookup of the engine of this process, by replica.
-      step: The step that the processes exchange.
+      opened: Lookup in the engine of this process, with a token per replica.
+      step: The step whose rows and gradients the processes exchange.
     """
 
     opened: list[OpenLookup]

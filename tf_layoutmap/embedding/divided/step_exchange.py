@@ -43,8 +43,8 @@ class Step:
       requests: Requests for rows of this process, by requesting process.
       sizes: `[processes, processes, 4]` int64 tensor with the sizes that
         `PlanExchange` returned, by sender and owner.
-      num_samples: `[num_features]` int64 tensors, by process: the numbers of
-        activations whose gradients this process receives.
+      num_samples: One `[num_features]` int64 tensor per process, with the
+        numbers of activations whose gradients this process receives from it.
     """
 
     plan: tf.Tensor
@@ -132,7 +132,7 @@ class Exact:
         self._num_owners = num_owners
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns all features, not as sequences, which gains represent."""
+        """Returns all features as non-sequences, because gains suffice."""
         return tuple(
             dataclasses.replace(one, max_sequence_length=0)
             for one in self._spec.features
@@ -193,8 +193,8 @@ class Folded:
           spec: Tables and features.
           num_owners: Number of processes.
           rank: Index of this process.
-          num_shards: Number of shards of each table. The first processes have
-            one shard each.
+          num_shards: Number of shards of each table. If it is below the number
+            of processes, only the first processes have a shard.
 
         Raises:
           ValueError: If an optimizer applies each gradient separately.
@@ -313,7 +313,7 @@ class Folded:
 
 
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
-    """Returns an int32 vector as the bytes that `_words` has converted."""
+    """Converts an int32 vector, which `_words` has returned, back to bytes."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
 
 
@@ -406,9 +406,9 @@ class StepExchange:
           features: Batch of this replica.
 
         Returns:
-          A tuple of the step, a list that contains for each process whether it
-          trains, and a list that contains for each process the part of its
-          batch that uses rows of this process.
+          A tuple of three elements: the step; a list that contains, for each
+          process, whether it trains; and a list that contains, for each
+          process, the part of its batch that uses rows of this process.
         """
         group = self._group
         with tf.device(embedding_tables.HOST):
@@ -555,7 +555,7 @@ class StepExchange:
 def _check_errors(
     group: divided_tables.Group, is_bad: tf.Tensor, error: tf.Tensor
 ) -> tf.Tensor:
-    """Raises an error of any process in all processes."""
+    """Raises an error in all processes if one process has an error."""
 
     def raise_error():
         points = tf.strings.unicode_decode(error, "UTF-8")[:_MESSAGE_SIZE]

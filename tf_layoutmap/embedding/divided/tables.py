@@ -1,10 +1,10 @@
 """Tables that are sharded over processes, with collectives and checkpoints.
 
-`DividedTable` has the rows of one shard in each process. `Group` exchanges
+In each process, `DividedTable` holds the rows of one shard. `Group` exchanges
 vectors of unequal sizes between the processes. It uses TensorFlow's
-collectives, which are not part of the public strategy API. Their all-to-all
-sends blocks of equal size, so the processes exchange the sizes first, and all
-blocks are padded to the largest one.
+collectives, which are not part of the public strategy API. The all-to-all
+collective sends blocks of equal size, so the processes exchange the sizes
+first, and all blocks are padded to the largest one.
 
 `save` writes a checkpoint without having all rows in memory. TensorFlow's saver
 reads the values of all tensors before it writes the first one. Therefore `save`
@@ -31,8 +31,8 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# Timeout of collectives. Other processes may write a checkpoint in this time. A
-# dead process is detected earlier, because its connection closes.
+# Timeout of collectives. It is long enough for another process to write a
+# checkpoint. A dead process is detected earlier, because its connection closes.
 TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
@@ -150,12 +150,12 @@ class GatherableTable(Protocol):
         ...
 
     def slice_spec(self, first: int, count: int) -> str:
-        """Returns the slice spec of `count` rows from row `first` on."""
+        """Returns the slice spec of `count` rows, starting with row `first`."""
         ...
 
 
 class _PendingTables(threading.local):
-    """The tables that the save of this thread writes last, with their keys.
+    """The tables that this thread's `save` writes after all other tensors.
 
     Attributes:
       tables: List of tables and keys; None if no `save` is running.
@@ -175,7 +175,7 @@ def register_table(table: GatherableTable, key: str) -> bool:
       key: Name of its tensor in the checkpoint.
 
     Returns:
-      False if no `save` is running that could write the table.
+      Whether the table is registered. False if this thread runs no `save`.
     """
     if _pending.tables is None:
         return False
@@ -292,8 +292,8 @@ class _TableFiles:
         if self._error is not None:
             raise self._error
         with tf.device("/cpu:0"):
-            # TensorFlow replaces a checkpoint with a single file, or on a
-            # remote file system, without the additional steps below.
+            # If the checkpoint has a single file or is on a remote file system,
+            # TensorFlow replaces it without the additional steps below.
             if len(self._prefixes) == 1 or not paths.is_local(target):
                 self._merge(target)
             else:
@@ -458,7 +458,7 @@ class DividedTable(tf_private.Trackable):
         return self.numpy()
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
-        """Sends all rows to the first process, some of each shard at a time.
+        """Sends all rows to the first process, in blocks.
 
         All processes must iterate over the result to its end at the same time.
 
@@ -469,7 +469,7 @@ class DividedTable(tf_private.Trackable):
         return self._gather(self)
 
     def slice_spec(self, first: int, count: int) -> str:
-        """Returns the slice spec of `count` rows from row `first` on."""
+        """Returns the slice spec of `count` rows, starting with row `first`."""
         shape = self.shape.as_list()
         return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=self.name,

@@ -79,7 +79,7 @@ class HostBackend:
 
     @property
     def _started(self) -> host_engine.HostEngine:
-        assert self.engine is not None  # Steps come after `start`.
+        assert self.engine is not None  # Steps run after `start`.
         return self.engine
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -331,8 +331,8 @@ class HostBackend:
 
     def before_read(self) -> None:
         """Applies the pending pipelined update, except during tracing."""
-        # A traced function reads the rows without the pending update. An
-        # exported function must not contain an op of this package.
+        # A traced function reads the rows without the pending update, because
+        # an exported function must not contain an op of this package.
         if tf.executing_eagerly():
             self.flush()
 
@@ -341,7 +341,10 @@ class HostBackend:
         self.flush()
 
     def before_restore(self) -> None:
-        """Checks that no step is in flight, whose gradients are of old rows.
+        """Checks that no step is in flight.
+
+        The gradients of such a step would belong to rows that the restore
+        replaces.
 
         Raises:
           RuntimeError: If steps are in flight.

@@ -14,7 +14,7 @@ from tf_layoutmap.embedding.host.engine import StepInputs
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The checked inputs of the replicas that the caller enqueues for.
+    """The checked inputs of the replicas for which the caller enqueues.
 
     Attributes:
       steps: Replica and inputs of each step.

@@ -1,4 +1,4 @@
-"""Copies of the rows of an engine's tables that were written since a call."""
+"""Copies the rows of an engine's tables that changed since the last copy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Changes:
         variables: dict[str, dict[str, Any]],
         engine: tf.Tensor,
     ):
-        """Starts to record; `take` of earlier recorders raises from now on.
+        """Starts to record. Afterwards, `take` of earlier recorders raises.
 
         Args:
           spec: The tables.

@@ -211,7 +211,7 @@ class OpenLookup(NamedTuple):
     Attributes:
       engine: Handle of the engine in the graph of the lookup. Gradients of
         control flow capture only tensors of that graph.
-      tokens: `[]` int64 token of each replica that the caller acts for, by
+      tokens: Scalar int64 token of each replica for which the caller acts, by
         replica.
     """
 
@@ -352,8 +352,8 @@ class HostEngine:
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         if self.is_pipelined:
-            # A forward-only step must see all updates. A training step does
-            # not see the pending one.
+            # A forward-only step must see all updates. A training step reads
+            # rows without the pending update.
             self.apply_pending(replica, always=False)
         with tf.device(self._handle.device):
             return ops.dequeue_step(
@@ -462,8 +462,8 @@ class HostEngine:
 
         Args:
           replica: Index of the calling replica.
-          always: Whether the update is applied in any case. If False, it is
-            only applied before a forward-only step of the replica.
+          always: Whether the update is applied unconditionally. If False, it is
+            applied only if the next step of the replica is forward-only.
         """
         with tf.device(self._handle.device):
             return ops.land_update(

@@ -7,8 +7,8 @@ engines compute the same update, and the copies of a table remain bitwise
 identical. A replica looks up only its own samples.
 
 The checks of ids, modes and restores run on the gathered values, so all
-processes raise the same error. Unlike the engine's error, its message names the
-process that passed the value. `check_agreed_settings` raises an error if an
+processes raise the same error. Unlike an error of the engine, this error names
+the process that passed the value. `check_agreed_settings` raises an error if an
 embedding has different settings in different processes. Without this check, the
 copies of a table would differ and no error would be raised.
 """
@@ -57,7 +57,7 @@ def check_ids(
         # If no id is out of range, `first` is the number of ids, and the
         # message is not used.
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
-        # The appended 0 is gathered in this case.
+        # If all ids are in range, the appended 0 is gathered.
         bad_id = tf.gather(tf.concat([ids, [0]], 0), first)
         checks.append(
             tf.debugging.Assert(
@@ -189,8 +189,8 @@ def check_restores(
     return [] if check is None else [check]
 
 
-# Timeout of collectives. Other processes may write a checkpoint in this time. A
-# dead process is detected earlier, because its connection closes.
+# Timeout of collectives. It is long enough for another process to write a
+# checkpoint. A dead process is detected earlier, because its connection closes.
 TIMEOUT_SECONDS = 600
 
 # Number of values that a process sends per feature: the form (rank of the
@@ -476,8 +476,9 @@ class WorkerEngine(HostEngine):
             has several replicas.
         """
         if self._spec.has_open_tables and self._num_local > 1:
-            # The replicas would open the lookups in another order than other
-            # processes, so keys would be assigned other rows.
+            # The replicas of this process would open lookups in another order
+            # than the replicas of other processes, so a key would get different
+            # rows in different processes.
             raise NotImplementedError(
                 "A layer with an open vocabulary must have one replica in each "
                 "process of a MultiWorkerMirroredStrategy. Received: "
@@ -655,14 +656,17 @@ def _fields(where: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _initializer(value: Any) -> str:
-    """Returns class and settings, except for the seed, which may be random."""
+    """Returns class and settings of an initializer, without its seed.
+
+    The seed may be random and therefore differ between processes.
+    """
     settings = getattr(value, "get_config", dict)()
     settings.pop("seed", None)
     return f"{type(value).__name__} {_text(sorted(settings.items()))}"
 
 
 def _text(value: Any) -> str:
-    """Returns a text that is the same in another process."""
+    """Returns a text for a value; the text is equal in all processes."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_text(one) for one in value)}]"
     if callable(value):
@@ -671,7 +675,7 @@ def _text(value: Any) -> str:
 
 
 def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns the texts of all processes, in their order."""
+    """Returns the texts of all processes, in the order of the processes."""
     # Collectives do not support bytes.
     values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 

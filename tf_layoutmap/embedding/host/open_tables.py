@@ -409,8 +409,8 @@ def resize(
 def empty_variables(old: Mapping[str, Any]) -> None:
     """Frees the memory of variables that must not be used any more.
 
-    A function that was traced before still uses these variables. Its lookups
-    raise errors from now on, instead of returning outdated rows.
+    A function that was traced earlier still uses these variables. Without
+    values, its lookups raise errors instead of returning outdated rows.
     """
     for variable in old.values():
         for shard in tables.shards_of(variable):

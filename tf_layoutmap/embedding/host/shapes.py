@@ -31,7 +31,7 @@ class SampleShapes:
     """
 
     def __init__(self, features: tuple[config.FeatureSpec, ...]):
-        """Starts with the output shapes of the features."""
+        """Sets the known shapes to the output shapes of the features."""
         self._given = features
         self.features = list(features)
         self._is_fixed = False
@@ -49,7 +49,7 @@ class SampleShapes:
         ]
 
     def fix(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns the features for the engine; they are fixed from now on."""
+        """Fixes the features, and returns them for the engine."""
         self._is_fixed = True
         return tuple(self.features)
 
@@ -80,7 +80,7 @@ class SampleShapes:
         for feature, shape in zip(self._given, shapes):
             if feature.output_shape is not None:
                 build_shapes.check(feature, feature.output_shape, shape)
-                # The shape of the feature has precedence, as in TensorFlow.
+                # As in TensorFlow, `output_shape` takes precedence.
                 shape = build_shapes.merge(feature.output_shape, shape)
             declared.append(shape)
         if self._declared is not None:
@@ -117,7 +117,7 @@ class SampleShapes:
         self._set_inner_sizes({index: inner})
 
     def set_all_flat(self):
-        """Checks and sets that samples of all features have no inner sizes."""
+        """Sets the inner sizes of all features to `()`, after a check."""
         self._set_inner_sizes(dict.fromkeys(range(len(self.features)), ()))
 
     def inner(self, index: int) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ def _count(shape: Shape) -> int | None:
 
 
 class StepShapes:
-    """A converter between the shapes of a user and the shapes of the engine.
+    """A converter between the shapes of user code and of the engine.
 
     It reads inputs, and reshapes activations and gradients.
 
@@ -222,7 +222,7 @@ class StepShapes:
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
     def fix_spec(self) -> config.EmbeddingSpec:
-        """Returns the spec for the engine; it is fixed from now on."""
+        """Fixes the spec, and returns it for the engine."""
         return dataclasses.replace(self._spec, features=self.samples.fix())
 
     def replace_spec(self, spec: config.EmbeddingSpec) -> None:
@@ -246,9 +246,9 @@ class StepShapes:
         raises `InvalidArgumentError`.
 
         Raises:
-          TypeError: Under the conditions of `inputs.read_feature`.
-          ValueError: Under the conditions of `inputs.read_feature`, and if the
-            shape differs from the declared shape.
+          TypeError: If `inputs.read_feature` raises a TypeError.
+          ValueError: If `inputs.read_feature` raises a ValueError, or the shape
+            differs from the declared shape.
         """
         feature = self._spec.features[index]
         read = (

@@ -251,7 +251,7 @@ def _bytes(count: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
-    """Returns an HTML table that marks values of column `bad` except 0."""
+    """Returns an HTML table that marks nonzero values of column `bad`."""
     head = "".join(f"<th>{html.escape(one)}</th>" for one in rows[0])
     body = ""
     for row in rows[1:]:

@@ -157,7 +157,7 @@ class FeatureCounts:
 
     @property
     def unique_ratio(self) -> float:
-        """Number of distinct rows of each batch, summed, per lookup.
+        """Sum of the distinct rows of each batch, divided by the lookups.
 
         It is 1 if no batch looks up a row twice.
         """
@@ -181,7 +181,7 @@ class Proposal:
       min_count: Number of lookups before a key is admitted.
       num_keys: Number of admitted keys.
       share_served: Share of all lookups that find a row.
-      share_served_at_most: The same share if each key had a row.
+      share_served_at_most: Value of `share_served` if each key had a row.
     """
 
     capacity: int

@@ -98,8 +98,8 @@ class IdReport:
           path: Path of the file. An existing file is replaced.
 
         Raises:
-          OSError: If the file cannot be written. An existing file is not
-            changed then.
+          OSError: If the file cannot be written. In this case, an existing file
+            is not changed.
         """
         html = self.html()
         with files.replacing_file(os.fspath(path)) as new:
@@ -144,8 +144,8 @@ def inspect_ids(
       dataset: Batches: structures of `feature_config`, or tuples whose first
         element is such a structure, such as `(features, labels)`.
       feature_config: Nested structure of `FeatureConfig`.
-      optimizer: Optimizer of tables whose config has none, to compute the
-        memory of slot variables.
+      optimizer: Optimizer of tables whose config has no optimizer. It is used
+        to compute the memory of slot variables.
       max_batches: Number of batches to read; None for all.
       open_tables: Names of tables, or their `TableConfig`, whose ids are keys.
         Each batch counts as a step.
@@ -158,18 +158,18 @@ def inspect_ids(
       `num_empty` samples, `num_truncated` ids after the last position of a
       sequence, `num_out_of_range` ids, `lowest_out_of_range` and
       `highest_out_of_range`, `mean_ids_per_sample` and `max_ids_per_sample`,
-      `padding_waste` (the share of padded batches that holds no id) and
-      `unique_ratio` (the number of distinct rows in a batch divided by its
-      lookups). Tables have `num_rows`, `dim`, `num_bytes`, `num_slot_bytes`,
-      `bytes_by_optimizer` (rows and slot variables with each optimizer),
-      `num_lookups`, `num_distinct`, `coverage`, `hottest_rows`, and
+      `padding_waste` (the share of the positions in padded batches that hold no
+      id) and `unique_ratio` (the number of distinct rows in a batch divided by
+      its lookups). Tables have `num_rows`, `dim`, `num_bytes`,
+      `num_slot_bytes`, `bytes_by_optimizer` (rows and slot variables with each
+      optimizer), `num_lookups`, `num_distinct`, `coverage`, `hottest_rows`, and
       `share_of_hottest` for 1, 10, 100 and 1000 rows. For a table in
-      `open_tables`, these numbers count keys in place of rows (hashes of
-      strings), and the size is computed from the `proposal`, which has
-      `capacity`, `min_count`, `num_keys` with a row, `share_served` (the share
-      of lookups that find a row which an earlier batch has assigned to their
-      key), and `share_served_at_most` (the same share if each key had a row).
-      `served_by_rows` has points (rows, share) by `min_count`.
+      `open_tables`, these numbers count keys instead of rows (a string is
+      represented by its hash), and the size is computed from the `proposal`,
+      which has `capacity`, `min_count`, `num_keys` with a row, `share_served`
+      (the share of lookups that find a row which an earlier batch has assigned
+      to their key), and `share_served_at_most` (the same share if each key had
+      a row). `served_by_rows` has points (rows, share) by `min_count`.
 
     Raises:
       TypeError: If ids are not integers or, for a table in `open_tables`,
@@ -317,7 +317,7 @@ def _joined(features) -> id_counts.RowCounts:
 
 
 def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
-    """Returns `_describe_table` with the proposed vocabulary added."""
+    """Returns the result of `_describe_table`, extended by a proposal."""
     found = id_counts.describe_keys(keys, kept_share)
     if found["proposal"] is not None:
         table = dataclasses.replace(

@@ -31,8 +31,8 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # The shape equals the host engine's, because checkpoints contain the
-    # weight that receives the marks.
+    # Checkpoints contain the weight that receives the marks, so its shape must
+    # be the same as in the host engine.
     mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 
@@ -102,7 +102,7 @@ class ServersBackend:
 
     @property
     def _started(self) -> step_ops.StepOps:
-        assert self._ops is not None  # Steps come after `start`.
+        assert self._ops is not None  # Steps run after `start`.
         return self._ops
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -214,8 +214,8 @@ class ServersBackend:
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the stored gradients, multiplied by the value of `marks`."""
         lookup = self._lookups.take()
-        # All elements of `marks` are equal. A factor of 0 is not the same as
-        # no step, because a step with zero gradients may change rows, too.
+        # All elements of `marks` are equal. A factor of 0 is applied like any
+        # other factor, because a step with zero gradients may also change rows.
         factor = tf.reshape(marks, [-1])[0]
         is_step = tf.debugging.assert_none_equal(
             factor,

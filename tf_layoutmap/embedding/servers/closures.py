@@ -1,4 +1,4 @@
-"""Tokens of closures, the closures that servers have applied, and steps.
+"""Tokens of closures, records of applied closures, and steps in flight.
 
 If the worker of a closure has died, the coordinator schedules the closure
 again. The token of the closure identifies it, so that a server does not apply
@@ -49,15 +49,15 @@ class AppliedClosures:
         self._fetched_steps = fetched_steps
 
     def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
-        """Moves what was applied in one epoch to the next one.
+        """Moves the records of applied closures from one epoch to the next.
 
         Afterwards, servers raise an error for closures of `epoch` that still
         run on a worker. If a closure is scheduled again in `next_epoch` with
         the same number, only the servers that have not applied it apply it.
 
-        No closure of `next_epoch` may have been scheduled. If the last failed
-        round was moved, too, no closure of an epoch before `epoch` can change a
-        server any more.
+        The call must precede the first closure of `next_epoch`. If the records
+        of the previous failed epoch were also moved, closures of epochs before
+        `epoch` can no longer change a server.
 
         Args:
           epoch: The epoch of the closures; their numbers are below 1,024.
@@ -80,8 +80,9 @@ def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
     # on, the server raises an error for closures of `epoch`.
     _write(variable, [_EPOCH], [next_epoch])
     state = variable.numpy()
-    # The first closure of `epoch` may have been applied between the read and
-    # the write. The attempt of a closure is unique, so the window differs.
+    # The first closure of `epoch` may have been applied after the read and
+    # before the write. In this case the two windows differ, because the attempt
+    # of a closure is unique.
     if before[_EPOCH] != epoch and np.array_equal(
         before[_WINDOW:], state[_WINDOW:]
     ):
@@ -126,7 +127,7 @@ _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
 def begin(numbers: tf.Tensor) -> Closure:
-    """Marks the function that is traced as a closure.
+    """Marks the function that is being traced as a closure.
 
     Args:
       numbers: int64 `[2]` tensor of epoch, at least 1, and closure number.
@@ -184,8 +185,8 @@ class Step:
 
     Attributes:
       begun: Plan that `StepOps.begin` returned.
-      plan: The same plan, or after `dequeue` the plan that `StepOps.placed`
-        returned.
+      plan: Equal to `begun` before `dequeue`. Afterwards, the plan that
+        `StepOps.placed` returned.
       requests: Request to each server.
       training: Whether gradients may follow.
       fetched: Replies of the servers; None before `dequeue`.
@@ -254,7 +255,7 @@ class StepsInFlight(steps.StepQueues[Step]):
         return self._queue().last if tf.executing_eagerly() else None
 
     def describe(self) -> tuple[int, bool]:
-        """Returns the number of pending steps, and if one awaits gradients."""
+        """Returns the number of pending steps, and whether one was dequeued."""
         queue = self._queue()
         return len(queue.pending), (
             queue.last is not None and queue.last.training

@@ -148,8 +148,8 @@ class KeyStepOps(step_ops.StepOps):
 
         Args:
           features: The batch, which is never packed.
-          training: Whether keys are counted and get rows. None means that
-            `train` may set it later while the function is traced.
+          training: Whether keys are counted and get rows. None means that it is
+            not known yet; `train` may then be called in the same trace.
 
         Raises:
           ValueError: If some features of one table have integers and others
@@ -174,7 +174,7 @@ class KeyStepOps(step_ops.StepOps):
         )
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the traced function a training step.
+        """Marks the step in the traced function as a training step.
 
         A training step admits keys. The method does nothing for eager steps.
 

@@ -1,7 +1,7 @@
 """The ops of a step over servers as methods (docs/ops.md).
 
-A step calls each server twice, for any number of tables: one call reads the
-rows of all shards of the server, and the other one updates them. The worker
+A step calls each server twice, for any number of tables: the first call reads
+rows from all shards of the server, and the second call updates them. The worker
 plans requests, combines rows and folds gradients, and keeps no state.
 
 `Lookups` stores the lookup of a layer between its call and the optimizer. When
@@ -201,14 +201,14 @@ class StepOps:
 
         Args:
           features: The batch.
-          training: Whether gradients follow. None means that `train` may set
-            it later while the function is traced.
+          training: Whether gradients follow. None means that it is not known
+            yet; `train` may then be called later in the same trace.
         """
         del training  # The plan of rows does not depend on it.
         return self.plan(features)
 
     def train(self, begun: tf.Tensor) -> None:
-        """Makes a step of the traced function a training step.
+        """Marks the step in the traced function as a training step.
 
         Args:
           begun: Plan that `begin` returned.
@@ -376,7 +376,7 @@ class Lookups:
         lookup.gradients = gradients
 
     def take(self) -> Lookup:
-        """Removes and returns the lookup whose gradients are applied.
+        """Removes and returns the lookup whose gradients the caller applies.
 
         Raises:
           RuntimeError: If there are no gradients, or if the lookup is in

@@ -24,7 +24,7 @@ class CopiedCount(tf_private.Trackable):
     """An int64 counter with a copy per shard.
 
     All copies are equal while no step is in flight. A checkpoint contains the
-    counter as a single variable, as for tables on a host.
+    counter as a single variable, in the same form as for tables on a host.
 
     Attributes:
       copies: Variable of each shard.
@@ -135,7 +135,8 @@ def create_vocabulary_variables(
     ) -> list[tf.Variable]:
         shards = []
         for shard, (size, device) in enumerate(zip(sizes, devices)):
-            # The initial value is also created there, so it is not sent.
+            # The initial value is also computed on this device, so it need not
+            # be sent.
             with tf.device(device):
                 shards.append(
                     tf_private.ResourceVariable(
@@ -194,8 +195,9 @@ class ServerTables:
     Attributes:
       devices: Device of each server, starting with
         `"/job:ps/replica:0/task:0/device:CPU:0"`.
-      partitioner: Partitioner of the tables: the given one, or the one of the
-        strategy. The default is a shard per server, of at least 256 KiB.
+      partitioner: Partitioner of the tables: the argument of the constructor,
+        or the `variable_partitioner` of the strategy. If neither is set, each
+        server gets one shard of at least 256 KiB.
     """
 
     def __init__(self, strategy: Any, partitioner: tables.Partitioner | None):

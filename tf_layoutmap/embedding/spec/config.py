@@ -20,7 +20,7 @@ COMBINERS = ("mean", "sum", "sqrtn")
 
 OUT_OF_RANGE = ("error", "drop", "clip")
 
-# Float32 cannot represent the index of each bucket if there are more.
+# Float32 cannot represent the indices of more buckets exactly.
 _MAX_NUM_BUCKETS = 2**23
 # The smallest positive normal float32 number.
 _SMALLEST_FLOAT32 = 2.0**-126
@@ -149,7 +149,8 @@ def read_feature_config(
     Args:
       named_features: `(path, FeatureConfig)` pairs in flatten order.
       optimizer: The optimizer of tables whose config has none, or None.
-      takes_slot_fn: Whether optimizers may create their slot variables.
+      takes_slot_fn: Whether `slot_variable_creation_fn` of an optimizer may be
+        set.
 
     Returns:
       The spec, and the `TableConfig` objects in the order of `spec.tables`.

@@ -2,8 +2,8 @@
 
 This module does not import TensorFlow: it reads the attributes of optimizers.
 A setting that the engine does not support raises an error and is never
-ignored, because training with a different rule would only be visible in the
-results.
+ignored, because only the results would show that training used a different
+rule.
 
 Each `_read_*` function returns the slot variables of a rule and the constants
 that follow its learning rate, in the order of docs/ops.md. `HostOptimizer` is
@@ -320,7 +320,7 @@ def read_optimizer(
       takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
 
     Returns:
-      The frozen rule; None for None.
+      The frozen spec; None if `optimizer` is None.
 
     Raises:
       ValueError: If the class is not a TPU optimizer, or one of its settings

@@ -83,7 +83,7 @@ class TPUBackend:
 
     @property
     def _configured(self) -> bytes:
-        assert self._config is not None  # Steps come after `create_tables`.
+        assert self._config is not None  # Steps run after `create_tables`.
         return self._config
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -212,7 +212,7 @@ class TPUBackend:
         tpu_ops.send(checked, rates, self._configured, name)
 
     def is_in_program(self) -> bool:
-        """Returns whether the caller is traced into a TPU program."""
+        """Returns whether the caller is traced as part of a TPU program."""
         try:
             return batches.is_in_tpu_program()
         except RuntimeError:  # The caller is in control flow.
@@ -231,7 +231,7 @@ class TPUBackend:
         self._sync.begin_restore()
 
     def note_restore(self) -> None:
-        """Does nothing, because each restored variable notifies the sync."""
+        """Does nothing, because restored variables notify `TableSync`."""
 
     def load_variables(self) -> None:
         """Sends the host copies to the TPU."""

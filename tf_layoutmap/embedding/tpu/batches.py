@@ -128,7 +128,8 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     if value.shape.rank == 2:
         if feature.is_sequence:
             # The position is a dimension of the output. The added index
-            # numbers the ids at one position, of which there is one.
+            # numbers the ids at a position. It is 0, because each position has
+            # one id.
             indices = tf.pad(indices, [[0, 0], [0, 1]])
     elif feature.is_sequence:
         logging.warning(
@@ -140,10 +141,10 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     return indices
 
 
-# Returns whether a graph traces the program of an emulated TPU. The program of
-# a real TPU is recognized by its control flow context.
+# Function that returns whether a graph is the program of an emulated TPU. The
+# program of a real TPU is recognized by its control flow context.
 _is_emulated: Callable[[Any], bool] | None = None
-# Returns the TPU name for the device of an input of an emulated TPU.
+# Function that returns the TPU name for an input's device on an emulated TPU.
 _input_device_of: Callable[[str], str] | None = None
 
 

@@ -338,7 +338,7 @@ def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
 
 
 class TableSync:
-    """A watcher that retrieves before a save and loads after a restore.
+    """A watcher that retrieves tables for a save and loads them for a restore.
 
     It watches all variables of an embedding (`HostCopy.watch`), so it works for
     every class that saves or restores checkpoints. It retrieves once per save
