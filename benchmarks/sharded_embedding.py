@@ -50,7 +50,7 @@ class _Contestant:
         self._step = tf.function(lambda batch: self._model.train_step(batch))
 
     def draw(self, distribution: str, y: tf.Tensor) -> None:
-        """Draws the batches and stores `y`, the targets of every batch."""
+        """Draws the batches; the loss multiplies the rows by `y`."""
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         spread = self._num_rows // num_drawn

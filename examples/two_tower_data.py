@@ -123,8 +123,7 @@ def generate(
 
 
 def _vectors(draw, group_of, num_groups):
-    """Draws one vector per member: a vector of the group plus individual
-    noise."""
+    """Draws one vector per member: the group's vector plus noise."""
     groups = draw.normal(0, 0.8, (num_groups, _LATENT_DIM))
     return groups[group_of] + draw.normal(0, 0.6, (len(group_of), _LATENT_DIM))
 
