@@ -86,7 +86,7 @@ def main(argv: list[str]) -> None:
                 distribution, _ROUNDS.value
             )
             console.print(table)
-            # Models are reference cycles, and some of them take 13 GB.
+            # Models contain reference cycles, and some models take 13 GB.
             gc.collect()
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(

@@ -1,7 +1,8 @@
 """Lookups and training steps of tables, compared with other libraries.
 
-Each workload (`benchmarks/workloads.py`) is looked up, and trained by Adagrad
-with fixed gradients. All contestants get the same ids in the same round:
+For each workload (`benchmarks/workloads.py`), the program measures a lookup,
+and a training step with Adagrad and fixed gradients. All contestants get the
+same ids in the same round:
 
 * `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, with
   features as RaggedTensors; `packed` is the same with batches that `tlm.pack`

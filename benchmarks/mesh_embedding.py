@@ -4,8 +4,9 @@ The batch has 4,096 ids, the rows have 64 columns, the optimizer is SGD and the
 mesh is 2x2 logical CPUs. Contestants:
 
 * `tlm.100k`, `tlm.400k`, `tlm.4m`: `tlm.layers.ShardedEmbedding` under
-  `tlm.layout_map_scope`, by number of rows. The step is the step of `fit`, with
-  the copies of the batch to the mesh and of the loss to the host;
+  `tlm.layout_map_scope`, by number of rows. A step is a step of `fit`. It
+  includes the copy of the batch to the mesh and the copy of the loss to the
+  host;
 * `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
   and train it with a dense gradient of all rows.
 

@@ -4,7 +4,8 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
-# Colors of the bars in their order. The roof is a line across them.
+# Colors of the bars, in the order of the bars. The roof is drawn as a line
+# across all bars of a workload.
 _COLORS = {
     "packed": "#2b6cb0",
     "tlm": "#63b3ed",
@@ -33,7 +34,8 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
                 if f"{one}.{verb}" in found
             ]
             roof = found[f"roof.{verb}"]["median"]
-            # Each workload has a separate scale, because ratios matter.
+            # Each workload has its own scale, because the chart compares ratios
+            # within a workload.
             scale = _SCALE / max(bar["quartiles"][1] for _, bar in bars)
             parts.append(_text(24, y + _BAR, name))
             top = y

@@ -9,8 +9,8 @@ Contestants:
 * `keras int4`, `tlm int4`: one table of 1 M x 64, exported by Keras from a
   quantized `Embedding` and by `tlm.export` from a `ShardedEmbedding`.
 
-Values are p50 and p99 of single calls; all contestants are called in turn. Ids
-are always uniform, so `--distributions` has no effect.
+Values are p50 and p99 of single calls; the calls of all contestants are
+interleaved. Ids are always uniform, so `--distributions` has no effect.
 """
 
 import json

@@ -50,7 +50,7 @@ class _Contestant:
         self._step = tf.function(lambda batch: self._model.train_step(batch))
 
     def draw(self, distribution: str, y: tf.Tensor) -> None:
-        """Draws batches; the gradients of all batches are `y`."""
+        """Draws the batches; the loss multiplies the rows by `y`."""
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         spread = self._num_rows // num_drawn

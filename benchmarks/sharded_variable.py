@@ -12,12 +12,13 @@ ids:
 Routing compares `LayoutMap>RouteIds` with div, mod and `dynamic_partition`. A
 training step has several operations, so each timed call of a `tf.function`
 processes several batches (`--batches_per_call`); times are per batch. An empty
-call is timed, too. It is the larger part of a small call, so the last column
-compares times from which it is subtracted. The last rows of the table are the
-time and the peak memory of an eager lookup of 100 ids in a table of 1 GiB.
+call is timed, too. It takes most of the time of a small call, so the last
+column compares times from which the time of an empty call is subtracted. The
+last rows of the table are the time and the peak memory of an eager lookup of
+100 ids in a table of 1 GiB.
 
 `--num_shards`, `--num_ids` and `--verbs` (all repeatable) select a part of the
-benchmark, without these last rows.
+benchmark and omit these last rows.
 """
 
 from collections.abc import Callable
@@ -144,7 +145,8 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
 
             def on(run, calls=calls, rows=rows):
                 # The memoryview waits for the function without a copy. One
-                # result suffices, because a function ends as a unit.
+                # result suffices, because a function returns all its results at
+                # the same time.
                 return lambda i: memoryview(
                     tf.nest.flatten(run(calls[i % len(calls)], rows))[-1]
                 )

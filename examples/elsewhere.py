@@ -40,7 +40,7 @@ class _BlockingFinder:
     """An import hook that hides tf_layoutmap."""
 
     def find_spec(self, name, path=None, target=None):
-        """Raises for tf_layoutmap; other finders handle other modules."""
+        """Raises ModuleNotFoundError if the module is in tf_layoutmap."""
         del path, target
         if name.partition(".")[0] == "tf_layoutmap":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)

@@ -4,11 +4,10 @@
     python examples/keras_hub_on_a_mesh.py --mesh=1x4 --layers=4
 
 The model is a Llama with random weights and a small configuration; nothing is
-downloaded. Its layout map is the one that keras-hub ships,
-`LlamaBackbone.get_layout_map`. The mesh consists of logical CPUs, so the
-program runs on any machine. It trains the same model without a mesh, too, and
-compares the losses. The task is to continue arithmetic sequences modulo the
-size of the vocabulary.
+downloaded. Its layout map is `LlamaBackbone.get_layout_map`, which is part of
+keras-hub. The mesh consists of logical CPUs, so the program runs on any
+machine. It trains the same model without a mesh, too, and compares the losses.
+The task is to continue arithmetic sequences modulo the size of the vocabulary.
 
 keras-hub is an optional package: `pip install keras-hub`.
 """
@@ -160,7 +159,7 @@ def run(report: Report, mesh, *, steps: int, num_layers: int, seed: int):
     )
     layout_map = keras_hub.models.LlamaBackbone.get_layout_map(device_mesh)
     single = build_model(num_layers, seed)
-    # `init="host"` draws the initial weights that a single device draws.
+    # With `init="host"`, the initial weights equal the weights on one device.
     with tlm.layout_map_scope(layout_map, init="host"):
         sharded = build_model(num_layers, seed)
     losses, accuracies = [], []

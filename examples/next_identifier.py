@@ -14,8 +14,9 @@ exports a model that TensorFlow serves without this package. A second run
 resumes from the newest checkpoint, with the tower on any mesh or on the host.
 With --open_vocabulary a smaller model reads the files once, in order, and gives
 rows to identifiers during training; it is compared with the same model on a
-vocabulary that was counted before. With --cluster the workers and parameter
-servers of TF_CONFIG train; this process measures and exports the saved model.
+vocabulary that was counted before training. With --cluster the workers and
+parameter servers of TF_CONFIG train; this process measures and exports the
+saved model.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
 `train` below is the program: matrix factorization with two embedding tables in
 a `tlm.TPUEmbedding`. Each runtime runs it in a separate process, all at the
 same time, on the same batches. Only `_connect` differs: the host needs no
-strategy, the emulation returns one that behaves like a `TPUStrategy`, and a
-Cloud TPU has its own. The program then compares losses, tables and slot
-variables bit by bit. The TPU is left out where there is none; the emulation is
-left out where TensorFlow has TPU kernels, which it would replace.
+strategy, the emulation returns a strategy that behaves like a `TPUStrategy`,
+and a Cloud TPU uses a `TPUStrategy`. The program then compares losses, tables
+and slot variables bit by bit. The TPU is skipped if the machine has none. The
+emulation is skipped if TensorFlow has TPU kernels, which the emulation would
+replace.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _UNAVAILABLE = 3
 
 
 def batches(steps: int):
-    """Returns a dataset of users, items and ratings; always the same one."""
+    """Returns the same dataset of users, items and ratings in every call."""
     import tensorflow as tf
 
     draw = np.random.default_rng(1)
@@ -219,7 +220,7 @@ def _run_here(runtime: str, cores: int, steps: int, output: str) -> None:
 def _run_all(
     cores: int, steps: int
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, str]]:
-    """Runs every runtime in a process.
+    """Runs every runtime in a separate process.
 
     Returns:
       The results by runtime, and the reason why each other runtime is missing.
@@ -261,7 +262,7 @@ def _run_all(
 def largest_difference(
     first: dict[str, np.ndarray], second: dict[str, np.ndarray]
 ) -> float:
-    """Returns the largest difference of any number of two results.
+    """Returns the largest difference between the values of two results.
 
     Raises:
       ValueError: The results do not have arrays of the same names.
@@ -342,7 +343,7 @@ def run(report: Report, *, cores: int, steps: int) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    """Starts one process for each runtime, or is one of them."""
+    """Starts a process for each runtime, or runs as such a process."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.ERROR)

@@ -5,7 +5,7 @@
 
 The data is synthetic and generated in memory (`two_tower_data.py`); nothing is
 downloaded. The retrieval model has a user tower and an item tower and learns
-which items a user views. It scores all items of the shop with one matrix
+which items a user views. The model scores all items of the shop with one matrix
 product. The ranking model learns which viewed items a user buys, and orders the
 retrieved items. Every table is a `tlm.layers.ShardedEmbedding`, which trains
 its rows with its own Adagrad; `compile` and `fit` are Keras' own.

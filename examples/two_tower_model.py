@@ -165,7 +165,8 @@ def train(
     options = tf.data.Options()
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
-    # Two epochs, so that the second loss does not contain the first steps.
+    # With two epochs, the loss of the second epoch excludes the first half of
+    # the steps.
     half = steps // 2
     history = model.fit(
         dataset, epochs=2, steps_per_epoch=half, verbose=0, shuffle=False

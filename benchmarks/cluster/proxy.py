@@ -20,7 +20,7 @@ class Traffic:
 
     Attributes:
       num_bytes: Bytes of TCP payload.
-      num_calls: Number of started gRPC calls.
+      num_calls: Number of gRPC calls that clients have started.
     """
 
     num_bytes: int = 0

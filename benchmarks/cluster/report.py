@@ -1,8 +1,8 @@
 """Training steps on parameter servers: speed and network traffic.
 
 The workload is 26 tables x 16 with one id each, 4,096 samples and Adagrad. It
-runs in one process, and with 1 worker and 1 server, 1 and 2, and 2 and 2; all
-processes are on this machine.
+runs in one process, and in clusters of 1 worker and 1 server, 1 worker and 2
+servers, and 2 workers and 2 servers. All processes are on this machine.
 
 * `ours`: `tlm.TPUEmbedding`; `bfloat16`: the same with rows and gradients sent
   in 16 bits;
@@ -11,8 +11,8 @@ processes are on this machine.
 * `keras`: `keras.layers.Embedding` of a table of 1 M rows with the same update.
 
 A proxy in front of each server and worker counts bytes and calls. Timed runs
-have no proxies. All other contestants include the calls of an empty
-step.
+have no proxies. The calls of all other contestants include the calls of an
+empty step.
 """
 
 import contextlib
@@ -180,7 +180,8 @@ def _speed_table(
     def ratio(shape: str, name: str) -> str:
         if f"{shape}.{name}" not in times:
             return ""
-        # The median of the ratios of each round cancels disturbances of both.
+        # Other load on the machine affects both contestants of a round, so that
+        # the ratio within the round cancels it.
         ratios = times[f"{shape}.stock"] / times[f"{shape}.{name}"]
         return f"{np.median(ratios):.2f}"
 

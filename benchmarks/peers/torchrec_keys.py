@@ -45,11 +45,12 @@ class Table:
             input_hash_size=2**62,
         )
         everything = _features(torch.arange(num_keys))
-        for _ in range(4):  # Keys get rows at the eviction interval.
+        for _ in range(4):  # Keys get rows only at the eviction interval.
             self._rows_of.profile(everything)
         found = self._rows_of.remap(everything)["keys"].values()
         assert len(found.unique()) == num_keys
-        # An eviction in one of many steps would not change a median.
+        # Only one of many steps evicts keys, so evictions do not change the
+        # median.
         self._rows_of._eviction_interval = 1000
         self._table = torch.nn.Embedding(num_rows, dim, sparse=True)
         self._optimizer = torch.optim.Adagrad(

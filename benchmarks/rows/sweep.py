@@ -5,7 +5,7 @@
 Measures lookups and Adagrad updates of 131,072 uniform ids in one table, by the
 dim and dtype of the rows, on all cores. The loops belong to the C++ core
 (`cc/benchmarks`) and do not use TensorFlow. All settings of a table are
-measured in turn. Values are ratios to the best median of the row.
+measured in interleaved rounds. Values are ratios to the best median of the row.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def _layers() -> dict[str, tuple]:
     )
     return {
         "tlm": tlm.layers.tf_keras.ShardedEmbedding(
-            # The capacity for all keys; a table is full at a load of 3/4.
+            # The capacity has room for all keys at a load of 3/4.
             tlm.OpenVocabulary(int(NUM_KEYS / 0.75)),
             DIM,
             optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),

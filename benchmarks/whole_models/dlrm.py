@@ -6,7 +6,8 @@ samples, and the step is the step of `fit`. Contestants:
 * `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding` with Adagrad, by the number of
   rows of a table; batches are packed by `tlm.pack`. The large tables and their
   slot variables take 13.3 GB;
-* `features.100k`: the same with one tensor per feature;
+* `features.100k`: `tlm.100k` with one tensor per feature instead of packed
+  batches;
 * `keras.100k`: one `keras.layers.Embedding` per table; Keras' Adagrad trains
   the full model.
 """

@@ -37,7 +37,8 @@ def make_or_load(
       DataError: The saved model is damaged.
     """
     # The global seed determines the initial weights and, together with the
-    # operation seeds, the order of tf.data. A resumed run needs it, too.
+    # operation seeds, the order of the datasets. A resumed run must set the
+    # same seed.
     keras.utils.set_random_seed(settings.seed)
     saved = newest(folder)
     with strategy.scope():

@@ -134,7 +134,7 @@ class Completer:
 
     def look_up_only(self, features):
         """Returns the activations of a forward-only step."""
-        # A step must have all features; those without ids are empty.
+        # A step must have all features; a feature without ids is empty.
         nothing = tf.zeros([0], tf.int32)
         self.embedding.enqueue(
             {**features, "target": nothing, "negatives": nothing},

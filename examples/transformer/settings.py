@@ -7,7 +7,7 @@ import math
 
 
 class SettingsError(Exception):
-    """The sizes do not match. The message has the required multiple."""
+    """A size is not a required multiple. The message contains the multiple."""
 
 
 @dataclasses.dataclass(frozen=True)

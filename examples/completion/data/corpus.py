@@ -12,7 +12,7 @@ from completion.data.ragged import Ragged
 
 
 class DataError(Exception):
-    """The data is not usable. The message has the reason and a remedy."""
+    """The data cannot be used. The message contains the reason and a remedy."""
 
 
 class Names:
