@@ -114,19 +114,7 @@ def differences(plain, patched, where=""):
     ]
 
 
-def marked_programs():
-    """Yields all programs, and marks every second one as exhaustive.
-
-    For each replaced name, tests/architecture/test_patches.py checks that a
-    call without a mesh reaches the original.
-    """
-    for number, name in enumerate(outcome.PROGRAMS):
-        yield pytest.param(
-            name, marks=[pytest.mark.exhaustive] if number % 2 else []
-        )
-
-
-@pytest.mark.parametrize("name", list(marked_programs()))
+@pytest.mark.parametrize("name", outcome.PROGRAMS)
 def test_a_program_has_the_same_outcome_with_patches(name, found):
     plain, patched = (outcomes[name] for outcomes in found)
     assert not differences(plain[0], patched[0])
