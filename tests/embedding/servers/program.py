@@ -588,21 +588,21 @@ def initial_values(strategy, coordinator):
         return values(one)
 
     devices = []
-    draw, least = new_rows._ops.new_rows, new_rows._LEAST_SIZE
+    draw, least = new_rows.ops.new_rows, new_rows._LEAST_SIZE
 
     def recording_draw(**arguments):
         devices.append(tf_private.current_device().split("/")[1:4:2])
         return draw(**arguments)
 
     new_rows._LEAST_SIZE = 1
-    new_rows._ops.new_rows = recording_draw
+    new_rows.ops.new_rows = recording_draw
     try:
         host = create_values()
         del devices[:]
         with strategy.scope():
             wrong = differences(create_values(), host)
     finally:
-        new_rows._LEAST_SIZE, new_rows._ops.new_rows = least, draw
+        new_rows._LEAST_SIZE, new_rows.ops.new_rows = least, draw
     return [wrong, len(devices), sorted({"/".join(one) for one in devices})]
 
 
