@@ -128,8 +128,8 @@ def error_of_enable():
         return str(error)
 print(error_of_enable())
 # TensorFlow treats this library as a runtime that registered kernels.
-from tf_layoutmap._core import ops as _ops
-tf.load_op_library(str(_ops._EMULATION))
+from tf_layoutmap._core import ops
+tf.load_op_library(str(ops._EMULATION))
 print(error_of_enable())
 try:
     tlm.emulation.report()
@@ -147,6 +147,6 @@ except RuntimeError as error:
     assert done.returncode == 0, done.stderr
     started, foreign, disabled = done.stdout.splitlines()
     assert "only before its first operation" in started
-    assert "TensorFlow that has started with 1" in started
+    assert "TensorFlow has already started with 1" in started
     assert "a process with a TPU runtime" in foreign
     assert "`tlm.emulation.enable` first" in disabled
