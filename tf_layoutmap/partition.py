@@ -298,8 +298,6 @@ def _cumulative(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 __all__ = [
-    "PLACEMENTS",
-    "RowPartition",
     "FixedShardsPartitioner",
     "MaxSizePartitioner",
     "MinSizePartitioner",

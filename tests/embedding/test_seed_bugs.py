@@ -50,10 +50,10 @@ def test_mean_of_an_empty_ragged_sample_is_zero():
 PRINT_ORDER = """
 import tensorflow as tf
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.step import structure
+from tf_layoutmap.embedding import inputs
 tpu = tf.tpu.experimental.embedding
 tables = [tpu.TableConfig(4, 2, name=f"t{i}") for i in range(12)]
-spec, _ = config.read_feature_config(structure.flatten_with_paths(
+spec, _ = config.read_feature_config(inputs.flatten_with_paths(
     [tpu.FeatureConfig(one) for one in tables]), tpu.SGD(0.1))
 print([one.name for one in spec.tables])
 """

@@ -35,7 +35,7 @@ def create_backend(**changed):
         (
             {"is_pipelined": True},
             NotImplementedError,
-            "`pipeline_execution_with_tensor_core` must be False.*divided",
+            "`pipeline_execution_with_tensor_core` must be False.*sharded",
         ),
         (
             {"partitioner": tlm.partitioners.FixedShardsPartitioner(2)},

@@ -29,7 +29,7 @@ EXPECTED = {
     "process 1.",
     "order": "argument `order`: 'exact' in process 0, 'folded' in process 1.",
     "over_processes": "argument `over_processes`: 'copied' in process 0, "
-    "'divided' in process 1.",
+    "'sharded' in process 1.",
     "seed": "argument `rounding_seed`: 0 in process 0, 1 in process 1.",
     "vocabulary": "`ttl_steps` of the settings of the vocabulary of table "
     "'words': 1 in process 0, 2 in process 1.",
