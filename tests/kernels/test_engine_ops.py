@@ -522,7 +522,7 @@ def test_an_invalid_learning_rate_of_any_replica_raises():
     ("changes", "words"),
     [
         ({"shards": slice(0, 4)}, "needs 3 shards. Received: 2"),
-        ({"dims": [3, 16, 3, 17]}, "`dims` and `max_sequence_lengths` must have"),
+        ({"dims": [3, 16, 3, 17]}, "`dims` and `max_sequence_lengths` must"),
         ({"max_sequence_lengths": [0, 3, 0, 0]}, "`dims` and"),
         (
             {"dims": [3, 16, 3], "max_sequence_lengths": [0, 2, 0]},

@@ -514,7 +514,7 @@ def update_bytes(counts=(0, 0, 0), values=(0.0, 0.0, 0.0), rows=(), wire=0):
         ({"request": update_bytes(wire=7)}, "type 7"),
         ({"request": update_bytes(values=[-1, 0, 0])}, "learning rate"),
         ({"request": update_bytes()[None]}, "`request` must have rank 1"),
-        ({"request": np.zeros(31, np.uint8)}, "begin with a closure header of 32 bytes"),
+        ({"request": np.zeros(31, np.uint8)}, "a closure header of 32 bytes"),
         ({"dims": [3, 16, 0]}, "`dims` must be at least 1"),
         ({"dims": [4, 16, 16]}, "'ads'"),
         ({"num_hyperparameters": [1, 1, -1]}, "must not be negative"),
