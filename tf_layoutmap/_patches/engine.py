@@ -65,7 +65,7 @@ class _ReplacedName:
         self._name = name
         self._original_attribute = (
             inspect.getattr_static(owner, name)
-            if (name in vars(owner))
+            if name in vars(owner)
             else _INHERITED
         )
         self.original = getattr(owner, name)

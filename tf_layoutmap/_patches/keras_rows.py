@@ -34,7 +34,8 @@ def _backend_rows(
 
 
 _TRAINER = "_core.keras_private:TensorFlowTrainer"
-_KERAS3_OPTIMIZER = "_core.keras_private:TFOptimizer"
+_OPTIMIZER = "_core.keras_private:TFOptimizer"
+_BASE_OPTIMIZER = "_core.keras_private:BaseOptimizer"
 
 
 def keras3_rows() -> list[Patch]:
@@ -143,7 +144,7 @@ def keras3_rows() -> list[Patch]:
             "test_step.py",
         ),
         _keras3_row(
-            "_core.keras_private:BaseOptimizer",
+            _BASE_OPTIMIZER,
             "build",
             optimizers.build,
             "Slot variables are replicated on all devices.",
@@ -169,7 +170,7 @@ def keras3_rows() -> list[Patch]:
         ),
         *(
             _keras3_row(
-                _KERAS3_OPTIMIZER,
+                _OPTIMIZER,
                 name,
                 ours,
                 "Each device writes all rows of a sparse update to its shard.",
@@ -395,8 +396,6 @@ SELF_TRAINING = "keras3_self_training"
 SHARD_SLOTS = "keras3_shard_slots"
 TF_KERAS_LAYERS = "tf_keras_self_training"
 
-_BASE = "_core.keras_private:BaseOptimizer"
-_LAYER_OPTIMIZER = "_core.keras_private:TFOptimizer"
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
 
@@ -463,14 +462,14 @@ def self_training_rows() -> list[Patch]:
             "test_model_optimizers.py",
         ),
         _self_training_row(
-            _LAYER_OPTIMIZER,
+            _OPTIMIZER,
             "add_variable_from_reference",
             row_optimizer.add_variable,
             "Keras creates an accumulator as large as the table.",
             "test_model_optimizers.py",
         ),
         _self_training_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "_overwrite_variables_directly_with_gradients",
             row_optimizer.overwrite_or_accumulate,
             "Keras keeps the largest of several gradients instead of their "
@@ -478,7 +477,7 @@ def self_training_rows() -> list[Patch]:
             "test_model_optimizers.py",
         ),
         _self_training_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "_filter_empty_gradients",
             row_optimizer.filter_empty,
             "Keras skips a table without a gradient and warns about it.",
@@ -493,37 +492,37 @@ def shard_slot_rows() -> list[Patch]:
 
     return [
         _shard_slot_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "build",
             shard_slots.build,
             "Keras does not record which shard a slot variable belongs to.",
         ),
         _shard_slot_row(
-            _LAYER_OPTIMIZER,
+            _OPTIMIZER,
             "add_variable_from_reference",
             shard_slots.add_variable,
             "Keras does not record which shard a slot variable belongs to.",
         ),
         _shard_slot_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "_track_variable",
             shard_slots.track_variable,
             "A checkpoint restores values into the wrong slot variables.",
         ),
         _shard_slot_row(
-            _LAYER_OPTIMIZER,
+            _OPTIMIZER,
             "_trackable_children",
             shard_slots.trackable_children,
             "The contents of a checkpoint depend on the number of shards.",
         ),
         _shard_slot_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "save_own_variables",
             shard_slots.save_own_variables,
             "The contents of a weights file depend on the number of shards.",
         ),
         _shard_slot_row(
-            _BASE,
+            _BASE_OPTIMIZER,
             "load_own_variables",
             shard_slots.load_own_variables,
             "The contents of a weights file depend on the number of shards.",

@@ -85,9 +85,11 @@ def plain(make):
     tf_keras.utils.set_random_seed(3)
     experimental.enable_tf_random_generator()
     try:
-        return make()
+        model = make()
     finally:
         experimental.disable_tf_random_generator()
+    _PLAIN.add(model)
+    return model
 
 
 def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
