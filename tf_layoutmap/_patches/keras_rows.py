@@ -44,11 +44,10 @@ def keras3_rows() -> list[Patch]:
         backend_ops,
         embedding_rows,
         host_layers,
-        optimizers,
-        patches,
         step,
         variable,
     )
+    from tf_layoutmap.layout.keras3 import optimizers as keras3_optimizers
     from tf_layoutmap.layout.ops import loops
     from tf_layoutmap.layout.processes import checks
 
@@ -56,7 +55,7 @@ def keras3_rows() -> list[Patch]:
         _keras3_row(
             "keras:Variable",
             "__init__",
-            patches.init_variable,
+            variable.init_variable,
             "Keras creates a variable in full on the host before its layout "
             "is known.",
             "test_variable.py",
@@ -64,7 +63,7 @@ def keras3_rows() -> list[Patch]:
         _keras3_row(
             "keras:layers.Layer",
             "__new__",
-            patches.new_layer,
+            variable.new_layer,
             "Keras does not record the layout map of a new layer.",
             "test_layers.py",
         ),
@@ -146,7 +145,7 @@ def keras3_rows() -> list[Patch]:
         _keras3_row(
             _BASE_OPTIMIZER,
             "build",
-            optimizers.build,
+            keras3_optimizers.build,
             "Slot variables are replicated on all devices.",
             "test_optimizers.py",
         ),
@@ -155,7 +154,7 @@ def keras3_rows() -> list[Patch]:
             _keras3_row(
                 f"_core.keras_private:{kind}",
                 "apply",
-                optimizers.apply,
+                keras3_optimizers.apply,
                 "A failed step has already updated some of the weights.",
                 "test_optimizers.py",
             )
@@ -164,7 +163,7 @@ def keras3_rows() -> list[Patch]:
         _keras3_row(
             "keras:optimizers.Adagrad",
             "update_step",
-            optimizers.adagrad_step,
+            keras3_optimizers.adagrad_step,
             "Keras adds the rows of a sparse gradient to the full accumulator.",
             "test_optimizers.py",
         ),
@@ -177,17 +176,17 @@ def keras3_rows() -> list[Patch]:
                 "test_optimizers.py",
             )
             for name, ours in (
-                ("assign", optimizers.assign),
-                ("assign_add", optimizers.assign_add),
-                ("assign_sub", optimizers.assign_sub),
+                ("assign", keras3_optimizers.assign),
+                ("assign_add", keras3_optimizers.assign_add),
+                ("assign_sub", keras3_optimizers.assign_sub),
             )
         ),
         *_backend_rows(
             "backend_numpy",
             "Keras divides a sparse gradient by the full slot variable.",
             "test_optimizers.py",
-            divide=optimizers.divide,
-            true_divide=optimizers.divide,
+            divide=keras3_optimizers.divide,
+            true_divide=keras3_optimizers.divide,
         ),
         *_backend_rows(
             "backend_numpy",

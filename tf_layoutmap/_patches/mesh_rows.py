@@ -79,12 +79,7 @@ _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 def rows() -> list[Patch]:
     """Returns the rows of TensorFlow for tensors on a mesh."""
-    from tf_layoutmap.layout.mesh import (
-        errors,
-        host_variables,
-        transfer,
-        variable,
-    )
+    from tf_layoutmap.layout.mesh import errors, transfer, variable
     from tf_layoutmap.layout.ops import (
         corrections,
         loops,
@@ -94,7 +89,7 @@ def rows() -> list[Patch]:
     from tf_layoutmap.layout.replication import (
         captured_tensors,
         replicated_ops,
-        user_functions,
+        retrace,
     )
 
     return [
@@ -261,7 +256,7 @@ def rows() -> list[Patch]:
             GROUP,
             "_core.tf_private:Function",
             "__call__",
-            user_functions.call,
+            retrace.call,
             "DTensor raises an error for functions outside `fit`, such as "
             "`generate`.",
             TENSORFLOW,
@@ -277,7 +272,7 @@ def rows() -> list[Patch]:
                 "loss holds.",
                 TENSORFLOW,
                 "tests/layout/replication/test_captured_tensors.py",
-                make=captured_tensors.made_as_it_is,
+                make=captured_tensors.unwrapped,
             )
             for name, ours in (
                 ("TFE_Py_FastPathExecute", captured_tensors.run_fast),
@@ -307,11 +302,11 @@ def rows() -> list[Patch]:
                 GROUP,
                 "_core.tf_private:ResourceVariable",
                 name,
-                host_variables.write,
+                variable.write_host_variable,
                 "Each device of a mesh writes to the same host variable.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_host_variables.py",
-                make=host_variables.writing,
+                make=variable.host_write_method,
             )
             for name in ("assign", "assign_add", "assign_sub")
         ),
@@ -320,7 +315,7 @@ def rows() -> list[Patch]:
                 GROUP,
                 owner,
                 name,
-                host_variables.add,
+                variable.add_to_host_variable,
                 "Each device of a mesh adds to the same host variable.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_host_variables.py",

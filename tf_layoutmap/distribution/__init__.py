@@ -9,12 +9,12 @@ from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
     "DataParallel": "tf_layoutmap.distribution.parallel:DataParallel",
-    "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
+    "DeviceMesh": "tf_layoutmap.distribution.layout_map:DeviceMesh",
     "Distribution": "tf_layoutmap.distribution.parallel:Distribution",
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
-    "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
-    "distribute_tensor": "tf_layoutmap.distribution.tensor_layout:distribute_tensor",
+    "TensorLayout": "tf_layoutmap.distribution.layout_map:TensorLayout",
+    "distribute_tensor": "tf_layoutmap.distribution.layout_map:distribute_tensor",
     "distribution": "tf_layoutmap.distribution.parallel:distribution",
     "get_device_count": "tf_layoutmap.distribution.processes:get_device_count",
     "initialize": "tf_layoutmap.distribution.processes:initialize",
@@ -24,8 +24,12 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from tf_layoutmap.distribution.device_mesh import DeviceMesh
-    from tf_layoutmap.distribution.layout_map import LayoutMap
+    from tf_layoutmap.distribution.layout_map import (
+        DeviceMesh,
+        LayoutMap,
+        TensorLayout,
+        distribute_tensor,
+    )
     from tf_layoutmap.distribution.parallel import (
         DataParallel,
         Distribution,
@@ -34,10 +38,6 @@ if TYPE_CHECKING:
         set_distribution,
     )
     from tf_layoutmap.distribution.processes import get_device_count, initialize
-    from tf_layoutmap.distribution.tensor_layout import (
-        TensorLayout,
-        distribute_tensor,
-    )
     from tf_layoutmap.layout.mesh.device_mesh import list_devices
     from tf_layoutmap.layout.processes.checks import set_process_checks
 else:

@@ -18,13 +18,15 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, keras_private, lazy, literals
 from tf_layoutmap._patches import engine
-from tf_layoutmap.distribution.device_mesh import DeviceMesh
-from tf_layoutmap.distribution.layout_map import LayoutMap
-from tf_layoutmap.distribution.tensor_layout import TensorLayout
+from tf_layoutmap.distribution.layout_map import (
+    DeviceMesh,
+    LayoutMap,
+    TensorLayout,
+)
 from tf_layoutmap.layout.keras3 import context as mesh_context
-from tf_layoutmap.layout.keras_layout_map import as_table
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
 from tf_layoutmap.layout.layout_map_scope import (
+    as_table,
     layout_map_scope,
     prepared_context,
 )

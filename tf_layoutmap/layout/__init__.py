@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
-    "DeviceMesh": "tf_layoutmap.distribution.device_mesh:DeviceMesh",
+    "DeviceMesh": "tf_layoutmap.distribution.layout_map:DeviceMesh",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "LayoutMapWarning": "tf_layoutmap.layout.mesh.errors:LayoutMapWarning",
-    "TensorLayout": "tf_layoutmap.distribution.tensor_layout:TensorLayout",
+    "TensorLayout": "tf_layoutmap.distribution.layout_map:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.tracing:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
     "to_host": "tf_layoutmap.layout.mesh.transfer:to_host",
@@ -25,8 +25,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from tf_layoutmap.distribution.device_mesh import DeviceMesh
-    from tf_layoutmap.distribution.tensor_layout import TensorLayout
+    from tf_layoutmap.distribution.layout_map import DeviceMesh, TensorLayout
     from tf_layoutmap.layout.dtensor_switches import self_check
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.mesh.errors import LayoutMapWarning

@@ -1,7 +1,11 @@
-"""The scope that places the weights of Keras models on a mesh."""
+"""The scope that places the weights of Keras models on a mesh.
+
+A `keras.distribution.LayoutMap` is read as a `LayoutTable`. Its keys match as
+in Keras: a key must match the full path of a variable.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -11,9 +15,97 @@ from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
-from tf_layoutmap.layout.keras_layout_map import as_table
+from tf_layoutmap.layout.key_matching import Match
 from tf_layoutmap.layout.layout_table import LayoutTable
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, prepare_process
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Mesh,
+    prepare_process,
+    to_dtensor_mesh,
+)
+
+# Attribute of a Keras layout map that holds its adapter.
+_TABLE = "_tf_layoutmap_table"
+
+
+def as_table(layout_map: Any) -> LayoutTable:
+    """Returns the `LayoutTable` of a layout map of this package or of Keras.
+
+    Raises:
+      TypeError: If `layout_map` is neither of them.
+    """
+    if isinstance(layout_map, LayoutTable) or not isinstance(
+        layout_map, keras.distribution.LayoutMap
+    ):
+        return checks.check_type(
+            "layout_map", layout_map, LayoutTable, "a LayoutMap"
+        )
+    table = getattr(layout_map, _TABLE, None)
+    if table is None:
+        table = _KerasLayoutTable(layout_map)
+        setattr(layout_map, _TABLE, table)
+    return table
+
+
+class _KerasLayoutTable(LayoutTable):
+    """The keys of a Keras layout map, which the program can still change.
+
+    Exactly one key may match the full path that Keras gives to a variable.
+    """
+
+    _refuses_two = True
+
+    def __init__(self, layout_map: keras.distribution.LayoutMap):
+        mesh = layout_map.device_mesh
+        super().__init__(
+            None if mesh is None else to_dtensor_mesh(mesh), match="fullmatch"
+        )
+        self._keras_map = layout_map
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        """Applies changes of the Keras map since the last call."""
+        current = dict(self._keras_map.items())
+        if list(current) == list(self._layouts) and all(
+            self._layouts[key] is layout for key, layout in current.items()
+        ):
+            return
+        for key in list(self._layouts):
+            del self[key]
+        for key, layout in current.items():
+            self[key] = layout
+
+    def find(
+        self, keys: Sequence[str], *, names_of_others: Container[str] = ()
+    ) -> Match | None:
+        self._synchronize()
+        return super().find(keys, names_of_others=names_of_others)
+
+    def _names_to_match(self, path: str, names: Sequence[str]) -> Sequence[str]:
+        del names
+        return [path]
+
+    def mesh_in_use(self) -> Mesh:
+        self._synchronize()
+        return super().mesh_in_use()
+
+    def __iter__(self) -> Iterator[str]:
+        self._synchronize()
+        return super().__iter__()
+
+    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+        return tuple(value.axes)
+
+    def _mesh_of(self, value: Any) -> Mesh | None:
+        return (
+            None
+            if value.device_mesh is None
+            else to_dtensor_mesh(value.device_mesh)
+        )
+
+    def _check_layout(self, key: Any, layout: Any) -> Any:
+        del key
+        return layout
+
 
 # The scope yields the map that was passed, with the same type.
 AnyLayoutMap = TypeVar(

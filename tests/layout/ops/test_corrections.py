@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
-from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 
 dtensor = tf.experimental.dtensor
@@ -410,7 +410,7 @@ def test_pinned_sample_is_gathered_before_it_is_resharded(here, there):
     def step(x, factors):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = pinning.unsharded_samples(x, MESH) * factors
+            y = tracing.pin_unsharded_samples(x, MESH) * factors
             loss = tf.reduce_sum(y)
         return y, tape.gradient(loss, x)
 

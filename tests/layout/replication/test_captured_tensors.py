@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
-from tf_layoutmap.layout.mesh import pinning
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
@@ -147,7 +147,7 @@ def test_host_tensor_is_copied_once_per_mesh_and_freed():
     other = mesh_of(x=2)
     held = tf.constant(HELD)
     copy = captured_tensors.packed(held, MESH)
-    assert pinning.on_mesh(copy)
+    assert tracing.on_mesh(copy)
     assert captured_tensors.packed(held, MESH) is copy
     assert captured_tensors.packed(copy, MESH) is copy
     there = captured_tensors.packed(held, other)

@@ -4,27 +4,151 @@ It implements the interface of `tf_layoutmap.embedding.backend`: it reads
 batches, shapes activations and gradients, passes steps to the engine, resizes
 open vocabularies, and applies a pending pipelined update before tables are
 saved.
+
+`BatchReader` reads and checks the inputs of a step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import replicas, tables
+from tf_layoutmap.embedding import inputs as embedding_inputs
+from tf_layoutmap.embedding import packing, replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
-from tf_layoutmap.embedding.host import (
-    batches,
-    changes,
-    multi_process,
-    open_tables,
-)
+from tf_layoutmap.embedding.host import changes, multi_process, open_tables
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The checked inputs of the replicas for which the caller enqueues.
+
+    Attributes:
+      steps: Replica and inputs of each step.
+    """
+
+    steps: list[tuple[int, StepInputs]]
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchOfProcesses:
+    """Distributed features and weights, which each replica reads separately."""
+
+    features: Any
+    weights: Any
+
+
+class BatchReader:
+    """A reader of the batches of one embedding."""
+
+    def __init__(
+        self,
+        feature_config: Any,
+        strategy_replicas: replicas.Replicas,
+        shapes: host_shapes.StepShapes,
+    ):
+        """Creates a reader for batches of the given features.
+
+        Args:
+          feature_config: Nested structure of features.
+          strategy_replicas: Replicas of the strategy.
+          shapes: Known shapes of the steps.
+        """
+        self._feature_config = feature_config
+        self._replicas = strategy_replicas
+        self._shapes = shapes
+
+    def read(
+        self, features: Any, weights: Any, device: str | None
+    ) -> Batch | BatchOfProcesses:
+        """Returns a batch that can be enqueued.
+
+        Args:
+          features: Ids in the structure of the feature config, or a packed
+            batch.
+          weights: None, or weights or None in the same structure.
+          device: Device that runs the step, or None.
+
+        Raises:
+          TypeError: If structures differ in types, or ids are not integers.
+          ValueError: If structures, sizes, ranks or weights do not match.
+        """
+        if (
+            self._replicas.has_processes
+            and device is None
+            and tf.distribute.in_cross_replica_context()
+        ):
+            return BatchOfProcesses(features, weights)
+        # All inputs are checked before the first one is enqueued, so that an
+        # error does not leave a step that only some replicas have enqueued.
+        return Batch(
+            [
+                (replica, self.read_features(features, weights))
+                for replica, features, weights in self._split(
+                    features, weights, device
+                )
+            ]
+        )
+
+    def _split(self, features, weights, device):
+        """Returns replica, features and weights of each step to enqueue."""
+        replica = self._replicas.current()
+        if device is not None:
+            if replica is not None and self._replicas.num_replicas > 1:
+                raise ValueError(
+                    "Argument `device` must be None inside `strategy.run`. "
+                    f"Received: device={device!r}."
+                )
+            return [(self._replicas.of_device(device), features, weights)]
+        if replica is not None:
+            return [(replica, features, weights)]
+        return list(
+            zip(
+                range(self._replicas.num_replicas),
+                self._replicas.split(features, "features"),
+                self._replicas.split(weights, "weights"),
+            )
+        )
+
+    def read_features(self, features: Any, weights: Any) -> StepInputs:
+        """Returns the inputs of one replica, in the order of the features."""
+        if packing.is_packed(features, self._feature_config):
+            packed = packing.read_packed(
+                features, weights, self._feature_config
+            )
+            if not (
+                self._replicas.has_processes or self._shapes.has_open_tables
+            ):
+                return self._shapes.check_packed(packed)
+            # Gathering over processes and the assignment of rows to keys
+            # require separate features.
+            ids, factors = packing.unpack_ids(
+                self._shapes.samples.features, packed
+            )
+            return [
+                self._shapes.read_input(index, *one)
+                for index, one in enumerate(zip(ids, factors))
+            ]
+        embedding_inputs.check_same_structure(
+            features, "features", self._feature_config, "feature_config"
+        )
+        flat_weights = embedding_inputs.flatten_weights(
+            weights, self._feature_config, like="feature_config"
+        )
+        return [
+            self._shapes.read_input(index, value, weight)
+            for index, (value, weight) in enumerate(
+                zip(tf.nest.flatten(features), flat_weights)
+            )
+        ]
 
 
 class HostBackend:
@@ -59,7 +183,7 @@ class HostBackend:
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._shapes = host_shapes.StepShapes(spec)
-        self._reader = batches.BatchReader(
+        self._reader = BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
         self._modes = step_gradients.StepModes()
@@ -188,7 +312,7 @@ class HostBackend:
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Enqueues a batch that `read` returned."""
-        if isinstance(batch, batches.BatchOfProcesses):
+        if isinstance(batch, BatchOfProcesses):
             # The step uses collectives over the processes, which are only
             # supported in replica context.
             self._replicas.strategy.run(

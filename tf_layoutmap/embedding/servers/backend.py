@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.host import batches, engine
+from tf_layoutmap.embedding.host import backend, engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
@@ -81,7 +81,7 @@ class ServersBackend:
             strategy_replicas.strategy, partitioner
         )
         self._shapes = host_shapes.StepShapes(spec)
-        self._reader = batches.BatchReader(
+        self._reader = backend.BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
         self._modes = steps.StepModes(finds_forward_steps=False)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
-from tf_layoutmap.layout.keras3 import move_state
+from tf_layoutmap.layout.keras3 import optimizers
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
@@ -49,7 +49,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
             initializer, shape=shape, dtype="float32", autocast=False, name=name
         )
         for variable in optimizer.variables:
-            move_state.move_variable(variable, context)
+            optimizers.move_variable(variable, context)
         optimizer.create_slots(MeshTable(self))
 
     @property

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import pinning, tracing
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
 from tf_layoutmap.layout.ops import corrections, einsum_axes
-from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
 
@@ -45,7 +45,7 @@ def einsum(
     if (
         tracing.traced_for_mesh()
         and len(operands) == 2
-        and (gathered_reads.current() is None)
+        and (captured_tensors.current() is None)
     ):
         divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
@@ -54,12 +54,12 @@ def einsum(
     pinned = [
         x
         if isinstance(x, MeshVariable) and axes == _axes_in_layers(x, context)
-        else pinning.sharded(tf.convert_to_tensor(x), context.mesh, axes)
+        else tracing.pin_sharded(tf.convert_to_tensor(x), context.mesh, axes)
         for x, axes in zip(operands, of_operands)
     ]
     with tf.name_scope(corrections.SAME_SHARDING):
         result = original(subscripts, *pinned, **options)
-    return pinning.sharded(result, context.mesh, of_result)
+    return tracing.pin_sharded(result, context.mesh, of_result)
 
 
 def _axes_of_product(
@@ -141,7 +141,7 @@ def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
         and axis not in (None, 0, -x.shape.rank)
         and (x.shape[0] or 1) % mesh.dim_size(batch_dim) == 0
     )
-    return pinning.sharded(
+    return tracing.pin_sharded(
         x,
         mesh,
         [
@@ -168,6 +168,6 @@ def eye(
         return original(N, M, k, dtype)
     rows = tf.range(N)[:, tf.newaxis]
     columns = tf.range(N if M is None else M)[tf.newaxis, :]
-    return pinning.replicated(
+    return tracing.pin_replicated(
         tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh
     )

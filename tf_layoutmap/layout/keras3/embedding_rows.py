@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.sharded.routing.checks import known_sizes
 
 dtensor = tf.experimental.dtensor
@@ -61,7 +61,7 @@ def embedding_call(
         # DTensor requires static sizes; exported functions do not have them.
         or tf_private.in_save_context()
         or not inputs.shape.is_fully_defined()
-        or gathered_reads.current() is not None
+        or captured_tensors.current() is not None
     ):
         return original(layer, inputs, *args, **kwargs)
     ids = inputs

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.mesh import (
-    graph_optimizer,
-    pinning,
+    device_mesh,
     shard_shapes,
+    tracing,
     transfer,
 )
 from tf_layoutmap.layout.mesh.device_mesh import (
@@ -101,7 +101,7 @@ def on_host(make: Callable[[], Any]) -> Any:
     """Returns `make()`, computed on the host, as an eager host tensor."""
     with tf.init_scope(), tf.device("CPU:0"):
         value = make()
-        if pinning.on_mesh(value):
+        if tracing.on_mesh(value):
             return tf.convert_to_tensor(transfer.to_host(value))
         return tf.convert_to_tensor(value)
 
@@ -146,7 +146,7 @@ def _drawn_on_mesh(
     draw = _draw_function(initializer, shape, dtype, layout)
     replicated = dtensor.Layout.replicated(layout.mesh, 1)
     seed = transfer.to_mesh(seed.astype(np.int64), replicated)
-    with graph_optimizer.switched_off():
+    with device_mesh.grappler_disabled():
         return dtensor.call_with_layout(draw, layout, seed)
 
 

@@ -21,14 +21,14 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout import assignments, mesh_step
-from tf_layoutmap.layout.keras3 import host_layers, move_state
+from tf_layoutmap.layout.keras3 import host_layers, optimizers
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
     context_of,
     context_of_model,
 )
-from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
@@ -123,9 +123,9 @@ def _traced(
     # TimeDistributed moves time to the first dimension, which loses the
     # sharding of the batch.
     pin = (
-        pinning.replicated
+        tracing.pin_replicated
         if isinstance(layer, keras.layers.TimeDistributed)
-        else pinning.unsharded_samples
+        else tracing.pin_unsharded_samples
     )
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
@@ -172,7 +172,7 @@ class _Step(MeshStep):
             else:
                 _build_for_training(self.model, batch, self.model_step)
             self.context.initialize_pending()
-        move_state.move_model_state(self.model, self.context)
+        optimizers.move_model_state(self.model, self.context)
         self.context.check_all_patterns_used()
 
 
@@ -336,7 +336,7 @@ def update_state(
         args, kwargs = cast(
             Any,
             keras.tree.map_structure(
-                lambda x: pinning.like_a_batch(x, mesh, batch_dim),
+                lambda x: tracing.pin_like_a_batch(x, mesh, batch_dim),
                 (args, kwargs),
             ),
         )
@@ -354,11 +354,11 @@ def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = cast(
             Any,
             keras.tree.map_structure(
-                lambda x: pinning.replicated(x, mesh), (args, kwargs)
+                lambda x: tracing.pin_replicated(x, mesh), (args, kwargs)
             ),
         )
     loss = original(*args, **kwargs)
-    return loss if mesh is None else pinning.replicated(loss, mesh)
+    return loss if mesh is None else tracing.pin_replicated(loss, mesh)
 
 
 def one_hot(
@@ -379,7 +379,7 @@ def one_hot(
         out
         if mesh is None or axis != -1
         else keras.tree.map_structure(
-            lambda o: pinning.unsharded_samples(o, mesh), out
+            lambda o: tracing.pin_unsharded_samples(o, mesh), out
         )
     )
 
@@ -408,8 +408,8 @@ def scatter(
         )
     ):
         return original(indices, values, shape)
-    indices = pinning.replicated(tf.cast(indices, tf.int64), mesh)
-    values = pinning.replicated(values, mesh)
+    indices = tracing.pin_replicated(tf.cast(indices, tf.int64), mesh)
+    values = tracing.pin_replicated(values, mesh)
     sizes = np.array(shape, np.int64)
     num_cells = int(sizes.prod())
     strides = np.append(sizes[1:], 1)[::-1].cumprod()[::-1]

@@ -4,6 +4,9 @@ The DVariable is created when it is first used. Until then, the variable holds
 only its initializer: its layout depends on its name, and the name is known only
 after its layer is part of a model. `merged_lora_weight` merges
 LoRA weights for saving.
+
+`init_variable` and `new_layer` replace the Keras constructors that create
+variables and layers.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout import assignments
-from tf_layoutmap.layout.keras3.context import context_of
-from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.keras3.context import (
+    active_context,
+    context_of,
+    context_of_new_variable,
+)
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
-from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.replication import captured_tensors
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -64,7 +71,7 @@ class MeshVariable(keras.Variable):
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
-        if pinning.on_mesh(value):
+        if tracing.on_mesh(value):
             value = transfer.to_host(value)
         with tf.init_scope():
             return self._convert_to_tensor(value, dtype=dtype)
@@ -98,7 +105,7 @@ class MeshVariable(keras.Variable):
         )
         if keras_private.calling_layer() is None:
             return value
-        reads = gathered_reads.current()
+        reads = captured_tensors.current()
         if reads is not None:
             return tf.cast(reads.read(self._value), value.dtype)
         if not tracing.traced_for_mesh() or isinstance(
@@ -116,7 +123,7 @@ class MeshVariable(keras.Variable):
         # Otherwise one axis would shard two dimensions of a product, for which
         # DTensor raises an error or pairs the shards incorrectly. The gradient
         # is scattered again.
-        return gathered_reads.gathered_along(
+        return captured_tensors.gathered_along(
             axes, tf.convert_to_tensor(value), self._value.layout
         )
 
@@ -176,7 +183,7 @@ class MeshVariable(keras.Variable):
         with tracing.default_mesh(self.mesh):
             # A host value is sharded on the host. Under the mesh, every device
             # would get a full copy.
-            if not pinning.on_mesh(value) and not isinstance(
+            if not tracing.on_mesh(value) and not isinstance(
                 value, MeshVariable
             ):
                 with tf.device("CPU:0"):
@@ -200,7 +207,7 @@ class MeshVariable(keras.Variable):
 
     def _add_on_host(self, value: Any, sign: int) -> Any:
         """Adds to the full value on the host, which has no padding rows."""
-        if pinning.on_mesh(value):
+        if tracing.on_mesh(value):
             value = transfer.to_host(value)
         return self.assign(self.numpy() + sign * np.asarray(value, self.dtype))
 
@@ -209,9 +216,9 @@ class MeshVariable(keras.Variable):
         if isinstance(value, keras.Variable | tf.Variable):
             value = tf.convert_to_tensor(value)
         layout = self.layout
-        if pinning.on_mesh(value) and isinstance(self._value, PaddedVariable):
+        if tracing.on_mesh(value) and isinstance(self._value, PaddedVariable):
             value = transfer.to_host(value)
-        if pinning.on_mesh(value):
+        if tracing.on_mesh(value):
             if dtensor.fetch_layout(value) == layout:
                 return value
             return dtensor.relayout(value, layout)
@@ -231,10 +238,10 @@ class MeshVariable(keras.Variable):
             value = self._to_own_layout(value)
         elif isinstance(target, PaddedVariable):
             value = dtensor.relayout(target.with_padding(value), target.layout)
-        elif gathered_reads.current() is not None:
+        elif captured_tensors.current() is not None:
             value = dtensor.relayout(
                 # Otherwise DTensor would shard the inputs of the value.
-                pinning.replicated(value, self.mesh),
+                tracing.pin_replicated(value, self.mesh),
                 target.layout,
             )
         elif (
@@ -301,7 +308,36 @@ def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
 def _on_host(value: Any) -> Any:
     # Without a LoRA part, the value is the variable, which supports saving.
     if isinstance(value, keras.Variable | tf.Variable) or (
-        not pinning.on_mesh(value)
+        not tracing.on_mesh(value)
     ):
         return value
     return transfer.to_host(value)
+
+
+def init_variable(
+    original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Initializes a variable as a `MeshVariable` under a layout map scope."""
+    # `__new__` is not replaced: after a class has had its own `__new__`, Python
+    # does not restore the original behavior when that `__new__` is deleted.
+    if type(variable) is keras.Variable:
+        context, owner, is_state = context_of_new_variable()
+        if context is not None:
+            variable.__class__ = MeshVariable
+            variable._mesh_context = context
+            variable._mesh_owner = owner
+            variable._mesh_is_state = is_state
+            variable.__init__(*args, **kwargs)
+            return
+    original(variable, *args, **kwargs)
+
+
+def new_layer(
+    original: Callable[..., Any], cls: type, *args: Any, **kwargs: Any
+) -> Any:
+    """Creates a layer that belongs to the open scope."""
+    layer = original(cls, *args, **kwargs)
+    context = active_context()
+    if context is not None:
+        context.add_layer(layer)
+    return layer

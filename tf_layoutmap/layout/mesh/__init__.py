@@ -1,7 +1,7 @@
 """Tensors and variables on a DTensor mesh, without Keras.
 
 `device_mesh`, `shard_shapes` and `transfer` place host values on a mesh and
-read them back. `pinning` fixes the layout of a tensor in a traced function,
-`tracing` records the mesh of the current trace, and `variable` and
-`atomic_step` define the variables of a model. Start with `transfer`.
+read them back. `tracing` records the mesh of the current trace and fixes the
+layouts of tensors in a traced function. `variable` and `atomic_step` define the
+variables of a model. Start with `transfer`.
 """

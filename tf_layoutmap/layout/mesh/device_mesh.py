@@ -3,12 +3,21 @@
 A mesh that is passed to this package is registered; DTensor's behavior is
 corrected only on registered meshes (`is_registered`). `prepare_process`
 installs the corrections before DTensor is used.
+
+`grappler_disabled` disables Grappler, TensorFlow's graph optimizer, for
+functions on a mesh. DTensor creates a function for each device, and Grappler
+optimizes each of them separately. This takes about a third of the first step,
+and later steps are not faster with Grappler (`docs/benchmarks.md`). In
+addition, Grappler's cost model cannot infer the shapes of some matrix products
+and writes "Incompatible Matrix dimensions" to stderr for each trace of a step.
 """
 
+import contextlib
 import math
+import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -255,3 +264,40 @@ def prepare_process(mesh: Mesh | None = None) -> None:
     engine.ensure("memory")
     if dtensor_ops.available():
         dtensor_ops.enable_missing_ops()
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def grappler_disabled() -> Iterator[None]:
+    """Compiles functions that are called inside the context without Grappler.
+
+    Nothing changes if user code has called
+    `tf.config.optimizer.set_experimental_options`, because options such as
+    `auto_mixed_precision` are implemented by Grappler.
+    """
+    before = tf_private.function_call_options()
+    if before is getattr(_thread, "without", None):
+        yield
+        return
+    # TensorFlow creates one options object per configuration, so the object
+    # identifies the configuration.
+    if before is not getattr(_thread, "before", None):
+        _thread.before = before
+        _thread.without = (
+            before
+            if _is_configured()
+            else tf_private.options_without_graph_optimizer(before)
+        )
+    tf_private.set_function_call_options(_thread.without)
+    try:
+        yield
+    finally:
+        # TensorFlow drops the options when its configuration changes.
+        if tf_private.function_call_options() is _thread.without:
+            tf_private.set_function_call_options(before)
+
+
+def _is_configured() -> bool:
+    return any(tf.config.optimizer.get_experimental_options().values())

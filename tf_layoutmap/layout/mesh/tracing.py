@@ -1,10 +1,15 @@
-"""The mesh for which the current thread traces, and the stage of the trace.
+"""The mesh of the current thread, the stage of its trace, and pinned layouts.
 
 `default_mesh` sets the mesh and the axis that shards batches. A `TraceStage`
 describes how a `tf.function` of user code is traced. The trace shows that the
 function runs on a mesh when the function first reads a weight (`require_mesh`).
 It shows that the function must be replicated when it reaches a loop that cannot
 be unrolled (`require_replication`).
+
+Some ops fail or return another shape if a sample is sharded. DTensor propagates
+layouts backwards from the consumers of a result, so such a sharding can appear
+although the inputs were not sharded. `pin_*` functions fix ("pin") the layout
+of a tensor with a relayout.
 """
 
 from __future__ import annotations
@@ -12,19 +17,176 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import errors, graph_optimizer, pinning
+from tf_layoutmap.layout.mesh import device_mesh, errors
 from tf_layoutmap.layout.mesh.device_mesh import (
     Mesh,
     is_registered,
     prepare_process,
 )
+
+dtensor = tf.experimental.dtensor
+
+# Part of the name of DTensor's device. `dtensor.device_name()` returns the
+# full name, but creates the device if it does not exist.
+DEVICE = "CUSTOM"
+
+# Attributes that Keras sets on tensors: the mask, and the logits of a softmax
+# or sigmoid, which losses use instead of the tensor.
+_KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
+
+
+def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` with all dimensions except the first one unsharded.
+
+    The first dimension keeps its sharding.
+
+    Args:
+      x: A symbolic tensor of a function for `mesh`, or an eager tensor on a
+        mesh. Other values are returned unchanged.
+      mesh: `dtensor.Mesh` of a symbolic tensor. Ignored for eager tensors.
+    """
+    return _pinned(x, mesh, lambda _: dtensor.MATCH)
+
+
+def pin_replicated(x: Any, mesh: Mesh | None) -> Any:
+    """Returns `x` replicated; see `unsharded_samples`."""
+    return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
+
+
+def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
+    """Returns `x` with the layout `axes`, and gives its gradient this layout.
+
+    The first dimension is set, too. If it kept its sharding, the layout could
+    contain the same axis twice, which ends the process. TensorFlow's gradient
+    would have the previous layout of `x`, which DTensor does not always know.
+    """
+    if not _can_be_pinned(x):
+        return x
+    specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
+
+    @tf.custom_gradient
+    def pinned(x: Any) -> Any:
+        return _relayout(x, specs, mesh), (
+            lambda dy: _relayout(dy, specs, mesh)
+        )
+
+    return pinned(x)
+
+
+def pin_keeping_rows(
+    pin: Callable[[Any, Mesh | None], Any], x: Any, mesh: Mesh | None
+) -> Any:
+    """Returns `pin(x, mesh)`, whose gradient stays `tf.IndexedSlices`.
+
+    DTensor's gradient of a relayout converts `tf.IndexedSlices` to a dense
+    tensor, which sums repeated ids. Keras' optimizers on TensorFlow apply
+    repeated ids one by one, so an optimizer that squares gradients would
+    compute another update.
+
+    Args:
+      pin: `replicated` or `unsharded_samples`.
+      x: A tensor of any rank.
+      mesh: `dtensor.Mesh` of a symbolic tensor.
+    """
+    if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
+        return pin(x, mesh)
+
+    @tf.custom_gradient
+    def pinned(x: Any) -> Any:
+        def gradient(dy: Any) -> Any:
+            return (
+                dy
+                if isinstance(dy, tf.IndexedSlices)
+                else (dtensor.relayout_like(dy, x))
+            )
+
+        return pin(x, mesh), gradient
+
+    # A name scope keeps the op names in the surrounding scope unchanged.
+    with tf.name_scope("layoutmap_keeping_rows"):
+        return pinned(x)
+
+
+def pin_like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
+    """Returns `x` sharded along `batch_dim`, like the batches of `fit`."""
+    return _pinned(
+        x,
+        mesh,
+        lambda size: (
+            batch_dim
+            if batch_dim is not None
+            and size is not None
+            and mesh is not None
+            and size % mesh.dim_size(batch_dim) == 0
+            else dtensor.UNSHARDED
+        ),
+    )
+
+
+def on_mesh(value: Any) -> bool:
+    """Returns whether `value` is an eager tensor on a mesh."""
+    # The device name is checked first because this is fast, and every eager
+    # slice calls this function.
+    return (
+        tf.is_tensor(value)
+        and not tf.is_symbolic_tensor(value)
+        and DEVICE in (getattr(value, "device", None) or "")
+        and dtensor.is_dtensor(value)
+    )
+
+
+def on_registered_mesh(value: Any) -> bool:
+    """Returns whether `value` is an eager tensor on a registered mesh."""
+    return on_mesh(value) and is_registered(dtensor.fetch_layout(value).mesh)
+
+
+def _can_be_pinned(x: Any) -> bool:
+    # During tracing, a tensor that is not symbolic is a constant of the graph.
+    # In `dtensor.call_with_layout` every eager result gets the same layout, so
+    # a relayout to another one fails.
+    return tf.is_symbolic_tensor(x) or (
+        tf.executing_eagerly()
+        and on_mesh(x)
+        and not tf_private.has_output_layout()
+    )
+
+
+def _pinned(
+    x: Any, mesh: Mesh | None, first: Callable[[int | None], str]
+) -> Any:
+    if not _can_be_pinned(x) or not x.shape.rank:
+        return x
+    pinned = _relayout(
+        x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh
+    )
+    for name in _KERAS_ATTRIBUTES:
+        attribute = getattr(x, name, None)
+        if attribute is not None and pinned is not x:
+            setattr(pinned, name, _pinned(attribute, mesh, first))
+    return pinned
+
+
+def _relayout(x: Any, axes: Sequence[str], mesh: Mesh | None) -> Any:
+    if not tf.is_symbolic_tensor(x):
+        current = dtensor.fetch_layout(x)
+        mesh, axes = (
+            current.mesh,
+            [
+                spec if axis == dtensor.MATCH else axis
+                for spec, axis in zip(current.sharding_specs, axes)
+            ],
+        )
+        if axes == current.sharding_specs:
+            return x
+    return dtensor.relayout(x, dtensor.Layout(axes, mesh))
+
 
 _T = TypeVar("_T")
 
@@ -59,8 +221,6 @@ class ThreadValue(Generic[_T]):
             self._thread.value = before
 
 
-dtensor = tf.experimental.dtensor
-
 # The mesh, and the mesh axis that shards batches.
 _trace: ThreadValue[tuple[Mesh | None, str | None]] = ThreadValue((None, None))
 
@@ -88,7 +248,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     errors.complete_groups(mesh)
     with (
         dtensor.default_mesh(mesh),
-        graph_optimizer.switched_off(),
+        device_mesh.grappler_disabled(),
         _trace.set_to((mesh, batch_dim)),
     ):
         try:
@@ -120,7 +280,7 @@ def mesh_of_operation() -> Mesh | None:
     """
     mesh = mesh_of_trace()
     # After an error, TensorFlow resets the device but not the default mesh.
-    if mesh is None and pinning.DEVICE in tf_private.current_device():
+    if mesh is None and DEVICE in tf_private.current_device():
         mesh = dtensor.get_default_mesh()
         if mesh is not None and not is_registered(mesh):
             return None

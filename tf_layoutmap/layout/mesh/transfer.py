@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import errors, pinning, shard_shapes
+from tf_layoutmap.layout.mesh import errors, shard_shapes, tracing
 from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     Mesh,
@@ -29,7 +29,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     mesh_sizes,
     prepare_process,
 )
-from tf_layoutmap.layout.mesh.pinning import on_mesh, on_registered_mesh
+from tf_layoutmap.layout.mesh.tracing import on_mesh, on_registered_mesh
 
 dtensor = tf.experimental.dtensor
 
@@ -269,7 +269,7 @@ def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     Raises:
       TypeError: If `x` is a sparse or ragged tensor.
     """
-    if x is None or pinning.on_mesh(x):
+    if x is None or tracing.on_mesh(x):
         return x
     if isinstance(x, tf.SparseTensor | tf.RaggedTensor):
         raise TypeError(
@@ -287,7 +287,7 @@ def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
 
 def to_host_tensor(x: Any) -> Any:
     """Returns `x`; a tensor on a mesh is copied to the host."""
-    if not pinning.on_mesh(x):
+    if not tracing.on_mesh(x):
         return x
     if dtensor.fetch_layout(x).is_fully_replicated():
         return dtensor.unpack(x)[0]
@@ -298,7 +298,7 @@ def to_host_tensor(x: Any) -> Any:
 def is_host_value(x: Any) -> bool:
     """Returns whether `x` is an array or a tensor that is not on a mesh."""
     return isinstance(x, np.ndarray) or (
-        isinstance(x, tf.Tensor) and not pinning.on_mesh(x)
+        isinstance(x, tf.Tensor) and not tracing.on_mesh(x)
     )
 
 
@@ -321,7 +321,7 @@ def to_replicated(x: Any, mesh: Mesh) -> Any:
 
 def readable_tensor(x: Any) -> Any:
     """Returns `x`, replicated if it is on a mesh, so `numpy()` can read it."""
-    if not pinning.on_mesh(x):
+    if not tracing.on_mesh(x):
         return x
     layout = dtensor.fetch_layout(x)
     if layout.is_fully_replicated():

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import pinning, tracing
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 from tf_layoutmap.layout.ops import einsum_axes
 
@@ -149,7 +149,7 @@ def static_value(x: Any) -> Any:
     if not tf.is_symbolic_tensor(x):
         return (
             x.numpy()
-            if isinstance(x, tf.Tensor) and (not pinning.on_mesh(x))
+            if isinstance(x, tf.Tensor) and (not tracing.on_mesh(x))
             else x
             if not tf.is_tensor(x)
             else None
@@ -187,7 +187,7 @@ def concat(
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values
     )
-    pin = pinning.replicated if first else pinning.unsharded_samples
+    pin = tracing.pin_replicated if first else tracing.pin_unsharded_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
 
@@ -223,8 +223,8 @@ def cut(
         return original(input, begin, size, name=name)
     starts, sizes = static_array(begin), static_array(size)
     if starts is None or sizes is None or not input.shape.is_fully_defined():
-        x = pinning.replicated(input, mesh)
-        return pinning.replicated(original(x, begin, size, name=name), mesh)
+        x = tracing.pin_replicated(input, mesh)
+        return tracing.pin_replicated(original(x, begin, size, name=name), mesh)
     ends = [
         length if part == -1 else start + part
         for start, part, length in zip(starts, sizes, input.shape)
@@ -259,7 +259,7 @@ def sparse_cross_entropy(
     on a CPU and returns NaN on a GPU.
     """
     if features.dtype not in (tf.float32, tf.float16):
-        features = pinning.unsharded_samples(features, mesh)
+        features = tracing.pin_unsharded_samples(features, mesh)
     result = original(features, labels, name=name)
     is_class = (labels >= 0) & (labels < features.shape[-1])
     return result._replace(loss=tf.where(is_class, result.loss, float("nan")))
@@ -288,9 +288,11 @@ def einsum(
         and einsum_axes.sums_several_labels(equation)
     ):
         inputs = [
-            (pinning.unsharded_samples if may_be else pinning.replicated)(
-                x, mesh
-            )
+            (
+                tracing.pin_unsharded_samples
+                if may_be
+                else tracing.pin_replicated
+            )(x, mesh)
             for x, may_be in zip(
                 inputs, einsum_axes.first_dim_may_be_sharded(equation)
             )
@@ -316,7 +318,7 @@ def bias_add(
         return original(value, bias, data_format=data_format, name=name)
     # The bias is replicated, because a dimension of size 1 cannot be sharded.
     bias = tf.reshape(
-        pinning.replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
+        tracing.pin_replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
     )
     return tf.add(value, bias, name=name)
 
@@ -354,7 +356,7 @@ def _on_mesh(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(_on_mesh, value))
     if isinstance(value, tf.Tensor):
-        return pinning.on_registered_mesh(value)
+        return tracing.on_registered_mesh(value)
     layout: Any = getattr(value, "layout", None)
     return isinstance(layout, dtensor.Layout) and is_registered(layout.mesh)
 
@@ -369,7 +371,7 @@ def scatter_nd(
 ) -> Any:
     """Computes `tf.scatter_nd` with replicated inputs and result."""
     indices, updates = (
-        pinning.replicated(tf.convert_to_tensor(x), mesh)
+        tracing.pin_replicated(tf.convert_to_tensor(x), mesh)
         for x in (indices, updates)
     )
     static = tf.get_static_value(tf.convert_to_tensor(shape))
@@ -377,7 +379,7 @@ def scatter_nd(
         # DTensor emits shapes in int32, independent of the dtype of indices.
         indices = tf.cast(indices, tf.int32)
         shape = tf.constant(static, tf.int32)
-    return pinning.replicated(
+    return tracing.pin_replicated(
         original(indices, updates, shape, **options), mesh
     )
 
@@ -412,7 +414,7 @@ def where(
     its shard, and different numbers of them.
     """
     return original(
-        pinning.replicated(tf.convert_to_tensor(condition), mesh), name=name
+        tracing.pin_replicated(tf.convert_to_tensor(condition), mesh), name=name
     )
 
 
@@ -438,8 +440,10 @@ def gather(
         if not indices.shape.is_fully_defined():
             # Indices of unknown length, for example from `tf.where`, cannot be
             # sharded.
-            params = pinning.keeping_rows(pinning.replicated, params, mesh)
-            indices = pinning.replicated(indices, mesh)
+            params = tracing.pin_keeping_rows(
+                tracing.pin_replicated, params, mesh
+            )
+            indices = tracing.pin_replicated(indices, mesh)
         return call(params, indices)
     if (
         tf.get_static_value(tf.convert_to_tensor(axis)) != batch_dims
@@ -457,17 +461,17 @@ def gather(
         def gradient(dy: Any) -> Any:
             starts = tf.range(num_batches, dtype=indices.dtype) * length
             positions = starts[:, tf.newaxis] + tf.reshape(
-                pinning.replicated(indices, mesh), [num_batches, per_batch]
+                tracing.pin_replicated(indices, mesh), [num_batches, per_batch]
             )
             sums = tf.math.unsorted_segment_sum(
                 tf.reshape(
-                    pinning.replicated(dy, mesh),
+                    tracing.pin_replicated(dy, mesh),
                     [num_batches * per_batch, *row],
                 ),
                 tf.reshape(positions, [-1]),
                 num_batches * length,
             )
-            return pinning.replicated(
+            return tracing.pin_replicated(
                 tf.reshape(sums, params.shape), mesh
             ), None
 

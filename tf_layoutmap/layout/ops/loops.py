@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import errors, pinning, tracing
+from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.ops.corrections import static_value
 
@@ -239,7 +239,7 @@ class UnrolledArray:
                 "On a mesh the lengths of TensorArray.split must be known "
                 f"during tracing. Received: {lengths}, {location()}."
             )
-        value = pinning.replicated(
+        value = tracing.pin_replicated(
             tf.convert_to_tensor(value, self._dtype), self._mesh
         )
         return self._with(

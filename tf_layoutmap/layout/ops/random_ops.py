@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
-from tf_layoutmap.layout.mesh import pinning, tracing
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import corrections
@@ -75,12 +75,12 @@ def correct_on_all_meshes(
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if pinning.DEVICE not in tf_private.current_device() or (
+        if tracing.DEVICE not in tf_private.current_device() or (
             tracing.mesh_of_operation() is not None
         ):
             return on_registered_meshes(*args, **kwargs)
         if not tf.executing_eagerly() or any(
-            map(pinning.on_mesh, (*args, *kwargs.values()))
+            map(tracing.on_mesh, (*args, *kwargs.values()))
         ):
             return corrected(None, *args, **kwargs)
         with tf.device("CPU:0"):
@@ -119,7 +119,7 @@ def seeded(
     if mesh is None and tf.is_symbolic_tensor(drawn):
         # The mesh was not passed to this package.
         return drawn
-    return pinning.replicated(drawn, mesh)
+    return tracing.pin_replicated(drawn, mesh)
 
 
 def stateless(
@@ -128,7 +128,7 @@ def stateless(
     """Draws all numbers on every device, except inside `sharded_draws`."""
     if _draws_shards.get():
         return original(*args, **kwargs)
-    return pinning.replicated(original(*args, **kwargs), mesh)
+    return tracing.pin_replicated(original(*args, **kwargs), mesh)
 
 
 def sharded_draws() -> AbstractContextManager[None]:

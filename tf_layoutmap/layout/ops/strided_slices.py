@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap.layout.mesh import errors, pinning
+from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.ops.corrections import (
     is_shape,
@@ -345,8 +345,8 @@ def _pin_for(parts: list[DimSlice], mesh: Mesh | None) -> Callable[[Any], Any]:
     if all(map(is_forward, parts)):
         return lambda x: x
     if parts[0].index is not None or not is_forward(parts[0]):
-        return lambda x: pinning.replicated(x, mesh)
-    return lambda x: pinning.unsharded_samples(x, mesh)
+        return lambda x: tracing.pin_replicated(x, mesh)
+    return lambda x: tracing.pin_unsharded_samples(x, mesh)
 
 
 def _pin_for_unknown_slice(
@@ -354,7 +354,7 @@ def _pin_for_unknown_slice(
 ) -> Callable[[Any], Any]:
     if _goes_forward(strides):
         return lambda x: x
-    return lambda x: pinning.replicated(x, mesh)
+    return lambda x: tracing.pin_replicated(x, mesh)
 
 
 def _goes_forward(strides: Any) -> bool:

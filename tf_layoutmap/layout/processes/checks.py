@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.layout.mesh import pinning, transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.processes import compare, digest, messages
 from tf_layoutmap.layout.processes.messages import ProcessError
@@ -255,7 +255,7 @@ class ProcessChecks(StepExchange):
           ProcessError: Another process runs a different step.
         """
         if not self.is_enabled or any(
-            map(pinning.on_mesh, tf.nest.flatten(batch))
+            map(tracing.on_mesh, tf.nest.flatten(batch))
         ):
             return batch
         self._is_full = self._is_new or _options["every_step"]

@@ -5,8 +5,8 @@ computed. Then `retrace` traces the function again and replicates the op that
 the error names (`replicated_ops`): every device gathers the inputs of the op
 and computes it in full. If no op can be identified, the full function is
 replicated, and its variables are gathered when they are read
-(`gathered_reads`). `user_functions` handles each `tf.function` of user code
-that reads a weight, `captured_tensors` the host tensors that a function
-captures. `report` lists the replicated ops of a model for warnings and for
-`explain`.
+(`captured_tensors.GatheredReads`). `retrace` also handles each `tf.function` of
+user code that reads a weight. `captured_tensors` replicates host tensors that a
+function captures. `report` lists the replicated ops of a model for warnings and
+for `explain`.
 """

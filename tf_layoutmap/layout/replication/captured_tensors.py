@@ -5,18 +5,26 @@ tensors. DTensor accepts only numbers and short lists of integers from the host.
 It rejects other host tensors before it runs the operation. Then the operation
 runs again with these tensors replicated on the mesh. If all inputs are on the
 mesh, there is no additional work.
+
+Functions that are fully replicated, and layers that need unsharded weights,
+read sharded variables through `GatheredReads`.
 """
 
+from __future__ import annotations
+
+import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import pinning, tracing, transfer
-from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.processes import digest, messages
 from tf_layoutmap.layout.replication import replicated_ops
 
@@ -38,7 +46,7 @@ _COPIES = "_copies_on_meshes"
 _host_inputs: dict[str, list[int]] = {}
 
 
-def made_as_it_is(original: Any, replacement: Callable[..., Any]) -> Any:
+def unwrapped(original: Any, replacement: Callable[..., Any]) -> Any:
     """Returns `replacement` unwrapped, because each eager op calls it."""
     del original
     return replacement
@@ -112,7 +120,7 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
             if (
                 position is None
                 or mesh is None
-                or pinning.on_mesh(inputs[position])
+                or tracing.on_mesh(inputs[position])
             ):
                 raise
         inputs = [*inputs]
@@ -130,7 +138,7 @@ def packed(x: Any, mesh: Mesh) -> Any:
     Raises:
       ProcessError: If another process has different values.
     """
-    if pinning.on_mesh(x):
+    if tracing.on_mesh(x):
         return x
     if not hasattr(x, _COPIES):
         setattr(x, _COPIES, weakref.WeakKeyDictionary())
@@ -177,6 +185,118 @@ def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
     """
     mesh = tracing.mesh_of_operation()
     for x in inputs if mesh is None else ():
-        if pinning.on_registered_mesh(x):
+        if tracing.on_registered_mesh(x):
             return dtensor.fetch_layout(x).mesh
     return mesh
+
+
+_current: ThreadValue[GatheredReads | None] = ThreadValue(None)
+_in_layer = ThreadValue(False)
+
+
+class GatheredReads:
+    """The sharded variables that one replicated function reads.
+
+    Attributes:
+      bytes: Unsharded size of each variable in bytes, by `id`.
+    """
+
+    def __init__(self):
+        self.bytes: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gathers variables in functions that are traced in the context."""
+        with _current.set_to(self), tracing.with_replicated_batches():
+            yield
+
+    def read(
+        self, variable: Any, read: Callable[[], tf.Tensor] | None = None
+    ) -> tf.Tensor:
+        """Returns the value of a DVariable, replicated on every device.
+
+        Args:
+          variable: `dtensor.DVariable`.
+          read: Function that reads the sharded value; None uses
+            `tf.convert_to_tensor`.
+        """
+        layout = variable.layout
+        # A read of a padded variable already returns a replicated tensor.
+        axes = (
+            set()
+            if isinstance(variable, PaddedVariable)
+            else ({*layout.sharding_specs} - {dtensor.UNSHARDED})
+        )
+        if axes:
+            self.bytes[id(variable)] = (
+                variable.dtype.size * variable.shape.num_elements()
+            )
+        # The relayout is outside of loops and branches, because some relayouts
+        # inside them end the process in DTensor's compiler.
+        with tf_private.outermost_graph().as_default():
+            value = tf.convert_to_tensor(variable) if read is None else read()
+            return (
+                value
+                if not axes
+                else gathered_along(axes, value, layout, shards_gradient=False)
+            )
+
+
+def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
+    """Gathers the weights of a tf_keras layer that is called in the context.
+
+    In Keras 3 this is not needed, because weights record their layer.
+    """
+    return _in_layer.set_to(True)
+
+
+def in_gathering_layer() -> bool:
+    """Returns whether this thread is inside `gathering_layer_call`."""
+    return _in_layer.get()
+
+
+def current() -> GatheredReads | None:
+    """Returns the reads of the replicated function being traced, or None."""
+    return _current.get()
+
+
+def gathered_along(
+    axes: set[str],
+    tensor: tf.Tensor,
+    layout: Layout,
+    shards_gradient: bool = True,
+) -> tf.Tensor:
+    """Returns `tensor` gathered along some mesh axes.
+
+    The gradient of a lookup stays `tf.IndexedSlices`. The gradient of DTensor's
+    relayout would sum repeated ids, but Keras' optimizers square the gradient
+    of each repeated id separately.
+
+    Args:
+      axes: Mesh axes along which to gather.
+      tensor: Value of a variable.
+      layout: Layout of the variable.
+      shards_gradient: Whether DTensor may shard the computation of the
+        gradient.
+    """
+    gathered = dtensor.Layout(
+        [
+            dtensor.UNSHARDED if one in axes else one
+            for one in layout.sharding_specs
+        ],
+        layout.mesh,
+    )
+
+    @tf.custom_gradient
+    def relayout(value: tf.Tensor) -> Any:
+        def gradient(dy: Any) -> Any:
+            if isinstance(dy, tf.IndexedSlices):
+                return dy
+            if not shards_gradient:
+                return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
+            # This is DTensor's gradient of a relayout.
+            return dtensor.relayout_like(dy, value)
+
+        return dtensor.relayout(value, gathered), gradient
+
+    return relayout(tensor)

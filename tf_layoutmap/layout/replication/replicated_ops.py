@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import errors, pinning
+from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import as_constant, is_shape
@@ -155,12 +155,14 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
     # Ops of the relayout must not be pinned themselves.
     with _trace.set_to(None):
         pin = (
-            pinning.replicated
+            tracing.pin_replicated
             if extent == Extent.ALL
-            else pinning.unsharded_samples
+            else tracing.pin_unsharded_samples
         )
         return (
-            pinning.keeping_rows(pin, x, mesh) if keeps_rows else pin(x, mesh)
+            tracing.pin_keeping_rows(pin, x, mesh)
+            if keeps_rows
+            else pin(x, mesh)
         )
 
 
@@ -223,7 +225,7 @@ def can_run_replicated(
     sharded = [
         x
         for x in inputs
-        if pinning.on_mesh(x)
+        if tracing.on_mesh(x)
         and not dtensor.fetch_layout(x).is_fully_replicated()
     ]
     return bool(sharded) and not any(
@@ -246,7 +248,7 @@ def replicated_inputs(
     """
     if not can_run_replicated(message, operation, inputs):
         return None
-    replicated = [pinning.replicated(x, None) for x in inputs]
+    replicated = [tracing.pin_replicated(x, None) for x in inputs]
     if operation not in _warned:
         _warned.add(operation)
         warnings.warn(

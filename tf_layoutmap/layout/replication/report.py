@@ -12,7 +12,7 @@ from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import errors
 from tf_layoutmap.layout.ops.corrections import is_shape
-from tf_layoutmap.layout.replication.gathered_reads import GatheredReads
+from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 
 # Maximum number of operations in a message.
 _SHOWN = 8

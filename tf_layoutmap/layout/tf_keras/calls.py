@@ -8,8 +8,8 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap.layout import assignments
-from tf_layoutmap.layout.mesh import pinning, tracing, transfer
-from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
     context_of,
@@ -156,18 +156,18 @@ def call_layer(
         or (not tracing.traced_for_mesh())
     ):
         return original(layer, *args, **kwargs)
-    if not gathered_reads.in_gathering_layer() and (
-        gathered_reads.current() is not None
+    if not captured_tensors.in_gathering_layer() and (
+        captured_tensors.current() is not None
         or assignments.gathers_weights(layer)
     ):
-        with gathered_reads.gathering_layer_call():
+        with captured_tensors.gathering_layer_call():
             return call_layer(original, layer, *args, **kwargs)
     if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     args, kwargs = tf.nest.map_structure(
-        lambda x: pinning.unsharded_samples(x, mesh), (args, kwargs)
+        lambda x: tracing.pin_unsharded_samples(x, mesh), (args, kwargs)
     )
     return tf.nest.map_structure(
-        lambda x: pinning.unsharded_samples(x, mesh),
+        lambda x: tracing.pin_unsharded_samples(x, mesh),
         original(layer, *args, **kwargs),
     )

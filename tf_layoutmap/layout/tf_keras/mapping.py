@@ -26,10 +26,10 @@ import tf_keras
 from tf_layoutmap._core import tf_keras_private, tf_private
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.mesh import pinning, tracing, transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import StoredVariable
-from tf_layoutmap.layout.replication import gathered_reads
+from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
 
@@ -47,17 +47,19 @@ class HostReadableVariable(StoredVariable):
         if (
             not axes
             or tf.executing_eagerly()
-            or (not gathered_reads.in_gathering_layer())
+            or (not captured_tensors.in_gathering_layer())
         ):
             return super().value()
-        reads = gathered_reads.current()
+        reads = captured_tensors.current()
         if reads is not None:
             return reads.read(self, super().value)
-        return gathered_reads.gathered_along(axes, super().value(), self.layout)
+        return captured_tensors.gathered_along(
+            axes, super().value(), self.layout
+        )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Returns rows of the table; from the full table if it is gathered."""
-        if gathered_reads.in_gathering_layer():
+        if captured_tensors.in_gathering_layer():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)
 
@@ -69,7 +71,7 @@ class HostReadableVariable(StoredVariable):
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a host value, which is sharded on the host, or a DTensor."""
         if tf.executing_eagerly() and not (
-            isinstance(value, tf.Variable) or pinning.on_mesh(value)
+            isinstance(value, tf.Variable) or tracing.on_mesh(value)
         ):
             with tf.device("CPU:0"):
                 value = tf.convert_to_tensor(value, self.dtype)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._core import tf_keras_private
-from tf_layoutmap.layout.mesh import atomic_step, pinning, tracing, transfer
+from tf_layoutmap.layout.mesh import atomic_step, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.tf_keras import mapping
 from tf_layoutmap.layout.tf_keras.patches import context_of
@@ -197,7 +197,7 @@ def add_slot(
         initial_value = np.zeros(shape, weight.dtype.as_numpy_dtype)
     elif isinstance(initial_value, tf.Variable):
         initial_value = initial_value.numpy()
-    elif pinning.on_mesh(initial_value):
+    elif tracing.on_mesh(initial_value):
         initial_value = transfer.to_host(initial_value)
     elif callable(initial_value):
         initial_value = initial_value()
