@@ -1,10 +1,14 @@
 """Interface of the backends that run the steps of a `TPUEmbedding`.
 
-`host/backend.py` runs steps on the host engine, `tpu/backend.py` runs them with
-TPU operations, `divided/backend.py` runs them on tables that are sharded over
-processes, and `servers/backend.py` runs them on parameter servers. Code that
-uses a backend depends only on the protocols of this module. `choose_engine`
-selects the engine.
+Each backend runs the steps in a different way:
+
+- `host/backend.py` uses the host engine.
+- `tpu/backend.py` uses TensorFlow's TPU operations.
+- `divided/backend.py` uses tables that are sharded over processes.
+- `servers/backend.py` uses parameter servers.
+
+Code that uses a backend depends only on the protocols in this module.
+`choose_engine` selects the engine.
 """
 
 from __future__ import annotations
@@ -20,15 +24,16 @@ from tf_layoutmap._core import lazy, literals, strategies
 class Backend(Protocol):
     """Runs the steps of a `TPUEmbedding`.
 
-    The caller passes the input of a step to `read` and the result to `enqueue`.
-    If the embedding is not built yet, the caller builds it between the two
-    calls. Sizes that were not declared are set from the first batch.
+    The caller passes the input of a step to `read`, and then passes the return
+    value of `read` to `enqueue`. If the embedding is not built yet, the caller
+    builds it after `read` and before `enqueue`. The first batch sets all sizes
+    that the caller did not declare.
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` if the order of the steps is sufficient to identify the
-        gradients.
+        lookup; `()` if the backend identifies gradients by the order of the
+        steps only.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
@@ -45,7 +50,7 @@ class Backend(Protocol):
 
     @property
     def is_built(self) -> bool:
-        """Whether tables and engine have been created."""
+        """Whether the tables and the engine exist."""
         ...
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -57,16 +62,17 @@ class Backend(Protocol):
           batch_size: None, or the batch size of every feature.
 
         Raises:
-          ValueError: If the arguments contradict each other or known sizes.
+          ValueError: If the arguments contradict each other, or contradict
+            sizes that are already known.
         """
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables eagerly.
 
         Returns:
-          `{table name: {variable name: variable}}`: the rows
-          `[num_rows, dim]` as `"parameters"`, and the slot variables, float32
-          `[num_rows, dim]` or `[num_rows, 1]`.
+          A dict `{table name: {variable name: variable}}`. The variable
+          `"parameters"` holds the rows, `[num_rows, dim]`. The other variables
+          are slot variables, float32 `[num_rows, dim]` or `[num_rows, 1]`.
         """
         ...
 
@@ -176,35 +182,35 @@ class EngineChanges(Protocol):
           also: Additional rows to copy, int64, by table name.
 
         Returns:
-          The changes by table name: `rows`, int64 and ascending; `values`, the
-          values of these rows by variable name; `whole`, the full values of
-          small variables by name.
+          The changes by table name. Each entry has `rows` (int64 row numbers,
+          ascending), `values` (the values of these rows by variable name) and
+          `whole` (the full values of small variables by name).
 
         Raises:
           RuntimeError: If a later call of `watch_changes` has replaced this
-            record, or the engine has been replaced.
+            record, or another engine has replaced the recorded engine.
         """
         ...
 
 
 class EngineBackend(Backend, Protocol):
-    """Backend that also supports lookups by token, and has statistics."""
+    """Backend that also supports open lookups, eviction and statistics."""
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Opens a lookup, whose gradients may be passed to `follow` later.
+        """Looks up a batch; the caller may later pass gradients to `follow`.
 
         Args:
           features: Structure of the feature config with ids.
           weights: None, or the same structure with None or weights.
 
         Returns:
-          A tuple of the lookup, which is an argument of `follow`, and the
-          activations in the form that `dequeue` returns.
+          A tuple of the lookup and the activations. The lookup is an argument
+          for `follow`. The activations have the form that `dequeue` returns.
         """
         ...
 
     def follow(self, lookup: Any, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Stores the gradients of a lookup until `apply_followed`.
+        """Stores the gradients of a lookup until `apply_followed` is called.
 
         Args:
           lookup: The lookup that `open` returned.
@@ -245,8 +251,9 @@ class EngineBackend(Backend, Protocol):
           capacity: New capacity of its vocabulary.
 
         Returns:
-          An object with the new `spec` of the embedding, the new `variables` of
-          the table, and the `conversion`, which counts kept and dropped keys.
+          An object with these attributes: `spec` (the new spec of the
+          embedding), `variables` (the new variables of the table), and
+          `conversion` (the numbers of kept and dropped keys).
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -277,9 +284,11 @@ class EngineBackend(Backend, Protocol):
 
 ENGINES = ("auto", "tpu", "host")
 
-# Placement of tables over several processes.
+# Values of the argument `over_processes`: how tables are distributed over
+# processes.
 OVER_PROCESSES = ("copied", "sharded")
-# Order of summing a row's gradients if tables are sharded over processes.
+# Values of the argument `order`: the order in which the gradients of a row are
+# summed if tables are sharded over processes.
 ORDERS = ("exact", "folded")
 
 
@@ -361,7 +370,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a TPUStrategy of TensorFlow's new or old class."""
+    """Whether a strategy is a `TPUStrategy`, or of its deprecated class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),
