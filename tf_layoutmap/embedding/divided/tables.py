@@ -401,8 +401,8 @@ class DividedTable(tf_private.Trackable):
       dtype: Dtype of the stored rows.
       row_partition: Assignment of rows to processes.
       rows: `range` of the rows of this process.
-      block: `tf.Variable` with the rows of this process, of shape `[len(rows),
-        dim]`. If the process has no rows, `block` has one row that is never
+      block: `tf.Variable` of shape `[len(rows), dim]` with the rows of this
+        process. If the process has no rows, `block` has one row that is never
         read.
     """
 

@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for the host engine.
 
-It implements the interface of `tf_layoutmap.embedding.backend`: it reads
-batches, shapes activations and gradients, passes steps to the engine, resizes
-open vocabularies, and applies a pending pipelined update before tables are
-saved.
+`HostBackend` implements the interface in `tf_layoutmap.embedding.backend`. It
+reads batches, reshapes activations and gradients, and passes steps to the
+engine. It also resizes open vocabularies, and applies a pending pipelined
+update before tables are saved.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class HostBackend:
 
     is_on_tpu: ClassVar[bool] = False
     mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
-    # Shape checks are cheap and prevent invalid memory accesses.
+    # Shape checks are always enabled, because they are fast and prevent invalid
+    # memory accesses.
     checks_shapes = True
 
     def __init__(
@@ -74,12 +75,13 @@ class HostBackend:
 
     @property
     def is_built(self) -> bool:
-        """Whether the engine is created."""
+        """Whether the engine exists."""
         return self.engine is not None
 
     @property
     def _started(self) -> host_engine.HostEngine:
-        assert self.engine is not None  # Steps run after `start`.
+        # Steps require the engine, which `start` creates.
+        assert self.engine is not None
         return self.engine
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -93,7 +95,7 @@ class HostBackend:
         return tables.create_tables(self._spec, self._partitioner)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Creates the engine over the variables."""
+        """Creates an engine that reads and updates the variables."""
         options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
@@ -154,8 +156,8 @@ class HostBackend:
                     num_replicas=self._replicas.num_replicas,
                     **self._engine_options(),
                 )
-                # `on_evict` may raise, so it is called before the old table
-                # is emptied.
+                # The user function `on_evict` may raise an error. Therefore it
+                # is called before `empty_variables` deletes the old table.
                 new_engine.report_dropped(table, resized.dropped)
         except BaseException:
             engine.retire("")
@@ -166,11 +168,11 @@ class HostBackend:
         return resized
 
     def _check_single_process(self, method: str) -> None:
-        """Checks that the strategy has one process.
+        """Checks that the strategy has only one process.
 
         Raises:
-          NotImplementedError: Under a strategy of several processes, where one
-            process might call `method` and another might not.
+          NotImplementedError: If the strategy has several processes. Their
+            tables would differ if only some of the processes called `method`.
         """
         if self._replicas.has_processes:
             raise NotImplementedError(
@@ -189,8 +191,8 @@ class HostBackend:
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Enqueues a batch that `read` returned."""
         if isinstance(batch, batches.BatchOfProcesses):
-            # The step uses collectives over the processes, which are only
-            # supported in replica context.
+            # The step runs collectives over the processes. TensorFlow supports
+            # these collectives only in replica context.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
                     self.read(features, weights, None), training, name
@@ -206,9 +208,10 @@ class HostBackend:
             self._started.enqueue(replica, training, inputs)
 
     def _enqueue_keys(self, steps: Any, training: Any) -> None:
-        """Enqueues the batches of all replicas together.
+        """Enqueues the batches of all replicas as one step of the engine.
 
-        The row of a new key must not depend on the order of the replicas.
+        A single step assigns rows to new keys in a fixed order, which does not
+        depend on the order in which the replicas run.
         """
         if self._replicas.has_processes:
             for replica, inputs in steps:
@@ -281,11 +284,11 @@ class HostBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch that is not part of the sequence of steps.
+        """Looks up a batch outside of the `enqueue` and `dequeue` order.
 
         Returns:
-          The lookup, which `follow` requires if there are gradients, and the
-          activations, one per feature.
+          A tuple of the lookup and the activations, one per feature. The caller
+          passes the lookup to `follow` if there are gradients.
         """
         replica = self._replicas.require_current("call")
         lookup = self._started.open(
@@ -300,7 +303,7 @@ class HostBackend:
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Stores the gradients of a lookup and returns their mark."""
+        """Stores the gradients of a lookup, and returns their mark."""
         return self._started.follow(
             self._replicas.require_current("gradient"),
             lookup,
@@ -321,18 +324,19 @@ class HostBackend:
             self.engine.apply_pending()
 
     def reset(self) -> None:
-        """Applies the pending pipelined update, and discards all steps."""
+        """Applies the pending pipelined update and discards steps in flight."""
         self.flush()
         self._started.reset()
 
     def describe(self) -> dict[str, Any]:
-        """Returns the counters and the pending steps of the engine."""
+        """Returns the counters and the steps in flight of the engine."""
         return self._started.describe()
 
     def before_read(self) -> None:
-        """Applies the pending pipelined update, except during tracing."""
-        # A traced function reads the rows without the pending update, because
-        # an exported function must not contain an op of this package.
+        """Applies the pending pipelined update, but not during tracing."""
+        # In a traced function, the update would add an op of this package to
+        # the graph. An exported function must not contain such an op, so a
+        # traced function reads the rows without the pending update.
         if tf.executing_eagerly():
             self.flush()
 
@@ -343,8 +347,8 @@ class HostBackend:
     def before_restore(self) -> None:
         """Checks that no step is in flight.
 
-        The gradients of such a step would belong to rows that the restore
-        replaces.
+        The gradients of a step in flight belong to rows that the restore would
+        replace.
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -359,19 +363,20 @@ class HostBackend:
                 f"{counts['awaiting']}."
             )
         if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # These lookups have not received gradients, and the restore
-            # replaces their rows.
+            # These lookups wait for gradients or for their update. They are
+            # discarded, because the restore replaces the rows that they have
+            # read.
             self._started.reset()
 
     def note_restore(self) -> None:
-        """Counts a restore, which all processes must perform."""
+        """Counts a restore. All processes must restore the same checkpoints."""
         self._count_replacement()
         if self._replicas.has_processes:
             assert isinstance(self.engine, multi_process.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:
-        """Counts the replaced values; steps use the variables directly."""
+        """Records that all values were replaced."""
         self._count_replacement()
 
     def _count_replacement(self) -> None:

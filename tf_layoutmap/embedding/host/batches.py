@@ -14,10 +14,10 @@ from tf_layoutmap.embedding.host.engine import StepInputs
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The checked inputs of the replicas for which the caller enqueues.
+    """The checked inputs of all replicas for which a call enqueues steps.
 
     Attributes:
-      steps: Replica and inputs of each step.
+      steps: A tuple of the replica index and the inputs, for each step.
     """
 
     steps: list[tuple[int, StepInputs]]
@@ -25,7 +25,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchOfProcesses:
-    """Distributed features and weights, which each replica reads separately."""
+    """Distributed features and weights; each replica reads its values."""
 
     features: Any
     weights: Any
@@ -59,11 +59,13 @@ class BatchReader:
         Args:
           features: Ids in the structure of the feature config, or a packed
             batch.
-          weights: None, or weights or None in the same structure.
-          device: Device that runs the step, or None.
+          weights: None, or the same structure with None or the weights of the
+            ids.
+          device: Device of the replica that the step belongs to, or None.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
         """
         if (
@@ -72,8 +74,9 @@ class BatchReader:
             and tf.distribute.in_cross_replica_context()
         ):
             return BatchOfProcesses(features, weights)
-        # All inputs are checked before the first one is enqueued, so that an
-        # error does not leave a step that only some replicas have enqueued.
+        # The caller enqueues a step only after the inputs of all replicas have
+        # been checked. Otherwise an error could occur after only some replicas
+        # have enqueued the step.
         return Batch(
             [
                 (replica, self.read_features(features, weights))
@@ -84,7 +87,7 @@ class BatchReader:
         )
 
     def _split(self, features, weights, device):
-        """Returns replica, features and weights of each step to enqueue."""
+        """Returns the replica, features and weights of each step."""
         replica = self._replicas.current()
         if device is not None:
             if replica is not None and self._replicas.num_replicas > 1:
@@ -113,8 +116,9 @@ class BatchReader:
                 self._replicas.has_processes or self._shapes.has_open_tables
             ):
                 return self._shapes.check_packed(packed)
-            # Gathering over processes and the assignment of rows to keys
-            # require separate features.
+            # The packed batch is unpacked, because two operations require a
+            # separate tensor for each feature: gathering over processes, and
+            # assigning rows to keys.
             ids, factors = packing.unpack_ids(
                 self._shapes.samples.features, packed
             )
