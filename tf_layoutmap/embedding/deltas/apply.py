@@ -40,8 +40,9 @@ def apply_deltas(
 
     Raises:
       ValueError: If a delta is missing, occurs twice, has another base, or is
-        truncated or modified. Also if `target` is `base` or a delta, directly
-        or through a link. The message names the delta, and no file is written.
+        truncated or modified. This error is also raised if `target` is `base`
+        or a delta, directly or through a link. The message names the delta, and
+        no file is written.
       OSError: If `target` cannot be written, or another process is writing
         `target`. After this error, an existing checkpoint is unchanged.
     """

@@ -56,7 +56,8 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
 
     Raises:
       ValueError: If the checkpoint does not contain the tables of `embedding`.
-        Also if several embeddings in the checkpoint match and `root` is None.
+        This error is also raised if several embeddings in the checkpoint match
+        and `root` is None.
     """
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = open_checkpoint(base).get_variable_to_shape_map()

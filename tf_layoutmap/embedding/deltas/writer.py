@@ -222,8 +222,9 @@ class DeltaWriter:
         Raises:
           TypeError: If `embedding` has another type.
           ValueError: If the base does not contain the tables of `embedding`.
-            Also if the directory contains deltas of another base, deltas of
-            other tables, or a truncated or modified delta.
+            This error is also raised if the directory contains deltas of
+            another base, deltas of other tables, or a truncated or modified
+            delta.
           RuntimeError: If the embedding is not built, or is on a TPU.
           NotImplementedError: Under a strategy of several processes.
         """

@@ -7,8 +7,8 @@ in the same order. Therefore all engines compute the same update, and the copies
 of a table remain bitwise identical. A replica looks up only its own samples.
 
 The checks of ids, modes and restores run on the gathered values, so all
-processes raise the same error. The error names the process that passed the
-value. (An error of the engine does not name the process.)
+processes raise the same error. Unlike an error of the engine, this error names
+the process that passed the value.
 
 `check_agreed_settings` raises an error if an embedding has different settings
 in different processes. Without this check, the copies of a table would differ
@@ -147,8 +147,8 @@ class RestoreCounter:
 
     def __init__(self):
         with tf.init_scope(), tf.device(tables.HOST):
-            # This class creates a variable that is local to the process under
-            # any strategy.
+            # The variable is local to this process, whatever the strategy in
+            # scope.
             self._count = tf_private.ResourceVariable(
                 0, dtype=tf.int64, trainable=False, name="num_restores"
             )

@@ -123,8 +123,8 @@ class OpenTables:
         """Returns the arguments of a step's op, except for the batch.
 
         Args:
-          inputs: Inputs of all features, first for replica 0, then for replica 1,
-            and then for all other replicas.
+          inputs: Inputs of all features, first for replica 0, then for replica
+            1, and then for all other replicas.
 
         Raises:
           ValueError: If some features of one table have integers and others

@@ -113,9 +113,9 @@ class SampleShapes:
 
         Raises:
           ValueError: If the sizes differ from the declared sizes or from the
-            sizes of the first input, or if a size is unknown. Also if the input
-            of a sequence feature has more than 2 dimensions and the engine
-            already exists.
+            sizes of the first input, or if a size is unknown. This error is
+            also raised if the input of a sequence feature has more than 2
+            dimensions and the engine already exists.
         """
         self._set_inner_sizes({index: inner})
 
