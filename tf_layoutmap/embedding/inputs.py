@@ -6,9 +6,9 @@ If an error can be detected during tracing, this module raises it, and the
 message contains the path of the feature. The engine validates ids and splits
 when the step runs.
 
-The engine requires one dimension of samples. For activations of shape `[B, D,
-dim]`, the engine requires `B * D` samples: one sample for each position, in
-row-major order. `fill_samples` and `fill_sequences` create these samples.
+The engine requires one dimension of samples. Activations of shape `[B, D, dim]`
+require `B * D` samples: one sample for each position, in row-major order.
+`fill_samples` and `fill_sequences` create these samples.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class IdReport:
                 console.print(shown)
 
     def html(self) -> str:
-        """Returns a self-contained page with tables and plots."""
+        """Returns an HTML page that contains all tables and plots."""
         return html_report.page(self)
 
     def save_html(self, path: Any):
