@@ -212,7 +212,7 @@ class ServersBackend:
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the stored gradients, multiplied by the value of `marks`."""
+        """Applies the stored gradients, which are multiplied by the mark."""
         lookup = self._lookups.take()
         # All elements of `marks` are equal. A factor of 0 raises an error,
         # because an update with zero gradients can also change rows.
