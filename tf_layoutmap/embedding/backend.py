@@ -80,26 +80,26 @@ class Backend(Protocol):
         """Prepares the backend for steps on these variables.
 
         Args:
-          variables: Return value of `create_tables`. A checkpoint may have
-            been restored into the variables.
+          variables: Return value of `create_tables`. The variables can contain
+            values from a checkpoint.
         """
 
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks and reads the input of a step. The backend need not be built.
+        """Checks and reads the input of a step, also before `start`.
 
         Args:
-          features: Structure of the feature config with ids, as
-            `TPUEmbedding.enqueue` takes them.
-          weights: None, or the same structure with None or weights.
-          device: None, or the device of the replica that the step belongs to.
+          features: Ids in any form that `TPUEmbedding.enqueue` accepts.
+          weights: None, or the same structure with None or weights as leaves.
+          device: None, or the device of the replica to which the step belongs.
 
         Returns:
-          The batch, for `enqueue` of the same backend only.
+          The batch, which only `enqueue` of the same backend accepts.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
         """
         ...
@@ -110,7 +110,7 @@ class Backend(Protocol):
         Args:
           batch: Return value of `read`.
           training: Whether the step trains, as a bool or a scalar bool tensor.
-          name: Name that the calls of one step in a traced function share.
+          name: Name that is equal in all calls of a step in a traced function.
         """
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
@@ -120,8 +120,8 @@ class Backend(Protocol):
           name: The `name` that was passed to `enqueue`.
 
         Returns:
-          Per feature: float32, `[num_samples, dim]`, or with the additional
-          dimensions that `TPUEmbedding.dequeue` documents.
+          One float32 tensor per feature, with a shape that
+          `TPUEmbedding.dequeue` documents.
         """
         ...
 
@@ -129,7 +129,8 @@ class Backend(Protocol):
         """Applies the gradients of the most recently dequeued step.
 
         Args:
-          gradients: Per feature: None, or float32 of the activation's shape.
+          gradients: For each feature, None or a float32 gradient in the shape
+            of the activations.
           name: The `name` that was passed to `enqueue`.
         """
 
@@ -148,11 +149,11 @@ class Backend(Protocol):
     def before_restore(self) -> None:
         """Hook that runs before a restore writes to the variables.
 
-        It is called only if the backend is built.
+        The hook is called only if the backend is built.
 
         Raises:
-          RuntimeError: If steps are in flight. Their gradients belong to the
-            current rows, which the restore would replace.
+          RuntimeError: If steps are in flight. The gradients of these steps
+            belong to the current rows, which the restore would replace.
         """
 
     def note_restore(self) -> None:
@@ -166,7 +167,7 @@ class Backend(Protocol):
 
 
 class EngineChanges(Protocol):
-    """Record of the table rows that were written since the last `take`.
+    """Record of the table rows that were written since the last call of `take`.
 
     Attributes:
       num_replaced: Number of operations, such as restores, that may have
@@ -179,7 +180,7 @@ class EngineChanges(Protocol):
         """Copies the rows that were written since the last call.
 
         Args:
-          also: Additional rows to copy, int64, by table name.
+          also: Additional row numbers to copy, int64, by table name.
 
         Returns:
           The changes by table name. Each entry has `rows` (int64 row numbers,
@@ -201,7 +202,7 @@ class EngineBackend(Backend, Protocol):
 
         Args:
           features: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Returns:
           A tuple of the lookup and the activations. The lookup is an argument
@@ -231,15 +232,16 @@ class EngineBackend(Backend, Protocol):
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Evicts keys of an open table from their rows.
+        """Evicts keys from an open table.
 
         Args:
           table: Index of the table.
-          keys: Keys to evict, int64.
+          keys: int64 keys to evict.
           expired: Whether to evict all expired keys instead of `keys`.
 
         Returns:
-          The keys that had a row, `[num_evicted]` int64.
+          The evicted keys, `[num_evicted]` int64. Keys without a row are not
+          included.
         """
         ...
 
@@ -248,7 +250,7 @@ class EngineBackend(Backend, Protocol):
 
         Args:
           table: Index of the table.
-          capacity: New capacity of its vocabulary.
+          capacity: New capacity of the vocabulary.
 
         Returns:
           An object with these attributes: `spec` (the new spec of the
@@ -301,7 +303,7 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
       strategy: The strategy in scope.
 
     Raises:
-      ValueError: If `engine` is not one of `ENGINES`, or the engine does not
+      ValueError: If `engine` is not one of `ENGINES`, or if the engine does not
         support the strategy.
     """
     if engine not in ENGINES:
@@ -335,11 +337,12 @@ def read_over_processes(
     """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
 
     Returns:
-      One of `OVER_PROCESSES`; `"sharded"` for its deprecated name `"divided"`.
+      One of `OVER_PROCESSES`. For the deprecated name `"divided"`, the function
+      returns `"sharded"`.
 
     Raises:
-      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or is not
-        supported without several processes.
+      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or if a
+        value requires several processes and there is only one process.
     """
     if over_processes == "divided":
         lazy.warn_of_old_value("over_processes", "divided", "sharded")

@@ -37,8 +37,8 @@ def read_arguments(
         sequence features.
 
     Returns:
-      The shape of each feature's samples, as returned by `read`. None if
-      `shapes` and `batch_size` are None.
+      For each feature, the shape of its samples, as returned by `read`. If
+      `shapes` and `batch_size` are None, the function returns None.
 
     Raises:
       TypeError: If `read` raises a TypeError.

@@ -29,9 +29,9 @@ def check_shapes(
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If the checkpoint holds these tables with another shape or
-        dtype, or if a table has an open vocabulary only in the checkpoint or
-        only in the program.
+      ValueError: If a table has another shape or dtype in the checkpoint, or if
+        a table has an open vocabulary only in the checkpoint or only in the
+        program.
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -84,7 +84,7 @@ def _vocabulary_mismatch(
     attribute: str,
     variables: Mapping[str, Mapping[str, Any]],
 ) -> str | None:
-    """Returns a message if a table and the checkpoint differ in vocabulary.
+    """Returns an error message if a vocabulary does not match, or None.
 
     If the table identifies rows by keys and the checkpoint does not, or the
     checkpoint does and the table does not, the restored rows would belong to

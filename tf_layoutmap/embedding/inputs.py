@@ -78,7 +78,7 @@ def read_feature(
       value: Ids: a `tf.Tensor` `[num_samples]` or `[..., ids per sample]`, a
         `tf.SparseTensor` `[..., ids per sample]`, or a `tf.RaggedTensor` of
         rank 2.
-      weight: None, or the weights of the ids in the same form.
+      weight: None, or the weights of the ids, in the same form as the ids.
 
     Returns:
       The ids and weights in the form that the engine requires. If each sample
@@ -87,8 +87,8 @@ def read_feature(
 
     Raises:
       TypeError: If ids are not integers or weights are not numbers.
-      ValueError: If the type or rank of `value` is not supported, or `weight`
-        does not match `value`.
+      ValueError: If the type or rank of `value` is not supported, or if
+        `weight` does not match `value`.
     """
     if weight is not None and feature.is_sequence:
         raise ValueError(
@@ -323,7 +323,7 @@ def _check_values(feature, ids, values):
 
 
 def same_positions(feature, attribute, positions, weight_positions):
-    """Returns `positions` after checking that they equal `weight_positions`.
+    """Checks that ids and weights have equal positions; returns `positions`.
 
     Without this check, weights could be applied to the wrong ids without an
     error.

@@ -22,7 +22,7 @@ def __dir__() -> list[str]:
 
 
 class RowwiseAdagrad(HostOptimizer):
-    """Adagrad with one accumulator per row.
+    """Adagrad optimizer with one accumulator per row.
 
     In Adagrad, each value of a row has an accumulator. Here, the slot variable
     `accumulators` has the shape `[num_rows, 1]`, so it needs `1 / dim` of the
@@ -61,7 +61,7 @@ class RowwiseAdagrad(HostOptimizer):
           learning_rate: A number, or a callable without arguments.
           initial_accumulator_value: Initial value of `accumulators`, at least
             0.
-          epsilon: Number that is added to the square root, above 0.
+          epsilon: Number above 0 that is added to the square root.
           **options: Arguments of `HostOptimizer`, such as `clipvalue` and
             `weight_decay_factor`, as in TensorFlow's optimizers.
         """
@@ -71,7 +71,7 @@ class RowwiseAdagrad(HostOptimizer):
 
 
 class LAMB(HostOptimizer):
-    """LAMB that treats each row as a separate layer.
+    """LAMB optimizer that treats each row as a separate layer.
 
     The rule is algorithm 2 in You et al., "Large Batch Optimization for Deep
     Learning", ICLR 2020, arXiv 1904.00962.
@@ -108,7 +108,7 @@ class LAMB(HostOptimizer):
           learning_rate: A number, or a callable without arguments.
           beta_1: Decay of the momenta, at least 0 and below 1.
           beta_2: Decay of the velocities, at least 0 and below 1.
-          epsilon: Number that is added to the square root, above 0.
+          epsilon: Number above 0 that is added to the square root.
           weight_decay: The parameter lambda in the paper. The weight decay is
             part of `r`, so it changes the direction of an update, but not its
             length. In contrast, `weight_decay_factor` decays the row after the

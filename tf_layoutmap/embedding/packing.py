@@ -1,4 +1,4 @@
-"""`pack`: the ids of all features of a batch as one matrix.
+"""`pack`: stores the ids of all features of a batch in one matrix.
 
 Each row of the matrix contains one sample: a mark, the number of ids of each
 feature, and the ids of all features, concatenated. Datasets, strategies and
@@ -214,10 +214,10 @@ def pack(
     [[1, 2, 3, 7, 8], [1, 2, 1, 9, 9]]
 
     Args:
-      features: Structure of the feature config. Each leaf is a batch of
-        integer ids: a `tf.Tensor` `[num_samples]` or `[num_samples, ids per
-        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a
-        sparse tensor, the ids of a sample must be in its first columns.
+      features: Integer ids in the structure of the feature config. Each leaf is
+        a `tf.Tensor` `[num_samples]` or `[num_samples, ids per sample]`, or a
+        `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a sparse tensor,
+        the ids of a sample must be in consecutive columns, from column 0.
       weights: None, or the same structure in which each leaf is None or the
         weights of the ids. The weights have the same sparse or ragged form as
         the ids.

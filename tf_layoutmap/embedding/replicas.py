@@ -259,7 +259,7 @@ def merge_replica_steps(
       features: Batch of the calling replica.
       work: Function that takes a list with the batch of each replica, and
         `argument`.
-      argument: A bool or a bool tensor that is the same for all replicas.
+      argument: A bool or a bool tensor, which is equal in all replicas.
 
     Raises:
       RuntimeError: If the call is in a tf.function or a condition inside the

@@ -54,8 +54,9 @@ def serving_embedding_lookup(
       weights: None, or the same structure in which each leaf is None or the
         weights of the ids. Weights are floats, and have the same tensor type as
         the ids.
-      tables: Mapping from each `TableConfig` to its rows `[num_rows, dim]`: a
-        `tf.Variable`, a tensor or a `ShardedVariable`.
+      tables: Mapping from each `TableConfig` to the rows of its table,
+        `[num_rows, dim]`. The rows are a `tf.Variable`, a tensor or a
+        `ShardedVariable`.
       feature_config: Nested structure of `FeatureConfig`.
       out_of_range: How ids outside of their table are handled: `"error"`,
         `"drop"` or `"clip"`, as in `TPUEmbedding`.
@@ -68,10 +69,10 @@ def serving_embedding_lookup(
       `[num_samples, dim]`, or `[num_samples, max_sequence_length, dim]` for a
       sequence feature. Samples and positions without ids have activations of
       zeros. With `out_of_range="error"`, an id outside of its table raises an
-      `InvalidArgumentError` that names the feature, when the ops run. For a
-      feature with `validate_weights_and_indices=False`, TensorFlow's gather
-      handles such ids: on a CPU it raises an error that does not name the
-      feature, and on a GPU it returns zeros.
+      `InvalidArgumentError` when the ops run. The message names the feature.
+      If a feature has `validate_weights_and_indices=False`, `tf.gather` handles
+      ids outside of the table. On a CPU, `tf.gather` raises an error that does
+      not name the feature. On a GPU, it returns zeros.
 
     Raises:
       TypeError: If ids are not integers, or if the structures have different

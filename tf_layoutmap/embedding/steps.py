@@ -1,9 +1,9 @@
-"""Parts of a step that all engines share.
+"""Parts of a step that several engines use.
 
 - `read_gradient` checks gradients, and `zero_gradient` replaces missing
   gradients. `hyperparameters` calls dynamic learning rates.
-- `StepQueues` stores the steps between `enqueue` and `apply_gradients`. It is
-  used by backends whose steps are tensors of a traced function.
+- `StepQueues` stores the steps between `enqueue` and `apply_gradients`.
+  Backends whose steps are tensors of a traced function use this class.
 - `StepModes` detects forward-only steps during tracing. On a TPU, an evaluation
   function can use the default `training=True`, because the TPU compiler detects
   that the function sends no gradients. `StepModes` detects such functions for
@@ -35,8 +35,8 @@ def read_gradient(
 
     Args:
       feature: Spec of the feature.
-      gradient: Gradient of the activations: a float32 tensor, or the
-        `tf.IndexedSlices` that the gradient of a gather returns.
+      gradient: Gradient of the activations. It is a float32 tensor, or a
+        `tf.IndexedSlices` from the gradient of a gather.
       shape: Static shape of the activations.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Access to the tables of an embedding outside of its steps.
+"""Access to the tables of an embedding outside of steps.
 
 `TableAccess` contains public properties and methods of `TPUEmbedding`.
 `LayerAccess` is the interface for Keras layers that contain an embedding.
@@ -152,11 +152,12 @@ class TableAccess:
             dropped, clipped, or after the last position of a sequence.
           - `tables`: For each table, its size as `num_bytes` and
             `num_slot_bytes`, and counts over all training steps. `num_lookups`
-            and `num_unique_rows` are the numbers of lookups and of unique rows
-            per step. `unique_ratio` is `num_unique_rows / num_lookups`.
+            and `num_unique_rows` are the numbers of lookups and of distinct
+            rows, summed over all steps. `unique_ratio` is
+            `num_unique_rows / num_lookups`.
 
           On parameter servers, the dict does not contain `features` and the
-          counts of lookups, because only workers could count ids. The dict
+          counts of lookups, because only workers could count the ids. The dict
           has these additional entries:
 
           - `staleness`: Mean and maximum number of updates that a server
@@ -210,7 +211,7 @@ class LayerAccess:
 
     @property
     def feature_config(self) -> Any:
-        """Argument `feature_config` of the embedding."""
+        """The argument `feature_config` of the embedding."""
         return self._state.feature_config
 
     @property
@@ -281,7 +282,7 @@ class LayerAccess:
 
         Args:
           inputs: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Returns:
           A tuple of a function and the activations of each feature. The
@@ -297,7 +298,7 @@ class LayerAccess:
 
         Args:
           inputs: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Raises:
           RuntimeError: If the graph is exported, or if the caller is not a

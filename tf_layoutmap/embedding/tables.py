@@ -72,7 +72,7 @@ def create_tables(
       variable}}`. Each variable is a `tf.Variable`, or a `ShardedVariable` if
       the partitioner returns more than one shard for the table. A table with
       16-bit rows and an optimizer also has an int64 scalar `"rounding_steps"`.
-      A table with an open vocabulary also has the variables of the vocabulary.
+      A table with an open vocabulary also has all variables of the vocabulary.
 
     Raises:
       TypeError: If a variable creator does not return a variable.

@@ -106,7 +106,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
     ):
-        """Reads the configuration; `build` creates the variables.
+        """Reads and checks the configuration.
 
         Args:
           feature_config: Nested structure of
@@ -146,17 +146,18 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             mapping from table names to dtypes. Lookups and updates of 16-bit
             rows are computed in float32. After an update, each value is rounded
             stochastically to one of the two nearest values of the dtype.
-            Therefore small updates are not lost on average. Values are limited
-            to the largest finite value of the dtype. Slot variables are
-            float32. A TPU supports only float32.
+            Therefore small updates are not lost on average. Values are clipped
+            to the finite range of the dtype. Slot variables are float32. A TPU
+            supports only float32.
           rounding_seed: Seed of the stochastic rounding. The rounding also
             depends on the table, its number of updates, the row and the column.
-          vocabularies: Mapping from table names, or `TableConfig` objects, to
-            a `tlm.OpenVocabulary`. A table with a vocabulary accepts any int64
-            or string as an id. The `vocabulary_size` of the table must equal
-            the `capacity` of the vocabulary. The initializer must be uniform,
-            normal, truncated normal or constant, because it must compute each
-            value separately. On a TPU, `vocabularies` must be None.
+          vocabularies: Mapping from tables to `tlm.OpenVocabulary` objects.
+            Tables are table names or `TableConfig` objects. A table with a
+            vocabulary accepts any int64 or string as an id. The
+            `vocabulary_size` of the table must equal the `capacity` of the
+            vocabulary. The initializer must be uniform, normal, truncated
+            normal or constant, because it must compute each value separately.
+            On a TPU, `vocabularies` must be None.
           wire_dtype: Dtype of rows and gradients in messages between processes
             under `ParameterServerStrategy`. With `"float32"`, values are sent
             unchanged. With `"bfloat16"`, messages have half the size. Rows that

@@ -36,7 +36,8 @@ def apply_deltas(
         killed, a complete checkpoint still exists: the old one or the new one.
 
     Returns:
-      `target`, for use with `tf.train.Checkpoint.restore`.
+      The prefix `target`, which a program can pass to
+      `tf.train.Checkpoint.restore`.
 
     Raises:
       ValueError: If a delta is missing, occurs twice, has another base, or is

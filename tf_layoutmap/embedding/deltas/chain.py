@@ -33,7 +33,8 @@ class Meta:
       base: Fingerprint of the checkpoint on which the deltas are based.
       prefix: Prefix of the tables' checkpoint keys in the base. Empty if the
         delta contains several embeddings.
-      previous: `seal()` of the previous delta; empty for the first delta.
+      previous: The property `seal` of the previous delta, or an empty string
+        for the first delta.
       tables: A dict for each table. `num_rows` is the number of changed rows,
         and `variables` is a list of the names of the table's variables. For an
         open vocabulary, `from_step` and `to_step` are its numbers of training
@@ -119,7 +120,7 @@ class Delta:
 
     Attributes:
       path: Directory of the delta.
-      meta: Contents of its `meta.json`.
+      meta: Contents of the file `meta.json` of the delta.
     """
 
     path: str
@@ -199,7 +200,7 @@ def fingerprint(base: str) -> str:
     checksum of each tensor.
 
     Raises:
-      ValueError: If there is no such checkpoint.
+      ValueError: If there is no checkpoint with this prefix.
     """
     try:
         return checksum(f"{base}.index")

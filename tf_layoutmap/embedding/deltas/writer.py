@@ -33,7 +33,7 @@ class Table:
     """A table whose changes are written to deltas.
 
     Attributes:
-      name: Name of the table in its embedding.
+      name: Name of the table in the embedding.
       prefix: Prefix of the embedding's checkpoint keys in the base.
       variables: Variables of the table, by name.
     """
@@ -90,7 +90,7 @@ class WatchedTables:
     """
 
     def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
-        """Starts to record. Earlier records of these embeddings become invalid.
+        """Starts to record, and invalidates earlier records.
 
         Args:
           embeddings: Return value of `embeddings_of`.
@@ -206,13 +206,13 @@ class DeltaWriter:
         deltas must be on a local file system.
 
         Args:
-          embedding: A `tlm.TPUEmbedding` that is built, a
-            `tlm.layers.TPUEmbedding`, a `tlm.layers.ShardedEmbedding` with an
-            open vocabulary, or a list of these. If `embedding` is a list, each
-            delta contains the changes of all its embeddings. A delta is a
-            consistent snapshot of each embedding, but different embeddings in a
-            delta can be at different steps.
-          directory: Directory of the deltas, which is created if it does not
+          embedding: A built `tlm.TPUEmbedding`, a `tlm.layers.TPUEmbedding`, a
+            `tlm.layers.ShardedEmbedding` with an open vocabulary, or a list of
+            these objects. If `embedding` is a list, each delta contains the
+            changes of all its embeddings. A delta is a consistent snapshot of
+            each embedding, but different embeddings in a delta can be at
+            different steps.
+          directory: Directory of the deltas. It is created if it does not
             exist.
           base: Prefix of a checkpoint that holds the embedding.
           root: The object that was saved as `base`, such as the
@@ -226,7 +226,7 @@ class DeltaWriter:
             another base, deltas of other tables, or a truncated or modified
             delta.
           RuntimeError: If the embedding is not built, or is on a TPU.
-          NotImplementedError: Under a strategy of several processes.
+          NotImplementedError: If the strategy has several processes.
         """
         self._directory = os.fspath(directory)
         self._base = checkpoint_files.prefix_of(base)
@@ -389,7 +389,7 @@ class DeltaWriter:
             self._extra_rows[table] = np.unique(np.concatenate(rows))
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
-        """Raises a ValueError if existing deltas are of other tables."""
+        """Raises a ValueError if existing deltas contain other tables."""
         if before.keys() != self._watched.tables.keys():
             raise ValueError(
                 "All deltas in a directory must be of the same tables. The "

@@ -31,7 +31,7 @@ from tf_layoutmap.embedding.spec import config
 
 
 class DividedLookup(NamedTuple):
-    """A lookup that may receive gradients.
+    """An open lookup, which can receive gradients.
 
     Attributes:
       opened: For each replica, the open lookup in the engine of this process.
@@ -64,10 +64,10 @@ class DividedEngine(HostEngine):
           group: The processes.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
-          order: Order of summing gradients, `"exact"` or `"folded"`.
+          order: Order of gradient summation, `"exact"` or `"folded"`.
 
         Raises:
-          ValueError: If a table does not support the order.
+          ValueError: If the optimizer of a table does not support the order.
         """
         self._group = group
         local_variables = {
@@ -192,7 +192,7 @@ class DividedEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the marks of replicas in all processes.
+        """Applies the gradients that the marks of all replicas represent.
 
         All processes use the hyperparameters of the last replica.
         """
@@ -303,7 +303,7 @@ class DividedBackend(HostBackend):
         return self._tables.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Creates the engine over the variables."""
+        """Creates an engine that reads and updates the variables."""
         self._variables = variables
         self.engine = DividedEngine(
             self._shapes.fix_spec(),

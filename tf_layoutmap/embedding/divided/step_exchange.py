@@ -4,11 +4,10 @@
 gradients to these processes. The contents of the messages depend on the order
 in which the gradients of a row are summed:
 
-exact    Messages contain ids with their gains, and gradients of activations. An
-         owner sums the contributions of all replicas in the order feature,
-         replica, sample, position, like one process with the same number of
-         replicas.
-folded   Each replica sums the gradients of each of its unique rows, and sends
+exact Messages contain ids with their gains, and gradients of activations. An
+owner sums the contributions of all replicas in the order of a single process:
+by feature, replica, sample and position. folded Each replica sums the gradients
+of each of its unique rows, and sends
          one gradient per unique row. An owner adds the sums of the replicas, so
          the summation order differs from "exact".
 
@@ -66,11 +65,12 @@ class StepsInFlight(steps.StepQueues[Step]):
         )
 
 
-# Columns of `sizes` of `PlanExchange`, which has a row per pair of processes.
+# Columns of the output `sizes` of `PlanExchange`. This output has a row for
+# each pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Number of 4-byte words before the rows in the message of an owner, and before
-# the type and the row counts in a message of `FoldGradients`.
+# Sizes of headers in 4-byte words: before the rows in the reply of an owner,
+# and before the type and the row counts in a message of `FoldGradients`.
 _FETCHED_HEADER = 2
 _APPLY_HEADER = 8
 
@@ -409,7 +409,7 @@ class StepExchange:
         """Sends the requests of this replica to the owners of the rows.
 
         Args:
-          training: Whether gradients will follow.
+          training: Whether the step receives gradients.
           features: Batch of this replica.
 
         Returns:
@@ -608,7 +608,7 @@ def _words(message: tf.Tensor) -> tf.Tensor:
 
 
 def split_vector(values: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Splits a vector into vectors of known sizes."""
+    """Splits a vector into vectors with known shapes."""
     return (
         [
             tf.ensure_shape(part, shape)

@@ -1,14 +1,14 @@
 """Tables that are sharded over processes, with collectives and checkpoints.
 
 In each process, `DividedTable` holds the rows of one shard. `Group` exchanges
-vectors of unequal sizes between the processes. It uses TensorFlow's
+vectors of unequal sizes between the processes. `Group` uses TensorFlow's
 collectives, which are not part of the public strategy API. The all-to-all
 collective requires blocks of equal size. Therefore `Group` pads all blocks to
 the size of the largest block, and its callers exchange the sizes first.
 
-`save` writes a checkpoint without having all rows in memory. TensorFlow's saver
-reads the values of all tensors before it writes the first one. Therefore `save`
-works in three steps:
+`save` writes a checkpoint, and does not hold all rows in memory. TensorFlow's
+saver reads the values of all tensors before it writes the first tensor.
+Therefore `save` works in three steps:
 
 - TensorFlow's saver writes all other tensors to a temporary file.
 - All processes send their rows to the first process, which writes these rows to
@@ -78,8 +78,8 @@ class Group:
         """Returns the tensors of all processes, concatenated along axis 0.
 
         Args:
-          tensor: Tensor of this process. Its shape must be equal in all
-            processes.
+          tensor: Tensor of this process. All processes must pass tensors with
+            the same shape.
         """
         launcher = self._launcher
         with tf.device(tf_private.device_of_collectives(launcher)):
@@ -390,10 +390,10 @@ _CHUNK = 2**18
 class DividedTable(tf_private.Trackable):
     """A table or a slot variable that is sharded over processes.
 
-    Shards are contiguous blocks of rows in the order of the processes. Their
-    sizes differ by at most one row. If a table has fewer rows than there are
-    processes, each of the first processes has one row, and the remaining
-    processes have no rows.
+    Shards are contiguous blocks of rows in the order of the processes. The
+    sizes of the shards differ by at most one row. If a table has fewer rows
+    than there are processes, each of the first processes has one row, and the
+    remaining processes have no rows.
 
     Attributes:
       name: Name of the table or slot variable.

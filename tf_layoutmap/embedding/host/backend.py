@@ -31,7 +31,7 @@ class HostBackend:
     """A backend that runs the steps of a `TPUEmbedding` on the host engine.
 
     Attributes:
-      engine: The engine; None before `start`.
+      engine: The engine, or None before `start`.
     """
 
     is_on_tpu: ClassVar[bool] = False
@@ -70,7 +70,7 @@ class HostBackend:
 
     @property
     def variable_device(self) -> str:
-        """The device of a layer's small private variables: the host."""
+        """Device of the small variables that a layer's steps use: the host."""
         return HOST
 
     @property
@@ -345,7 +345,7 @@ class HostBackend:
         self.flush()
 
     def before_restore(self) -> None:
-        """Checks that no step is in flight.
+        """Checks that there are no steps in flight.
 
         The gradients of a step in flight belong to rows that the restore would
         replace.

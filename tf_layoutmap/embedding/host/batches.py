@@ -54,7 +54,7 @@ class BatchReader:
     def read(
         self, features: Any, weights: Any, device: str | None
     ) -> Batch | BatchOfProcesses:
-        """Returns a batch that can be enqueued.
+        """Checks the inputs, and returns a batch that can be enqueued.
 
         Args:
           features: Ids in the structure of the feature config, or a packed

@@ -139,7 +139,7 @@ def config_attrs(
 
 
 def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
-    """Returns the attributes of ops that return activations of all features."""
+    """Returns attributes of ops that compute activations of all features."""
     features = spec.features
     return {
         "num_features": len(features),
@@ -206,7 +206,7 @@ MARK_SHAPE = (64, 2)
 
 
 class OpenLookup(NamedTuple):
-    """A lookup that may receive gradients.
+    """An open lookup, which can receive gradients.
 
     Attributes:
       engine: Handle of the engine, as a tensor in the graph of the lookup. The
@@ -249,7 +249,7 @@ class HostEngine:
           num_replicas: Number of replicas that participate in each step.
           is_pipelined: Whether each update is applied after the lookup of the
             next step.
-          out_of_range: How out-of-range ids are handled; one of
+          out_of_range: How out-of-range ids are handled. One of
             `config.OUT_OF_RANGE`.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
           first_rows: For each table that is a shard, the index of its first row
@@ -504,7 +504,7 @@ class HostEngine:
             ops.retire_host_engine(engine=self._handle, why=why)
 
     def reset(self):
-        """Discards every step in flight."""
+        """Discards all steps in flight."""
         with tf.device(self._handle.device):
             return ops.reset_host_engine(engine=self._handle)
 

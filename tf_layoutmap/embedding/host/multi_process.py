@@ -47,7 +47,7 @@ def check_ids(
 
     Args:
       spec: Tables and features.
-      features: Inputs of a replica of the process.
+      features: Inputs of one replica of the process.
       process: Index of the process.
     """
     checks = []
@@ -532,7 +532,7 @@ class WorkerEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the marks of replicas in all processes.
+        """Applies the gradients that the marks of all replicas represent.
 
         All processes use the hyperparameters of the last replica.
         """

@@ -42,7 +42,8 @@ class OpenTables:
           spec: Tables and features.
           variables: Variables that `tables.create_tables` created, by table
             name.
-          reports_evicted: Whether `on_evict` is called with evicted keys.
+          reports_evicted: Whether the engine calls `on_evict` with evicted
+            keys.
           in_processes: Whether other processes run the same steps.
         """
         self._spec = spec
@@ -127,8 +128,8 @@ class OpenTables:
             1, and then for all other replicas.
 
         Raises:
-          ValueError: If some features of one table have integers and others
-            have strings.
+          ValueError: If one feature of a table has integers and another feature
+            has strings.
         """
         return {
             "state": _handles(self._state),
@@ -383,7 +384,7 @@ def resize(
       spec: Spec with the new capacity.
       table: Index of the table.
       old: Old variables of the table.
-      partitioner: Partitioner of the table, if any.
+      partitioner: Partitioner of the table, or None.
     """
     one = spec.tables[table]
     keys = _gathered(old[state.KEYS])

@@ -57,11 +57,11 @@ class SampleShapes:
     def declare_arguments(
         self, feature_config: Any, shapes: Any, batch_size: int | None
     ):
-        """Declares the shapes that are passed to `build`, if any.
+        """Declares the shapes that were passed to `build`, if there are any.
 
         Args:
           feature_config: Nested structure of features.
-          shapes: Shapes as `build_shapes.read_arguments` accepts them.
+          shapes: Shapes in any form that `build_shapes.read_arguments` accepts.
           batch_size: Batch size of every feature, or None.
         """
         declared = build_shapes.read_arguments(
@@ -109,7 +109,7 @@ class SampleShapes:
 
         Args:
           index: Index of the feature.
-          inner: Sizes of the sample dimensions after the first one.
+          inner: Sizes of all sample dimensions except the first one.
 
         Raises:
           ValueError: If the sizes differ from the declared sizes or from the
@@ -124,7 +124,7 @@ class SampleShapes:
         self._set_inner_sizes(dict.fromkeys(range(len(self.features)), ()))
 
     def inner(self, index: int) -> tuple[int, ...]:
-        """Returns the sizes of the sample dimensions after the first one."""
+        """Returns the sizes of all sample dimensions except the first one."""
         return self._inner[index] or ()
 
     def declared_shape(self, index: int) -> Shape | None:
@@ -252,8 +252,8 @@ class StepShapes:
 
         Raises:
           TypeError: If `inputs.read_feature` raises a TypeError.
-          ValueError: If `inputs.read_feature` raises a ValueError, or the shape
-            differs from the declared shape.
+          ValueError: If `inputs.read_feature` raises a ValueError, or if the
+            shape differs from the declared shape.
         """
         feature = self._spec.features[index]
         read = (

@@ -1,7 +1,7 @@
 """Formats an `IdReport` as rows of text, and as one HTML page with plots.
 
-This module uses the Python standard library only. The HTML page does not load
-scripts, fonts or other files.
+This module imports only the Python standard library. The HTML page does not
+load scripts, fonts or other files.
 """
 
 from __future__ import annotations

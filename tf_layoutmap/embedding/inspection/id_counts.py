@@ -1,8 +1,8 @@
 """Counts ids and keys, and proposes settings of an open vocabulary.
 
-This module uses numpy only. A lookup of a key is called served if an earlier
-step has assigned a row to the key. The number `share_known` in the `stats` of a
-vocabulary uses the same definition.
+This module requires NumPy, but not TensorFlow. A lookup of a key is called
+served if an earlier step has assigned a row to the key. The number
+`share_known` in the `stats` of a vocabulary uses the same definition.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FeatureCounts:
         """Creates statistics without samples.
 
         Args:
-          num_rows: Number of rows of the table; None if ids are keys.
+          num_rows: Number of rows of the table, or None if the ids are keys.
           max_sequence_length: Number of positions of a sequence feature. For
             other features, whose ids are combined, it is 0.
         """
@@ -107,9 +107,9 @@ class FeatureCounts:
 
         Args:
           ids: `[num_ids]` integers.
-          sizes: `[num_samples]`, the number of ids of each sample.
-          positions: `[num_ids]`, the position of each id in its sequence; None
-            if the ids are at consecutive positions.
+          sizes: Number of ids of each sample, `[num_samples]`.
+          positions: Position of each id in its sequence, `[num_ids]`. None if
+            the ids are at consecutive positions.
         """
         ids = ids.astype(np.int64)
         self.num_samples += len(sizes)

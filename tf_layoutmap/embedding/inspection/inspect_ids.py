@@ -56,7 +56,7 @@ class IdReport:
         All of these tables start with the same column.
 
         Args:
-          console: A `rich.console.Console`; None for the terminal.
+          console: A `rich.console.Console`, or None for the terminal.
         """
         # `rich` is imported here, because only this method requires it.
         from rich import console as rich_console
@@ -93,7 +93,7 @@ class IdReport:
         return html_report.page(self)
 
     def save_html(self, path: Any):
-        """Writes `html()` to a file.
+        """Writes the HTML page to a file.
 
         Args:
           path: Path of the file. An existing file is replaced.
@@ -149,7 +149,7 @@ def inspect_ids(
       feature_config: Nested structure of `FeatureConfig`.
       optimizer: Optimizer of tables whose config has no optimizer. The
         optimizer determines the size of the slot variables in the report.
-      max_batches: Number of batches to read; None for all.
+      max_batches: Number of batches to read, or None to read all batches.
       open_tables: Tables whose ids are keys, as names or `TableConfig` objects.
         Each batch counts as a step.
       kept_share: Number in [0, 1]. The proposed `min_count` is the largest of
@@ -199,8 +199,8 @@ def inspect_ids(
         rows, share of served lookups).
 
     Raises:
-      TypeError: If ids are not integers or, for a table in `open_tables`,
-        strings.
+      TypeError: If ids are not integers. For a table in `open_tables`, ids can
+        also be strings.
       ValueError: If a batch has another structure, or if `open_tables` or
         `kept_share` is invalid.
     """

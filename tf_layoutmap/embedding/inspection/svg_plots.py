@@ -1,6 +1,6 @@
 """Creates the plots of an `IdReport` as SVG.
 
-This module uses the Python standard library only.
+This module imports only the Python standard library.
 """
 
 from __future__ import annotations

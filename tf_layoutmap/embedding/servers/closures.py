@@ -219,7 +219,7 @@ class StepsInFlight(steps.StepQueues[Step]):
         self._eager = threading.local()
 
     def dequeue(self) -> Step:
-        """Returns the oldest step.
+        """Returns the oldest step in the queue.
 
         Raises:
           RuntimeError: If the queue is empty, or if the previous step still

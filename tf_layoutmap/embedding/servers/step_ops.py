@@ -356,7 +356,7 @@ class Lookups:
     """A container for the last lookup of each thread."""
 
     def __init__(self):
-        """Creates an empty store."""
+        """Creates an empty container."""
         self._of_thread = threading.local()
 
     def open(self, plan: Any, fetched: Any) -> Lookup:

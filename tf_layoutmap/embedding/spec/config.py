@@ -204,7 +204,7 @@ def index_of_table(
     """Returns the index of the table to which a key of a mapping refers.
 
     Args:
-      key: The name of a table, or its `TableConfig`.
+      key: Name of the table, or the `TableConfig` of the table.
       spec: Spec with the tables.
       table_configs: The `TableConfig` of each table.
       argument: Name of the argument that contains the mapping, for the message.

@@ -33,7 +33,7 @@ def with_vocabularies(
     settings_class: type,
     read_initializer: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the configured vocabularies.
+    """Returns the spec with the vocabularies of the argument `vocabularies`.
 
     Args:
       spec: Spec in which no table has a vocabulary.

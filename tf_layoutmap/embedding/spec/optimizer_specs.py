@@ -63,7 +63,7 @@ class Settings:
           holds: Function that returns whether a number meets the condition.
 
         Raises:
-          ValueError: If the attribute is not a finite number or does not meet
+          ValueError: If the attribute is not a finite number, or does not meet
             the condition.
         """
         value = getattr(self._optimizer, name)
@@ -242,8 +242,8 @@ def read_modifiers(settings: Settings) -> tuple[float, ...]:
     If all of these settings have their default values, the tuple is empty.
 
     Raises:
-      ValueError: If a setting is not a number, or two settings contradict each
-        other.
+      ValueError: If a setting is not a number, or if two settings contradict
+        each other.
     """
     clip_gradient = settings.limits("clip_gradient_min", "clip_gradient_max")
     clip_weight = settings.limits("clip_weight_min", "clip_weight_max")
@@ -312,7 +312,7 @@ def read_optimizer(
     table: str,
     takes_slot_fn: bool = False,
 ) -> OptimizerSpec | None:
-    """Reads one `tf.tpu.experimental.embedding` optimizer.
+    """Converts an optimizer object to a frozen spec.
 
     Args:
       optimizer: An `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or `FTRL` object
@@ -458,7 +458,7 @@ class HostOptimizer:
         multiply_weight_decay_factor_by_learning_rate: bool | None = None,
         clipvalue: float | tuple[float | None, float | None] | None = None,
     ):
-        """Stores the settings; `TPUEmbedding` raises for invalid settings.
+        """Stores the settings, which `TPUEmbedding` checks later.
 
         Args:
           learning_rate: A number, or a callable without arguments.

@@ -19,7 +19,7 @@ def with_dtypes(
     table_configs: Sequence[Any],
     table_dtypes: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the configured dtypes.
+    """Returns the spec with the dtypes of the argument `table_dtypes`.
 
     Args:
       spec: Spec in which all tables are float32.

@@ -39,12 +39,12 @@ class Rule:
 
     @property
     def load(self) -> Callable[..., Any]:
-        """The operation that sends a shard to the TPU."""
+        """Operation that sends a shard to the TPU."""
         return getattr(tf.raw_ops, f"LoadTPUEmbedding{self.op_name}Parameters")
 
     @property
     def retrieve(self) -> Callable[..., Any]:
-        """The operation that retrieves a shard from the TPU."""
+        """Operation that retrieves a shard from the TPU."""
         return getattr(
             tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters"
         )
@@ -199,7 +199,7 @@ def read_spec(
     table_configs: Sequence[Any],
     optimizer: Any,
 ) -> TPUSpec:
-    """Collects the values that a TPU requires and `spec` does not contain.
+    """Collects values that a TPU requires and that `spec` does not contain.
 
     Args:
       spec: Tables and features.
@@ -266,7 +266,8 @@ def create_config(
       num_replicas: Number of replicas of the strategy.
       num_cores_per_replica: Number of cores of an SPMD replica, or None without
         SPMD.
-      is_pipelined: Whether lookups overlap with the previous step.
+      is_pipelined: Whether the lookup of a step overlaps with the previous
+        step.
     """
     proto = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
     for index, table in enumerate(tpu.spec.tables):

@@ -44,7 +44,7 @@ def enqueue(
     Args:
       lists: Inputs of all features.
       mode: `"train"` or `"inference"`, as a string or a scalar string tensor.
-      ordinal: Index of the core on its host; -1 in a TPU program.
+      ordinal: Index of the core on its host, or -1 in a TPU program.
       combiners: Combiner of each table.
       name: Name that is equal in all operations of a step, or None.
     """
