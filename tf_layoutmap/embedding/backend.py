@@ -373,7 +373,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a `TPUStrategy`, or of its deprecated class."""
+    """Whether a strategy is a `TPUStrategy`, new or deprecated class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

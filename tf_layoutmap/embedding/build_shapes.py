@@ -186,8 +186,8 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
         and leaves
         and all(isinstance(one, tf.TensorShape) for one in leaves)
     ):
-        # These shapes are assigned to the features by their order, without
-        # regard to names. Therefore a structure that contains a dict must match
+        # A list of shapes is assigned to the features by order only, and names
+        # are ignored. Therefore a structure that contains a dict must match
         # `feature_config`.
         if not _has_mapping(shapes):
             if len(leaves) != len(features):

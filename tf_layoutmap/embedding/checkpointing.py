@@ -21,7 +21,7 @@ from tf_layoutmap.vocabulary import state
 def check_shapes(
     path: str, attribute: str, variables: Mapping[str, Mapping[str, Any]]
 ):
-    """Checks that the tables match their tensors in a checkpoint.
+    """Checks that tables match the tensors in a checkpoint.
 
     Args:
       path: Prefix of the checkpoint.
@@ -167,7 +167,7 @@ class CheckpointHooks(_Trackable):
     def _check_copied(self):
         # An asynchronous save copies only variables that existed at the first
         # save. TensorFlow would write all other variables directly, possibly
-        # while a step updates them.
+        # during an update.
         if self._state.backend.is_built and not self._state.is_copied:
             raise RuntimeError(
                 "A TPUEmbedding must be built before the first asynchronous "

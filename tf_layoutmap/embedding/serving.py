@@ -72,7 +72,7 @@ def serving_embedding_lookup(
       `InvalidArgumentError` when the ops run. The message names the feature.
       If a feature has `validate_weights_and_indices=False`, `tf.gather` handles
       ids outside of the table. On a CPU, `tf.gather` raises an error that does
-      not name the feature. On a GPU, it returns zeros.
+      not name the feature. On a GPU, `tf.gather` returns zeros.
 
     Raises:
       TypeError: If ids are not integers, or if the structures have different

@@ -173,7 +173,8 @@ class StepMethods:
             `apply_gradients` with this name, the steps with this name are
             forward-only for all values of `training`.
           name: Name that is equal in all calls of a step in a `tf.function`. If
-            several steps have the same name, their calls are matched in order.
+            several steps have the same name, the calls of these steps are
+            matched in order.
           device: A device of the strategy, such as `"/device:CPU:1"`. On a TPU,
             any core of the TPU.
 

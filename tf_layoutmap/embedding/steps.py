@@ -35,8 +35,8 @@ def read_gradient(
 
     Args:
       feature: Spec of the feature.
-      gradient: Gradient of the activations. It is a float32 tensor, or a
-        `tf.IndexedSlices` from the gradient of a gather.
+      gradient: Gradient of the activations, as a float32 tensor or as a
+        `tf.IndexedSlices` that a gather returns for its gradient.
       shape: Static shape of the activations.
 
     Raises:
@@ -80,7 +80,7 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
 
     A vector contains the learning rate, followed by the constants of the
     optimizer. If several tables have the same callable as their learning rate,
-    the function calls it once.
+    the function calls the callable once.
     """
     called: list[tuple[Any, tf.Tensor]] = []
     vectors = []
@@ -151,8 +151,8 @@ class Queue(Generic[StepT]):
 
     Attributes:
       pending: Enqueued steps. The first step is the oldest step.
-      last: The most recently dequeued step. None after its gradients are
-        applied.
+      last: The most recently dequeued step, or None after the gradients of this
+        step are applied.
     """
 
     pending: collections.deque[StepT] = dataclasses.field(
@@ -221,8 +221,8 @@ class StepQueues(Generic[StepT]):
 class _Calls:
     """Record of the calls with one `name` in one traced function."""
 
-    # Tracing writes to this variable, and each run of the function reads it. It
-    # is None if `StepModes` does not detect forward-only steps.
+    # Tracing writes to this variable, and each run of the function reads it.
+    # The variable is None if `StepModes` does not detect forward-only steps.
     is_forward: tf.Variable | None
     num_enqueued: int = 0
     num_forward: int = 0  # Steps with training=False.

@@ -127,8 +127,8 @@ class TableAccess:
     def reset(self):
         """Discards all steps in flight, for example after an interruption.
 
-        Before that, the method applies a pending pipelined update, because the
-        step of this update is not in flight.
+        The method first applies a pending pipelined update, because the step of
+        this update is not in flight.
         """
         self._state.require_host("reset").reset()
 
@@ -286,8 +286,8 @@ class LayerAccess:
 
         Returns:
           A tuple of a function and the activations of each feature. The
-          function takes the gradients of the activations, one per feature. It
-          returns the mark of these gradients, float32 of `mark_shape`.
+          function takes the gradients of the activations, one per feature. The
+          function returns the mark of these gradients, float32 of `mark_shape`.
         """
         backend = self._engine_backend()
         lookup, activations = backend.open(inputs, weights)

@@ -77,8 +77,8 @@ def create_tables(
     Raises:
       TypeError: If a variable creator does not return a variable.
       ValueError: If an initializer returns another shape, or values that exceed
-        the range of the table's dtype. This error is also raised if the
-        partitioner splits columns, or if the engine cannot train a variable
+        the range of the table's dtype. The function also raises this error if
+        the partitioner splits columns, or if the engine cannot train a variable
         that a variable creator returned. The message names the table.
     """
     variables = {}
@@ -229,7 +229,7 @@ def create_vocabulary_variables(
     Returns:
       A dict from names, such as `state.KEYS`, to variables. If there are
       several shards, the keys, steps and counts are `ShardedVariable` objects.
-      Their shape is `[num_buckets, 8]`.
+      The shape of these three variables is `[num_buckets, 8]`.
     """
     cut = bucket_layout.bucket_partition(vocabulary.num_buckets, num_shards)
 

@@ -113,11 +113,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `tf.tpu.experimental.embedding.FeatureConfig`. The configuration
             objects are not changed. The default name of a table is `table_{i}`.
           optimizer: Optimizer of all tables whose `TableConfig` has no
-            optimizer. It is an optimizer of `tf.tpu.experimental.embedding`
-            (`SGD`, `Adagrad`, `AdagradMomentum`, `Adam`, `FTRL`). The host
-            engine also supports the optimizers of `tf_layoutmap.optimizers`
-            (`RowwiseAdagrad`, `LAMB`). Pass None if the tables are only used
-            for serving.
+            optimizer. All engines support the optimizers of
+            `tf.tpu.experimental.embedding` (`SGD`, `Adagrad`,
+            `AdagradMomentum`, `Adam`, `FTRL`). The host engine also supports
+            the optimizers of `tf_layoutmap.optimizers` (`RowwiseAdagrad`,
+            `LAMB`). Pass None if the tables are only used for serving.
           pipeline_execution_with_tensor_core: Whether the lookup of a step runs
             before the update of the previous step, as on a TPU whose two types
             of cores run in parallel. A training step then reads rows that
@@ -307,8 +307,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             backend_name == "tpu" and not on_tpu,
         )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
-            # All processes must create the tables together. The constructor
-            # creates the tables, because all processes run it.
+            # All processes must create the tables together. All processes run
+            # the constructor, so the constructor creates the tables.
             self.build()
 
     @_no_autograph
@@ -350,7 +350,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         """Creates the variables and starts the backend."""
         backend = self._state.backend
         # The variables exist longer than a function that is being traced.
-        # Therefore they are always created eagerly.
+        # Therefore the variables are always created eagerly.
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise RuntimeError(

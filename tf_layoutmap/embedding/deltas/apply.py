@@ -21,10 +21,10 @@ def apply_deltas(
     """Writes the full checkpoint that results from a base and its deltas.
 
     The tables in the new checkpoint are bitwise identical to the tables in a
-    checkpoint that is saved when the last delta is written. This applies to
-    rows, slot variables, and the keys of open vocabularies after all admissions
-    and evictions. All other variables are copied from the base. The function
-    reads and checks all deltas before it writes a file. It holds only one
+    checkpoint that is saved when the last delta is written. This includes rows,
+    slot variables, and the keys of open vocabularies after all admissions and
+    evictions. All other variables are copied from the base. The function reads
+    and checks all deltas before it writes a file. The function holds only one
     variable at a time in memory.
 
     Args:
@@ -41,9 +41,9 @@ def apply_deltas(
 
     Raises:
       ValueError: If a delta is missing, occurs twice, has another base, or is
-        truncated or modified. This error is also raised if `target` is `base`
-        or a delta, directly or through a link. The message names the delta, and
-        no file is written.
+        truncated or modified. The function also raises this error if `target`
+        is `base` or a delta, directly or through a link. The message names the
+        delta, and no file is written.
       OSError: If `target` cannot be written, or another process is writing
         `target`. After this error, an existing checkpoint is unchanged.
     """

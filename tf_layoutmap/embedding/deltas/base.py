@@ -24,8 +24,8 @@ Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
 ROWS = "rows"
 # Number of cells per block of the sketch. The sketch counts the lookups of keys
-# that have no row. A step changes few of its cells, so deltas contain only the
-# changed blocks.
+# that have no row. A step changes few cells of the sketch, so deltas contain
+# only the changed blocks.
 SKETCH_CELLS = 16
 SKETCH_ROWS = "vocabulary_sketch_rows"
 
@@ -56,8 +56,8 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
 
     Raises:
       ValueError: If the checkpoint does not contain the tables of `embedding`.
-        This error is also raised if several embeddings in the checkpoint match
-        and `root` is None.
+        The function also raises this error if several embeddings in the
+        checkpoint match and `root` is None.
     """
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = open_checkpoint(base).get_variable_to_shape_map()

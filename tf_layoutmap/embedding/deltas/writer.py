@@ -85,8 +85,9 @@ class WatchedTables:
 
     Attributes:
       has_several_embeddings: Whether more than one embedding is recorded.
-      tables: Tables by their names in a delta. If there are several embeddings,
-        the prefix of the embedding precedes the name of the table.
+      tables: Tables by name. The names are the names of the tables in a delta.
+        If there are several embeddings, the prefix of the embedding precedes
+        the name of the table.
     """
 
     def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
@@ -153,8 +154,8 @@ class DeltaWriter:
 
     A delta contains the rows of the table and of its slot variables that were
     written since the previous delta. For an open vocabulary, the delta also
-    contains the keys, steps and counts of these rows. If a key was evicted, the
-    delta contains the empty key for its row.
+    contains the keys, steps and counts of these rows. For an evicted key, the
+    delta contains the empty key.
 
     `tlm.apply_deltas` writes a full checkpoint from the base and its deltas.
     The tables in the full checkpoint are bitwise identical to the tables in a
@@ -209,11 +210,11 @@ class DeltaWriter:
           embedding: A built `tlm.TPUEmbedding`, a `tlm.layers.TPUEmbedding`, a
             `tlm.layers.ShardedEmbedding` with an open vocabulary, or a list of
             these objects. If `embedding` is a list, each delta contains the
-            changes of all its embeddings. A delta is a consistent snapshot of
-            each embedding, but different embeddings in a delta can be at
-            different steps.
-          directory: Directory of the deltas. It is created if it does not
-            exist.
+            changes of all embeddings in the list. A delta is a consistent
+            snapshot of each embedding, but different embeddings in a delta can
+            be at different steps.
+          directory: Directory of the deltas. The writer creates the directory
+            if it does not exist.
           base: Prefix of a checkpoint that holds the embedding.
           root: The object that was saved as `base`, such as the
             `tf.train.Checkpoint`. `root` is required if the base contains
@@ -222,9 +223,9 @@ class DeltaWriter:
         Raises:
           TypeError: If `embedding` has another type.
           ValueError: If the base does not contain the tables of `embedding`.
-            This error is also raised if the directory contains deltas of
-            another base, deltas of other tables, or a truncated or modified
-            delta.
+            The constructor also raises this error if the directory contains
+            deltas of another base, deltas of other tables, or a truncated or
+            modified delta.
           RuntimeError: If the embedding is not built, or is on a TPU.
           NotImplementedError: If the strategy has several processes.
         """
@@ -279,9 +280,9 @@ class DeltaWriter:
     ) -> Delta | None:
         """Writes the changes since the previous delta.
 
-        The method first applies a pending pipelined update. It then copies the
-        changed rows in memory; no step runs during this copy. After the copy,
-        it writes the files while steps can run again.
+        The method first applies a pending pipelined update. Then the method
+        copies the changed rows in memory. No step runs during this copy. After
+        the copy, steps can run again while the method writes the files.
 
         Args:
           wait: Whether to wait until the files are written. If False, a
@@ -321,7 +322,7 @@ class DeltaWriter:
         return self.finish() if wait else None
 
     def finish(self) -> Delta | None:
-        """Waits until the background thread has written its delta.
+        """Waits until the background thread has written the delta.
 
         Returns:
           The delta that the thread wrote, or None if the thread was idle.

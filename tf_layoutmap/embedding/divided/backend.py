@@ -4,11 +4,11 @@ Each process owns one shard of each table. The engine of a process applies the
 steps of all replicas to the rows of this process.
 
 A replica requests rows from the processes that own the rows, and combines the
-rows. Later, it sends each owner the gradients of the activations that use the
-owner's rows. The engine of an owner receives batches that contain only ids of
-its own rows. Each id has a gain, which is the factor of its row in an
-activation. Therefore gradients are summed in the same order as in one process
-with the same number of replicas.
+rows. Later, the replica sends each owner the gradients of the activations that
+use the owner's rows. The engine of an owner receives batches that contain only
+ids of its own rows. Each id has a gain. The gain is the factor with which the
+row of the id contributes to an activation. Therefore gradients are summed in
+the same order as in one process with the same number of replicas.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class DividedEngine(HostEngine):
         counts = super().describe()
         # The engine counts the ids that this process receives as an owner of
         # rows. These counts differ from the counts of the ids in a batch, so
-        # they are not returned.
+        # the result does not contain these counts.
         del counts["features"]
         return counts
 
@@ -222,7 +222,7 @@ def _local_spec(
     local_variables: dict[str, dict[str, Any]],
     features: tuple[config.FeatureSpec, ...],
 ) -> config.EmbeddingSpec:
-    """Returns the spec of a process's engine, which covers only its rows."""
+    """Returns the spec of the engine of one process, for its local rows."""
     return dataclasses.replace(
         spec,
         tables=tuple(

@@ -40,12 +40,12 @@ class Step:
 
     Attributes:
       plan: Output `plan` of the op `PlanExchange`.
-      requests: For each process, its request for rows of this process.
+      requests: For each process, the request that it has sent to this process.
       sizes: `[processes, processes, 4]` int64 tensor. Element `[i, j]` contains
         the sizes that `PlanExchange` returned in process `i` for owner `j`.
-      num_samples: For each process, an `[num_features]` int64 tensor. It
-        contains the number of gradients that this process receives from that
-        process for each feature.
+      num_samples: For each process, an `[num_features]` int64 tensor. The
+        tensor contains, for each feature, the number of gradients that this
+        process receives from the other process.
     """
 
     plan: tf.Tensor
@@ -65,8 +65,8 @@ class StepsInFlight(steps.StepQueues[Step]):
         )
 
 
-# Columns of the output `sizes` of `PlanExchange`. This output has a row for
-# each pair of processes.
+# Columns of the output `sizes` of `PlanExchange`. The output `sizes` has a row
+# for each pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
 # Sizes of headers in 4-byte words: before the rows in the reply of an owner,
@@ -291,8 +291,9 @@ class Folded:
             )
         )
         # The process sends only the hyperparameters and the gradients of a
-        # message. It omits the row numbers that follow the gradients, because
-        # the owner has already received these row numbers in the request.
+        # message. The process omits the row numbers that follow the gradients,
+        # because the owner has already received these row numbers in the
+        # request.
         return [
             _floats(
                 one,

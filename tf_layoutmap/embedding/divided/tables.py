@@ -204,7 +204,7 @@ def save(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    """Saves a checkpoint, and writes its sharded tables to several files."""
+    """Saves a checkpoint, with sharded tables in several files."""
     if not tf.executing_eagerly() or not isinstance(
         file_prefix, (str, os.PathLike)
     ):
@@ -237,13 +237,13 @@ def save(
 class _TableFiles:
     """The temporary files of a checkpoint with sharded tables.
 
-    After an error, the object writes no more files. It still gathers the rows
-    of all tables, because otherwise the other processes would wait for this
+    After an error, the object writes no more files. However, the object still
+    gathers the rows of all tables, because the other processes wait for this
     process.
 
     Attributes:
-      aside: Prefix of all file names. It is also the name of the first file,
-        which contains all tensors that are not sharded.
+      aside: Prefix of all file names. The prefix is also the name of the first
+        file, which contains all tensors that are not sharded.
     """
 
     def __init__(self, aside: str):
@@ -265,7 +265,7 @@ class _TableFiles:
     def run_unless_failed(
         self, function: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Calls a function unless an earlier call failed; stores its error."""
+        """Calls a function, and stores its error. Skipped after an error."""
         if self._error is None:
             try:
                 function(*arguments)
@@ -421,8 +421,8 @@ class DividedTable(tf_private.Trackable):
           block: Variable with the rows of this process.
           row_partition: Assignment of rows to processes.
           rank: Index of this process.
-          gather: Function that implements the method `gather`. It takes the
-            table as its argument.
+          gather: Function that implements the method `gather`. The argument of
+            the function is the table.
         """
         self.name = name
         self.shape = tf.TensorShape(
@@ -548,8 +548,8 @@ class _Rows(tf_private.SaveableObject):
 
     def _check_no_saved_model(self):
         # When a program writes a SavedModel, TensorFlow traces the functions
-        # that save and restore variables. This raises an error, because no
-        # process has the full table.
+        # that save and restore variables. The methods of this class raise an
+        # error then, because no process has the full table.
         if not tf.executing_eagerly():
             self._table.numpy()
 

@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for the host engine.
 
-`HostBackend` implements the interface in `tf_layoutmap.embedding.backend`. It
-reads batches, reshapes activations and gradients, and passes steps to the
-engine. It also resizes open vocabularies, and applies a pending pipelined
-update before tables are saved.
+`HostBackend` implements the interface in `tf_layoutmap.embedding.backend`. The
+backend reads batches, reshapes activations and gradients, and passes steps to
+the engine. The backend also resizes open vocabularies, and applies a pending
+pipelined update before tables are saved.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ class HostBackend:
                     num_replicas=self._replicas.num_replicas,
                     **self._engine_options(),
                 )
-                # The user function `on_evict` may raise an error. Therefore it
-                # is called before `empty_variables` deletes the old table.
+                # The user function `on_evict` may raise an error. Therefore
+                # `on_evict` is called before `empty_variables` deletes the old
+                # table.
                 new_engine.report_dropped(table, resized.dropped)
         except BaseException:
             engine.retire("")
@@ -171,8 +172,9 @@ class HostBackend:
         """Checks that the strategy has only one process.
 
         Raises:
-          NotImplementedError: If the strategy has several processes. Their
-            tables would differ if only some of the processes called `method`.
+          NotImplementedError: If the strategy has several processes. The tables
+            of the processes would differ if only some of the processes called
+            `method`.
         """
         if self._replicas.has_processes:
             raise NotImplementedError(
@@ -363,9 +365,9 @@ class HostBackend:
                 f"{counts['awaiting']}."
             )
         if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # These lookups wait for gradients or for their update. They are
-            # discarded, because the restore replaces the rows that they have
-            # read.
+            # Open lookups wait for gradients or for their update. Such lookups
+            # are discarded, because the restore replaces the rows that the
+            # lookups have read.
             self._started.reset()
 
     def note_restore(self) -> None:

@@ -75,8 +75,8 @@ class BatchReader:
         ):
             return BatchOfProcesses(features, weights)
         # The caller enqueues a step only after the inputs of all replicas have
-        # been checked. Otherwise an error could occur after only some replicas
-        # have enqueued the step.
+        # been checked. Without this order, an error could occur after only some
+        # replicas have enqueued the step.
         return Batch(
             [
                 (replica, self.read_features(features, weights))

@@ -21,7 +21,7 @@ LANES = {
     state.LAST_STEPS: tf.int32,
     state.COUNTS: tf.int32,
 }
-# Small variables. Each copy contains their full values.
+# Names of small variables, which are always copied in full.
 WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
 
 

@@ -212,7 +212,7 @@ class OpenLookup(NamedTuple):
       engine: Handle of the engine, as a tensor in the graph of the lookup. The
         gradient function of a loop or condition can capture only tensors of
         that graph.
-      tokens: Dict from replica to a scalar int64 token. It contains all
+      tokens: Dict from replica to a scalar int64 token. The dict contains all
         replicas whose steps the caller runs.
     """
 

@@ -1,10 +1,11 @@
 """The host engine under a strategy with several processes.
 
 Each process stores all tables, and has an engine for the steps of all replicas.
-`WorkerEngine` gathers the ids and gradients of a step over the processes. It
-then passes the ids and gradients of all replicas to the engine of each process
-in the same order. Therefore all engines compute the same update, and the copies
-of a table remain bitwise identical. A replica looks up only its own samples.
+`WorkerEngine` gathers the ids and gradients of a step over the processes. Then
+`WorkerEngine` passes the ids and gradients of all replicas to the engine of
+each process in the same order. Therefore all engines compute the same update,
+and the copies of a table remain bitwise identical. A replica looks up only its
+own samples.
 
 The checks of ids, modes and restores run on the gathered values, so all
 processes raise the same error. Unlike an error of the engine, this error names
@@ -90,8 +91,8 @@ def check_modes(
     """Returns a check that all replicas have the same mode.
 
     If tables have open vocabularies, the engine enqueues the batches of all
-    replicas as one step. This step is either a training step or a forward-only
-    step.
+    replicas as one step. The mode of this step is either training or
+    forward-only.
 
     Args:
       modes: For each replica, whether its step receives gradients.
@@ -486,9 +487,9 @@ class WorkerEngine(HostEngine):
             process has several replicas.
         """
         if self._spec.has_open_tables and self._num_local > 1:
-            # Several replicas of one process can open their lookups in a
-            # different order in each process. A new key would then get
-            # different rows in different processes.
+            # If a process has several replicas, the order in which the replicas
+            # open their lookups can differ between processes. A new key would
+            # then get different rows in different processes.
             raise NotImplementedError(
                 "A layer with an open vocabulary must have one replica in each "
                 "process of a MultiWorkerMirroredStrategy. Received: "

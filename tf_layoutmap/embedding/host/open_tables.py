@@ -220,8 +220,8 @@ class OpenTables:
                 )
             return ""
 
-        # The ops of the engine run in the order of the program, so a later
-        # dequeue runs after the undo.
+        # The ops of the engine run in program order, so a later `dequeue` runs
+        # after the undo.
         undo(
             tf.py_function(
                 tf_private.kept_by_graphs(report_error), values, tf.string
@@ -355,8 +355,8 @@ def spec_with_capacity(
     """Returns the spec with a new capacity for one vocabulary.
 
     Raises:
-      TypeError: If `OpenVocabulary` raises it for the capacity.
-      ValueError: If `OpenVocabulary` raises it for the capacity.
+      TypeError: If `OpenVocabulary` does not accept the type of `capacity`.
+      ValueError: If `OpenVocabulary` does not accept the value of `capacity`.
     """
     old = spec.tables[table]
     settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)

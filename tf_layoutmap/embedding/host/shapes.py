@@ -26,9 +26,9 @@ class SampleShapes:
     """The known shapes of the samples of each feature.
 
     Attributes:
-      features: The features, as the engine processes them. If the inputs of a
-        sequence feature have more than 2 dimensions, the engine combines their
-        ids like the ids of other features.
+      features: The features in the form that the engine processes. If the
+        inputs of a sequence feature have more than 2 dimensions, the engine
+        combines their ids like the ids of other features.
     """
 
     def __init__(self, features: tuple[config.FeatureSpec, ...]):
@@ -113,8 +113,8 @@ class SampleShapes:
 
         Raises:
           ValueError: If the sizes differ from the declared sizes or from the
-            sizes of the first input, or if a size is unknown. This error is
-            also raised if the input of a sequence feature has more than 2
+            sizes of the first input, or if a size is unknown. The method also
+            raises this error if the input of a sequence feature has more than 2
             dimensions and the engine already exists.
         """
         self._set_inner_sizes({index: inner})
@@ -284,7 +284,7 @@ class StepShapes:
         self,
         packed: packing.PackedIds,
     ) -> packing.PackedIds:
-        """Checks and returns a packed batch. Its features have one sample axis.
+        """Checks and returns a packed batch. It has one sample axis.
 
         Raises:
           ValueError: If the batch size differs from the declared batch size.

@@ -79,8 +79,8 @@ class FeatureCounts:
 
         Args:
           num_rows: Number of rows of the table, or None if the ids are keys.
-          max_sequence_length: Number of positions of a sequence feature. For
-            other features, whose ids are combined, it is 0.
+          max_sequence_length: Number of positions of a sequence feature. The
+            value is 0 for all other features, whose ids are combined.
         """
         self._num_rows = num_rows
         self._length = max_sequence_length

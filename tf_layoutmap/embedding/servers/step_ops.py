@@ -3,7 +3,7 @@
 A step calls each server twice, for any number of tables. The first call reads
 rows from all shards of the server, and the second call updates these rows. The
 worker plans the requests, combines the rows, and sums the gradients of each
-row. It does not store state.
+row. The worker does not store state between steps.
 
 `Lookups` stores the lookup of a layer until the optimizer applies its
 gradients. When a layer is called, it is not known whether the lookup will
@@ -40,7 +40,7 @@ class Server:
       slots: Slot variables of each shard.
       rounding_steps: Update counters of the shards of 16-bit tables.
       tables: For each shard, the index of its table.
-      numbers: For each shard, its index within the table.
+      numbers: For each shard, the index of the shard within the table.
       first_rows: For each shard, the index of its first row in the unsharded
         table.
     """

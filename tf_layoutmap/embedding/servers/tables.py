@@ -197,7 +197,7 @@ class ServerTables:
     Attributes:
       devices: Device of each server, starting with
         `"/job:ps/replica:0/task:0/device:CPU:0"`.
-      partitioner: Partitioner of the tables. It is the argument of the
+      partitioner: Partitioner of the tables. The value is the argument of the
         constructor or, by default, the `variable_partitioner` of the strategy.
         If both are None, a table has at most one shard per server, and is not
         split into shards below 256 KiB.

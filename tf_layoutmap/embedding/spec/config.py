@@ -1,6 +1,6 @@
 """Reads TensorFlow's table and feature configs into frozen specs.
 
-This module does not import TensorFlow. It only reads the attributes of
+This module does not import TensorFlow. The module only reads the attributes of
 `TableConfig` and `FeatureConfig` objects. The objects are not modified, so two
 embeddings with different optimizers can share the same objects.
 """
@@ -101,8 +101,8 @@ class FeatureSpec:
     Attributes:
       name: Path in the feature config, such as `"ads/clicks"`.
       table: Index of the table.
-      max_sequence_length: Number of positions of a sequence feature. For other
-        features, whose ids are combined, it is 0.
+      max_sequence_length: Number of positions of a sequence feature. The value
+        is 0 for all other features, whose ids are combined.
       output_shape: The activations' shape without `dim`. If None, the shape is
         derived from the input.
       validate: Whether serving checks ids before the lookup.
@@ -125,8 +125,7 @@ class EmbeddingSpec:
     """Specs of all tables and features, in a deterministic order.
 
     Attributes:
-      tables: Tables. Their order is the order in which features first use the
-        tables.
+      tables: Tables, in the order in which features first use the tables.
       features: Features in `tf.nest.flatten` order.
     """
 

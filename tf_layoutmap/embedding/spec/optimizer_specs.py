@@ -1,9 +1,8 @@
 """Reads TPU optimizer objects into frozen specs, and defines `HostOptimizer`.
 
-This module does not import TensorFlow. It only reads the attributes of
+This module does not import TensorFlow. The module only reads the attributes of
 optimizer objects. If the engine does not support a setting, this module raises
-an error. If it ignored the setting, training would use a different rule without
-an error.
+an error. Otherwise training would use a different rule without an error.
 
 Each `_read_*` function returns the slot variables and the constants of a rule.
 The constants follow the learning rate in the order that docs/ops.md defines.

@@ -1,6 +1,7 @@
 """Reads the arguments `table_dtypes` and `rounding_seed` of `TPUEmbedding`.
 
-This module does not import TensorFlow. It only reads the names of dtypes.
+This module does not import TensorFlow. The module only reads the names of
+dtypes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for a TPU.
 
 `TPUBackend` implements the interface in `tf_layoutmap.embedding.backend` with
-TensorFlow's TPU embedding ops. It checks and enqueues batches, dequeues
-activations, and sends gradients. It also synchronizes the host copies of the
-tables with the TPU.
+TensorFlow's TPU embedding ops. The backend checks and enqueues batches,
+dequeues activations, and sends gradients. The backend also synchronizes the
+host copies of the tables with the TPU.
 """
 
 from __future__ import annotations

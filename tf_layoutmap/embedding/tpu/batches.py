@@ -130,8 +130,8 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     if value.shape.rank == 2:
         if feature.is_sequence:
             # In a sequence, each position has an activation. The TPU requires
-            # an additional index for the ids at a position. This index is 0,
-            # because each position has one id.
+            # an additional index for the ids at a position. The additional
+            # index is 0, because each position has one id.
             indices = tf.pad(indices, [[0, 0], [0, 1]])
     elif feature.is_sequence:
         logging.warning(
@@ -144,7 +144,8 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
 
 
 # Function that returns whether a graph is the program of an emulated TPU. For a
-# real TPU, `_is_replicated` recognizes the program by its control flow context.
+# real TPU, `_is_replicated` recognizes the TPU program by the control flow
+# context.
 _is_emulated: Callable[[Any], bool] | None = None
 # Function that returns the TPU name of an input's device on an emulated TPU.
 _input_device_of: Callable[[str], str] | None = None
@@ -471,8 +472,8 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
       ids: `[num_ids]` int64 tensor of each feature.
 
     Raises:
-      tf.errors.InvalidArgumentError: In eager mode, if an id is outside of its
-        table.
+      tf.errors.InvalidArgumentError: If an id is outside of its table, and the
+        call is eager.
     """
     checks = []
     with tf.name_scope(ID_CHECK_SCOPE):

@@ -51,7 +51,7 @@ class Rule:
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Returns the rule of an optimizer. `read_optimizer` must accept it."""
+    """Returns the rule of an optimizer that has passed `read_optimizer`."""
     return _RULES[type(optimizer).__name__]
 
 
@@ -308,7 +308,7 @@ class Core:
       device: Device name, such as
         `"/job:worker/replica:0/task:0/device:TPU:1"`.
       ordinal: Index of the core on its host.
-      host: The CPU device of its host.
+      host: The CPU device of the core's host.
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""The shapes of activations. A TPU requires them before the first step."""
+"""Shapes of activations, which a TPU must know before the first step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutputShapes:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes of all features. They are known after `settle`."""
+        """The shapes of all features, which are known after `settle`."""
         return [one or () for one in self._shapes]
 
     def settled(self) -> list[tuple[int, ...]]:

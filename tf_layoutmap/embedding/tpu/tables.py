@@ -147,7 +147,7 @@ def extract_variable_info(
     Args:
       keywords: Keyword arguments of a variable creator: `name`, `shape`,
         `dtype` and a callable `initial_value`. If the callable is a
-        `functools.partial`, it can also bind the shape and the dtype.
+        `functools.partial`, the partial can also bind the shape and the dtype.
 
     Returns:
       A tuple of the name, the shape as a tuple of ints, the dtype, and a
@@ -345,7 +345,7 @@ class TableSync:
     """A watcher that synchronizes tables with the TPU in saves and restores.
 
     The watcher retrieves all tables once per save, and loads all tables once
-    per restore. It watches all variables of an embedding (see
+    per restore. A `TableSync` watches all variables of an embedding (see
     `HostCopy.watch`). Therefore all classes that save or restore checkpoints
     are supported.
     """
