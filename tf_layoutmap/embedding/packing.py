@@ -157,7 +157,7 @@ def unpack_ids(
     ids, weights = [], []
     for column, spec in enumerate(specs):
         places = tf.ragged.range(starts[:, column], ends[:, column])
-        # Preserves a static number of samples.
+        # Sets the static number of samples if it is known.
         if isinstance(packed.num_samples, int):
             places.row_splits.set_shape([packed.num_samples + 1])
         found = places.with_values(
@@ -276,7 +276,7 @@ def pack(
         for one in inputs
         if one.static_num_samples is not None
     ]
-    # Preserves a static number of samples.
+    # Sets the static number of samples if it is known.
     packed = tf.ensure_shape(found.packed, [known[0] if known else None, None])
     if weights is None:
         return packed

@@ -281,8 +281,8 @@ class StepModes:
         """Records an `apply_gradients` with this name.
 
         Raises:
-          RuntimeError: If the function enqueued all steps with this name with
-            `training=False`.
+          RuntimeError: If the function called `enqueue` with `training=False`
+            for all steps with this name.
         """
         calls = self._of(name)
         if calls is None:

@@ -135,8 +135,8 @@ class Group:
 # memory to the system. With files of 128 MiB, the process used 300 MB more
 # memory after its first save than before.
 PART_BYTES = 1 << 25
-# Maximum number of files of a checkpoint. If the tables need more files of
-# `PART_BYTES`, the files become larger instead.
+# Maximum number of files of a checkpoint. If the tables do not fit into this
+# number of files with `PART_BYTES` each, the files become larger.
 _MOST_PARTS = 256
 
 

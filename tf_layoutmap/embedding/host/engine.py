@@ -326,7 +326,7 @@ class HostEngine:
 
         Args:
           training: Whether the step trains.
-          steps: Inputs of the features of each replica, in replica order.
+          steps: For each replica, a list with the inputs of its features.
         """
         inputs = [one for features in steps for one in features]
         with tf.device(self._handle.device):
@@ -453,7 +453,7 @@ class HostEngine:
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients that the replicas' marks represent, at once."""
+        """Applies the gradients that the marks of all replicas represent."""
         with tf.device(self._handle.device):
             return ops.apply_followed(
                 engine=self._handle,

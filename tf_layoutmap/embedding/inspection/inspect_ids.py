@@ -182,7 +182,8 @@ def inspect_ids(
       - `num_lookups`, `num_distinct`: Number of lookups, and number of distinct
         rows that were looked up.
       - `coverage`: Share of the rows that were looked up.
-      - `hottest_rows`: The 10 rows with the most lookups, with their lookups.
+      - `hottest_rows`: The 10 rows with the most lookups, and their lookup
+        counts.
       - `share_of_hottest`: Share of the lookups that read the 1, 10, 100 and
         1000 hottest rows.
 

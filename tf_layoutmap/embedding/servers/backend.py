@@ -26,8 +26,8 @@ class ServersBackend:
     """A backend with tables on servers and steps on workers.
 
     All calls of a step must be in one function. A worker or the coordinator
-    runs this function. It reads rows from the servers, and sends gradients to
-    the servers.
+    runs this function, reads rows from the servers, and sends gradients to the
+    servers.
     """
 
     is_on_tpu: ClassVar[bool] = False
@@ -117,7 +117,7 @@ class ServersBackend:
         return variables
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Creates the ops of steps, which group the variables by server."""
+        """Creates the object that calls the ops of steps."""
         kind = (
             key_step_ops.KeyStepOps
             if self._spec.has_open_tables

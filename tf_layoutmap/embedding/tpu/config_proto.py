@@ -330,7 +330,8 @@ class Cores:
         """Reads the devices of the strategy.
 
         Raises:
-          RuntimeError: If the devices are not on `num_hosts` hosts.
+          RuntimeError: If the devices of the strategy are on more or fewer than
+            `num_hosts` hosts.
         """
         extended = strategy.extended
         self.num_replicas = strategy.num_replicas_in_sync
