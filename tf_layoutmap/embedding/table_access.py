@@ -136,7 +136,7 @@ class TableAccess:
         """Returns the engine's statistics.
 
         Returns:
-          A dict with these entries:
+          A dict of statistics, with the following entries.
 
           - `pending`: For each replica, the number of steps that wait for
             `dequeue`.
