@@ -160,9 +160,9 @@ class TableAccess:
           counts of lookups, because only workers could count the ids. The dict
           has these additional entries:
 
-          - `staleness`: Mean and maximum number of updates that a server
-            applied after it sent the rows of a step and before it applied the
-            gradients of the step.
+          - `staleness`: Dict with `mean` and `max`, the mean and maximum number
+            of updates that a server applied after it sent the rows of a step
+            and before it applied the gradients of the step.
           - `num_repeated`: Number of closures that workers sent again after
             they had been applied.
           - `servers`: For each server device, `num_updates`.
