@@ -690,8 +690,7 @@ def _text(value: Any) -> str:
 
 def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns the string of each process, in the order of the processes."""
-    # Collectives do not support strings or uint8, so each byte is sent as an
-    # int32.
+    # Collectives do not support bytes, so each byte is sent as an int32.
     values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     @tf.function
