@@ -17,8 +17,9 @@ namespace layoutmap {
 //
 // The sizes of containers depend on the input. An allocation can therefore fail
 // with std::bad_alloc, or with std::length_error if the size exceeds the limit
-// of the container; both become `kOutOfMemory`. The core throws no other
-// exception on purpose, so every other exception becomes `kInternal`.
+// of the container. The function converts both exceptions to `kOutOfMemory`. It
+// converts every other exception to `kInternal`, because the core does not
+// throw other exceptions on purpose.
 inline Status StatusOfException() {
   try {
     throw;

@@ -82,7 +82,8 @@ Status HostEngine::Update(const Step& step,
                                             tables[t].hyperparameters));
   }
   std::vector<std::vector<const float*>> gradient_rows(tables.size());
-  // Setting one pointer per output row takes a few microseconds per table.
+  // The loop sets one pointer per output row, which takes a few microseconds
+  // per table.
   parallel_for(static_cast<int64_t>(tables.size()), 10000,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -142,7 +143,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
   if (replica < 0 || replica >= config_.num_replicas) return CheckCall(replica);
   if (held_ == nullptr) return Status();
   if (!always) {
-    // Errors of the next step are reported by `dequeue`.
+    // If the next step has an error, `dequeue` reports it.
     const Replica& r = replicas_[replica];
     std::shared_ptr<Step> next = StepAt(r.dequeued);
     if (r.stage != Stage::kReady || next == nullptr || next->training) {
