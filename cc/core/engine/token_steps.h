@@ -38,7 +38,7 @@ class TokenSteps {
   // Maximum number of open lookups per replica, and maximum number of gradients
   // per replica that wait for an update.
   static constexpr int64_t kMaxOpen = 64;
-  // An update of a lookup discards all lookups that are at least `kKeptBehind`
+  // An update of a lookup discards all lookups that are more than `kKeptBehind`
   // lookups older, and their gradients.
   static constexpr int64_t kKeptBehind = 8;
 
