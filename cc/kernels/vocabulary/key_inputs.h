@@ -13,8 +13,8 @@
 
 namespace layoutmap {
 
-// Reads views of `ids`, `splits`, `num_samples` and `weights`, by replica and
-// feature.
+// Reads the inputs `ids`, `splits`, `num_samples` and `weights`. Returns views
+// of them, indexed by replica and then by feature.
 absl::Status ReadKeyInputs(
     tensorflow::OpKernelContext* ctx, const EngineConfig& config,
     int32_t num_replicas,
