@@ -129,8 +129,8 @@ Loops LoopsOfDim(int64_t dim) {
   }
 }
 
-// Tables with one slot variable each, and the activations and gradients of a
-// batch.
+// The tables of the measurement, which have one slot variable each, and the
+// activations and gradients of a batch.
 class Roof {
  public:
   Roof(const std::vector<int64_t>& num_rows, int64_t dim, int64_t num_samples,
@@ -168,10 +168,11 @@ class Roof {
     });
   }
 
-  // Sums the gradients of each row, then updates the row and its slot row:
-  // Adagrad without the square root. Rows must be distinct. The caller passes
-  // the gradients of each row, because finding them takes no longer than
-  // reading the ids. Returns the duration in milliseconds.
+  // Sums the gradients of each row, and then updates the row and its slot row.
+  // The update rule is Adagrad without the square root and the division. The
+  // rows must be distinct. The caller passes the indices of the gradients for
+  // each row, because computing these indices would take no longer than reading
+  // the ids. Returns the duration in milliseconds.
   double Update(const std::vector<Ints>& rows, const std::vector<Ints>& splits,
                 const std::vector<Ints>& gradient_of) {
     CheckSizes(rows.size());

@@ -71,7 +71,8 @@ std::vector<T> LargePages(int64_t size, T value) {
   return made;
 }
 
-// A table with its accumulators, and a batch of uniform ids.
+// A table with its accumulators, and a batch of ids that are uniformly
+// distributed.
 class Sweep {
  public:
   Sweep(int64_t num_rows, int64_t dim, bool half, int64_t num_samples,

@@ -1,4 +1,4 @@
-// Conversion of C++ exceptions to statuses.
+// Functions that convert C++ exceptions to statuses.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
 #define TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
@@ -12,8 +12,8 @@
 
 namespace layoutmap {
 
-// Returns a status for the exception that is being handled. Must be called
-// inside `catch (...)`.
+// Returns a status for the exception that is being handled. Call this function
+// only inside `catch (...)`.
 //
 // The sizes of containers depend on the input. An allocation can therefore fail
 // with std::bad_alloc, or with std::length_error if the size exceeds the limit

@@ -90,15 +90,16 @@ class HostEngine {
                  const ParallelFor& parallel_for);
 
   // Enqueues a batch that the caller has already checked. `made` is the status
-  // that the check returned. If it is an error, the call fails in the same way
-  // as `Enqueue` for an invalid batch.
+  // that the check returned. If `made` is an error, the call fails in the same
+  // way as `Enqueue` for an invalid batch.
   Status EnqueueBatch(int32_t replica, bool training, const Status& made,
                       std::shared_ptr<const Batch> batch,
                       const ParallelFor& parallel_for);
 
   // Removes the newest step from all queues, as if it had not been enqueued.
-  // `batches` are the batches of all replicas. Returns an error unless they
-  // belong to the newest step and no replica has begun to look it up.
+  // `batches` are the batches of all replicas. Returns an error if the batches
+  // do not belong to the newest step, or if a replica has begun to look up this
+  // step.
   Status TakeBackStep(const std::vector<std::shared_ptr<const Batch>>& batches);
   // Makes all later calls fail until `Reset`. The error message contains `why`.
   void Poison(const std::string& why);
@@ -120,7 +121,8 @@ class HostEngine {
   // Returns whether the queue of the replica has room for another step.
   bool HasRoom(int32_t replica) const;
   // Returns the error that `EnqueueBatch` would return for any batch of a new
-  // step. Callers use it before they change other state.
+  // step. Callers use this function to detect the error before they change
+  // other state.
   Status CheckEnqueue(int32_t replica, bool training) const;
   // Calls `visit(batch)` for the batches of all steps in flight. Also visits
   // batches that a running call still uses after a reset discarded their step.
@@ -132,12 +134,13 @@ class HostEngine {
   Status BeginDequeue(int32_t replica, std::shared_ptr<const Batch>* batch);
   void FinishDequeue(int32_t replica, bool looked_up);
 
-  // Passes the gradients of the dequeued step of the replica. The call of the
-  // last replica sets `update` to the step. The calls of the other replicas set
-  // `update` to null. If `update` is not null, the caller must run `Update` and
-  // then `FinishApply`. If the update fails, the gradients of this replica are
-  // pending again. A pipelined engine defers the update of this step, and
-  // returns the deferred step that precedes it, if there is one.
+  // Passes the replica's gradients for the step that the replica has dequeued.
+  // The call of the last replica sets `update` to the step. The calls of the
+  // other replicas set `update` to null. If `update` is not null, the caller
+  // must run `Update` and then `FinishApply`. If the update fails, the
+  // gradients of this replica are pending again. A pipelined engine defers the
+  // update of this step, and returns the deferred step that precedes it, if
+  // there is one.
   Status BeginApply(int32_t replica, BatchGradients gradients,
                     std::shared_ptr<Step>* update);
   Status Update(const Step& step, const std::vector<TableViews>& tables,

@@ -123,7 +123,7 @@ Status HostEngine::Update(const Step& step,
 void HostEngine::FinishApply(int32_t replica, bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
   Replica& r = replicas_[replica];
-  if (r.stage != Stage::kApplying) return;  // a reset happened in the meantime
+  if (r.stage != Stage::kApplying) return;  // The engine was reset.
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
   if (!updated) {
     r.stage = Stage::kAwaiting;
@@ -162,7 +162,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
 
 void HostEngine::FinishLanding(bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_landing_) return;  // a reset happened in the meantime
+  if (!is_landing_) return;  // The engine was reset.
   is_landing_ = false;
   if (!updated) return;
   held_ = nullptr;

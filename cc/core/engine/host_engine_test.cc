@@ -206,7 +206,7 @@ TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineFail) {
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
     ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
                 [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
-    // The calls still fail after another replica has enqueued a step.
+    // The engine still rejects calls after another replica has enqueued a step.
     if (num_replicas == 1) continue;
     ExpectOk(trainer.Enqueue(1, RandomBatchFor(trainer, 0)));
     ExpectFails(

@@ -33,9 +33,9 @@ struct TableKeys {
   std::vector<int64_t> joined;
 };
 
-// The batches of all replicas of one step. They are checked completely before a
+// The batches of all replicas in one step. All keys are checked before a
 // vocabulary processes the first key. The memory of `inputs` must stay valid
-// until `Finish`.
+// until `Finish` is called.
 class KeyBatches {
  public:
   // `is_open` has one value per table: true if the ids of the table are keys,

@@ -232,7 +232,8 @@ TEST_F(KeyBatchesTest, RowsOfRunningCallsStayInUseAfterAReset) {
     };
     std::shared_ptr<const Batch> batch;
     std::shared_ptr<HostEngine::Step> update;
-    // In a pipelined engine, the second step returns the update of the first.
+    // In a pipelined engine, the second step returns the update of the first
+    // step.
     for (int32_t step = 5; step < 5 + 1 + is_pipelined; ++step) {
       auto batches = made(step);
       for (int32_t r : {0, 1}) {

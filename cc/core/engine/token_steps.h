@@ -1,4 +1,5 @@
-// Steps that are identified by a token instead of by their order.
+// Stores steps that are identified by a token. The steps of HostEngine are
+// identified by their order instead.
 //
 //   Open    ids -> token                 a lookup, possibly without later calls
 //   Follow  token, gradients -> mark     the gradients of a lookup

@@ -179,7 +179,7 @@ TEST(PackedIdsTest, AnIdOutsideItsTableIsReportedWithItsFeature) {
 TEST(PackedIdsTest, RandomBatchesEqualTheirFeatures) {
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
-    // Some batches have more samples than one thread reads at a time.
+    // Every tenth batch has more samples than one thread reads at a time.
     const size_t num_samples = i % 10 == 0 ? 700 : random() % 6;
     Ids features(3, std::vector<std::vector<int64_t>>(num_samples));
     for (auto& feature : features) {

@@ -94,8 +94,9 @@ class RaggedIds {
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
-  // Creates ids of a non-sequence feature from checked rows without weights.
-  // The spans are views of memory that `owner` keeps alive.
+  // Creates ids from rows that the caller has checked. The feature must not be
+  // a sequence and must not have weights. The spans are views of memory that
+  // `owner` keeps alive.
   static RaggedIds OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                           Span<const int64_t> splits,
                           std::shared_ptr<const void> owner);
@@ -112,7 +113,8 @@ class RaggedIds {
   int64_t num_outputs() const { return splits().size() - 1; }
   int64_t num_samples() const { return num_samples_; }
 
-  // Validated global rows. Output `o` has the rows [splits[o], splits[o + 1]).
+  // Validated global rows. The rows of output `o` have the indices [splits[o],
+  // splits[o + 1]).
   Span<const uint32_t> rows() const {
     return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
   }

@@ -26,7 +26,7 @@ FeatureSpec Spec(Combiner combiner = Combiner::kSum, int64_t length = 0) {
   return spec;
 }
 
-// Owns the data that a FeatureInput views.
+// Owns the data of a FeatureInput, which contains only views.
 struct Input {
   Form form = Form::kRagged;
   std::vector<int64_t> ids;

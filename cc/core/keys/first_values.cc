@@ -20,8 +20,9 @@ constexpr double kShareWithinTwo = 0.95449973610364158;
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kLn2 = 0.69314718055994531;
 
-// Returns the natural logarithm of a positive normal number, computed with the
-// series of atanh. The result is much more precise than a float.
+// Returns the natural logarithm of x, which must be a positive normal number.
+// The logarithm is computed with the series of atanh. The result is much more
+// precise than a float.
 double Log(double x) {
   uint64_t bits;
   std::memcpy(&bits, &x, sizeof(bits));

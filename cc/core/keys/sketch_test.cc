@@ -13,7 +13,7 @@
 namespace layoutmap {
 namespace {
 
-// The sketch of the first segment of a vocabulary.
+// The sketch for the first segment of a vocabulary.
 class Sketch {
  public:
   explicit Sketch(int64_t capacity) {

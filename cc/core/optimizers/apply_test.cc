@@ -22,7 +22,7 @@ namespace {
 
 constexpr float kRate = 0.3f;
 
-// The unique rows of a step with their positions, and the gradients of
+// The unique rows of a test step with their positions, and the gradients of
 // `num_samples` samples.
 struct Step {
   std::vector<uint32_t> rows;

@@ -1,4 +1,4 @@
-// Routing of ids to shards.
+// Routes ids to the shards of a table.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_

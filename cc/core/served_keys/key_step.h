@@ -22,7 +22,8 @@
 
 namespace layoutmap {
 
-// Properties of a table with an open vocabulary.
+// The properties of one table. If `is_open` is false, the table has no open
+// vocabulary.
 struct OpenTable {
   bool is_open = false;
   // Whether unknown keys share a row.

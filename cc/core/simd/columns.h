@@ -1,5 +1,5 @@
-// Loops over the columns of a row. Include this file only from files that are
-// compiled once per instruction set.
+// Functions that loop over the columns of a row. Include this file only from
+// files that are compiled once per instruction set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_

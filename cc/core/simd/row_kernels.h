@@ -83,8 +83,8 @@ struct LookupArgs {
   const Quantization* quantization = nullptr;
 };
 
-// Arguments of an update. For each unique row u in [begin, end), the kernel
-// computes the gradient
+// The arguments of the update kernel. For each unique row u in [begin, end),
+// the kernel computes the gradient
 //
 //   g = sum over k in [splits[u], splits[u + 1]) of gain[k] * *gradient[k]
 //

@@ -1,4 +1,5 @@
-// A table of 16-bit rows, and the noise for stochastic rounding.
+// A table of 16-bit rows, and the noise for the stochastic rounding of its
+// rows.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_
 #define TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_

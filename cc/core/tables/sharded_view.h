@@ -1,4 +1,4 @@
-// A view of the rows of a sharded table.
+// A view of the rows in a sharded table.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
 #define TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_

@@ -1,4 +1,4 @@
-// Tables and ids for tests.
+// Helpers that create tables and ids for tests.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_TABLE_TEST_H_
 #define TF_LAYOUTMAP_CORE_TABLES_TABLE_TEST_H_

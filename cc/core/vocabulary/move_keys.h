@@ -14,7 +14,7 @@
 
 namespace layoutmap {
 
-// A key with its step and count in the source vocabulary.
+// A key, with its last step and its count in the source vocabulary.
 struct KeptKey {
   // The row in the source vocabulary.
   int64_t from;

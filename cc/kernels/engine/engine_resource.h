@@ -1,4 +1,5 @@
-// The resource that contains an engine, and helpers that its kernels share.
+// The resource that contains a host engine, and helpers for the kernels that
+// use this resource.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_

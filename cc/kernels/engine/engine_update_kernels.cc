@@ -32,7 +32,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Base class of ops that accept gradients or update the tables.
+// Base class of ops that receive gradients or update the tables.
 class GradientsOp : public EngineOp {
  public:
   using EngineOp::EngineOp;

@@ -1,4 +1,4 @@
-// Reads the inputs of a step whose ids are keys.
+// Reads the inputs of an op whose ids are keys.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
