@@ -18,9 +18,11 @@ namespace layoutmap {
 // The inputs of one feature. The shape of the input `locations` determines the
 // type of the feature:
 //
-//   locations   rank 2, [num_ids, c]   SparseTensor: its indices
-//               rank 1, not empty      RaggedTensor: its row_splits
-//               rank 1, empty          dense
+//   * If `locations` has the shape [num_ids, c], it contains the indices of a
+//     SparseTensor.
+//   * If `locations` has rank 1 and is not empty, it contains the row_splits of
+//     a RaggedTensor.
+//   * If `locations` has rank 1 and is empty, the ids are dense.
 //
 // Let [d0, d1, ...] be the shape of a feature's activations. The indices of a
 // SparseTensor have one column for each axis of this shape, and one additional

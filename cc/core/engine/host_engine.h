@@ -215,14 +215,14 @@ class HostEngine {
 struct HostEngine::Step {
   bool training = true;
   // One batch per replica. For token steps, one batch per lookup and replica,
-  // ordered by lookup. `gradients` has the same order.
+  // ordered by lookup.
   std::vector<std::shared_ptr<const Batch>> batches;
-  std::vector<bool> published;  // by replica
+  std::vector<bool> published;  // One value per replica.
   int32_t num_enqueued = 0;
   // Number of replicas that do not need this step any more.
   int32_t num_finished = 0;
   std::vector<TableStep> tables;
-  std::vector<BatchGradients> gradients;  // by replica
+  std::vector<BatchGradients> gradients;  // In the order of `batches`.
   // For token steps, the factor of each element of `gradients`.
   std::vector<float> factors;
   // The hyperparameters of each table.

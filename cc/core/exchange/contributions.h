@@ -9,11 +9,16 @@
 // After the backward pass, the owner receives one gradient for each output that
 // uses these ids.
 //
-//   words   for each feature: number of outputs, number of ids, flags
-//           for each feature: number of ids of each output, omitted if all 1
-//                             rows, relative to the shard
-//                             gains as bits, omitted if all 1
-//   floats  for each feature: the gradient of each output
+// The ids are encoded as `words`, in this order:
+//
+//   * Three words for each feature: the number of outputs, the number of ids,
+//     and flags.
+//   * For each feature, the number of ids of each output (omitted if all
+//     numbers are 1), the rows relative to their shards, and the bits of the
+//     gains (omitted if all gains are 1).
+//
+// The gradients are encoded as floats: for each feature, the gradient of each
+// output.
 
 #ifndef TF_LAYOUTMAP_CORE_EXCHANGE_CONTRIBUTIONS_H_
 #define TF_LAYOUTMAP_CORE_EXCHANGE_CONTRIBUTIONS_H_

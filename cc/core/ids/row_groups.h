@@ -14,9 +14,9 @@ namespace layoutmap {
 
 // The same data as `UniqueRows` (cc/core/rows/unique_rows.h), with unused
 // elements after each part, because a worker does not know how many rows the
-// preceding parts have:
+// preceding parts have. In this example, a dot is an unused element:
 //
-//   positions   7 2 4 .   5 0 1 6     . : unused
+//   positions   7 2 4 .   5 0 1 6
 //   rows        3 8 . .   20 . . .
 //   starts      0 1 . .   0 . . .
 //   parts       0, 2, 3   4, 1, 4

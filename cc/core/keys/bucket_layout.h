@@ -1,8 +1,10 @@
 // Determines the location of keys in an open vocabulary.
 //
-//   key --mix--> bucket b, in segment b / buckets_per_segment
-//   search in b, b + 1, b + 2, b + 3, which wrap around in the segment
-//   row = bucket * 8 + lane
+// A hash of the key selects bucket b, which is in segment
+// b / buckets_per_segment. The search for the key visits up to four buckets: b,
+// b + 1, b + 2 and b + 3. After the last bucket of the segment, it continues
+// with the first bucket of the segment. The row of the key is
+// bucket * 8 + lane.
 //
 // The location of a key determines its row, so there is no separate map from
 // keys to rows. A bucket is one cache line. Each segment is processed by one

@@ -20,11 +20,12 @@ namespace layoutmap {
 struct RowGradients {
   // The unique rows in ascending order, [num_unique].
   Span<const uint32_t> rows;
-  // rows[u] has the positions [splits[u], splits[u + 1]). [num_unique + 1].
+  // The positions of rows[u] are splits[u] to splits[u + 1] - 1. The shape is
+  // [num_unique + 1].
   Span<const int64_t> splits;
-  Span<const uint32_t>
-      // Index of each position in `gradient_rows`, [num_positions].
-      gradient_of;
+  // For each position, the index of its gradient in `gradient_rows`,
+  // [num_positions].
+  Span<const uint32_t> gradient_of;
   // Gain of each position, [num_positions]. If empty, all gains are 1.
   Span<const float> gains;
   // Pointers to gradient rows, which have `dim` values each.

@@ -31,7 +31,8 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
-// optionally followed by all modifiers:
+// These values can be followed by the modifiers. Either all modifiers are
+// given, or none:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate

@@ -23,10 +23,11 @@ namespace layoutmap {
 // A view of the state. The caller owns the state and stores it in a variable,
 // with these values:
 //
-//   number of tickets, number of steps, epoch,
-//   then for each step that may be pending, closures first:
-//   ticket (0: none), step number, number of updates when its rows were sent,
-//   closure number, attempt
+//   * The number of tickets, the number of steps, and the epoch.
+//   * Five values for each record of a step, with the records of closures
+//     first: the ticket (0 if there is no pending step), the step number, the
+//     number of updates before the rows were sent, the closure number, and the
+//     attempt.
 class FetchedSteps {
  public:
   static constexpr int64_t kMaxOpen = 256;

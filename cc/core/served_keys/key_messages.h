@@ -1,19 +1,30 @@
 // Messages between a worker and a server for tables with open vocabularies. The
 // worker sends keys, and the server determines the rows of the keys.
 //
-//   fetch    epoch, number, attempt, whether the step trains (8 bytes each);
-//            value type, for each piece the number of its rows or keys and the
-//            kind of its keys (4 bytes each), padding to a multiple of 8 bytes;
-//            the keys of all pieces (8 bytes each), in the order of their first
-//            use; for each piece its rows, or the number of uses of each key
-//            (wire.h)
-//   fetched  a ticket (8 bytes); the row of each key in its shard, or kNoPlace
-//            (4 bytes), padding to a multiple of 8 bytes; the values of the
-//            rows of all pieces, ascending and without duplicates. If unknown
-//            keys share a row, it is the last row of its shard and is always
-//            sent, because the worker does not know in advance whether it is
-//            needed.
-//   apply    as in messages.h, with the ticket instead of num_updates
+// A `fetch` message contains, in this order:
+//
+//   * The epoch, the number and the attempt of the closure, and whether the
+//     step is a training step (8 bytes each).
+//   * The value type (4 bytes). Then the number of rows or keys of each piece,
+//     and the kind of the keys of each piece (4 bytes each). Then padding to a
+//     multiple of 8 bytes.
+//   * The keys of all pieces (8 bytes each), in the order of their first use.
+//   * For each piece, its rows or the number of uses of each key, encoded as in
+//     wire.h.
+//
+// A `fetched` message contains, in this order:
+//
+//   * The ticket of the step (8 bytes).
+//   * The row of each key in its shard, or kNoPlace (4 bytes each). Then
+//   padding
+//     to a multiple of 8 bytes.
+//   * The values of the rows of all pieces. The rows of a piece are ascending
+//     and have no duplicates. If unknown keys share a row, this row is the last
+//     row of its shard. The server always sends this row, because the worker
+//     does not know in advance whether it needs the row.
+//
+// An `apply` message is the same as in messages.h, except that it contains the
+// ticket instead of num_updates.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_MESSAGES_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_MESSAGES_H_

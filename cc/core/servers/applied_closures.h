@@ -31,8 +31,11 @@ struct ClosureToken {
 // A view of the state. The caller owns the state and stores it in a variable,
 // with these values:
 //
-//   epoch, base, num_updates, sum and maximum of staleness, num_repeated,
-//   then for each of the last `kWindow` numbers: number + 1, attempt
+//   * The epoch, base, num_updates, the sum and the maximum of the staleness,
+//     and num_repeated.
+//   * Two values for each of the last `kWindow` closure numbers: the number
+//   plus
+//     1, and the attempt.
 //
 // All closures with numbers below `base` were applied. A closure with a higher
 // number was applied if the state contains its number. In the initial state,

@@ -5,12 +5,24 @@
 // A piece is a shard of a table on the server. The pieces are ordered by table,
 // then by shard.
 //
-//   fetch    value type, number of rows of each piece (4 bytes each);
-//            the rows of all pieces (wire.h)
-//   fetched  num_updates (8 bytes); the values of all rows
-//   apply    epoch, number, attempt, num_updates (8 bytes each); value type,
-//            number of rows of each piece, hyperparameters of each piece
-//            (4 bytes each); gradients of all rows; the rows
+// A `fetch` message contains, in this order:
+//
+//   * The value type and the number of rows of each piece (4 bytes each).
+//   * The rows of all pieces, encoded as in wire.h.
+//
+// A `fetched` message contains, in this order:
+//
+//   * The number of updates, num_updates (8 bytes).
+//   * The values of all rows.
+//
+// An `apply` message contains, in this order:
+//
+//   * The epoch, the number and the attempt of the closure, and num_updates
+//     (8 bytes each).
+//   * The value type, the number of rows of each piece, and the hyperparameters
+//     of each piece (4 bytes each).
+//   * The gradients of all rows.
+//   * The rows of all pieces, encoded as in wire.h.
 //
 // The values of rows and gradients are float32 or bfloat16, depending on the
 // configuration of the worker. Hyperparameters are float32. All values have the

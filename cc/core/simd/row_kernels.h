@@ -96,8 +96,9 @@ struct ApplyArgs {
   const float* hyperparameters;
   // If null, there are no modifiers, and `accumulate` is true.
   const Modifiers* modifiers;
-  float* const* row_of;              // indexed by u - begin
-  float* const* slot_of[kMaxSlots];  // indexed by u - begin
+  // The index of `row_of` and of each slot_of[j] is u - begin.
+  float* const* row_of;
+  float* const* slot_of[kMaxSlots];
   const int64_t* splits;
   const uint32_t* gradient_of;
   const float* gains;  // If null, all gains are 1.
