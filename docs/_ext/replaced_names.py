@@ -1,6 +1,6 @@
 """Sphinx directive that lists the names that a patch group replaces.
 
-    .. replaced-names:: GROUP
+.. replaced-names:: GROUP
 """
 
 from typing import Any
