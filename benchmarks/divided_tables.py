@@ -5,10 +5,10 @@
 The program starts three groups of processes on this machine: with replicated
 tables, with sharded tables, and with sharded tables and folded gradients. All
 processes of a group train on parts of the same global batch. For each group,
-the program prints the bytes on the loopback interface per process and step. It
-also prints how much memory the first process uses for tables and steps, and how
-much more it uses during a save. No other program may use the loopback interface
-during the measurement.
+the program prints the bytes on the loopback interface per process and step. The
+program also prints how much memory the first process uses for tables and steps,
+and how much more it uses during a save. No other program may use the loopback
+interface during the measurement.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ mesh is 2x2 logical CPUs. Contestants:
 The ids of all contestants refer to the same number of distinct rows, which is
 the size of the smallest table. In larger tables, these rows are evenly spaced.
 The benchmark also measures how much the peak memory grows during the first two
-steps, which include compilation. For this measurement, each contestant runs in
-a separate process.
+steps, which include compilation. Each contestant runs in a separate process
+while its memory is measured.
 """
 
 import json

@@ -5,9 +5,9 @@ each round:
 
 * `tlm`: `tlm.ShardedVariable`, with one operation over all shards;
 * `one`: a single `tf.Variable`, which shows the cost of sharding;
-* `tf`: TensorFlow's own `ShardedVariable` with the same number of shards. Its
-  lookup is `tf.nn.embedding_lookup`, because `tf.gather` returns wrong rows for
-  this class.
+* `tf`: TensorFlow's own `ShardedVariable` with the same number of shards. The
+  lookup of this contestant is `tf.nn.embedding_lookup`, because `tf.gather`
+  returns wrong rows for TensorFlow's class.
 
 The operation `route` compares the op `LayoutMap>RouteIds` with TensorFlow's
 division, modulo and `dynamic_partition`. A training step has several

@@ -9,8 +9,8 @@ The program copies the package and its tests to a temporary folder. A mutation
 replaces one piece of text in one source file. For each mutation, the program
 changes the file, runs a few tests without the cases that are marked
 `exhaustive`, and restores the file. The mutation is "killed" if a test fails.
-Otherwise it has "survived", and a new test is needed to detect it. Each
-selection of tests must first pass without a mutation.
+If no test fails, the mutation has "survived", and a new test is needed to
+detect it. Each selection of tests must first pass without a mutation.
 
 The program changes only Python code. The last mutations in the list are in
 Python functions that have the same results as C++ code.

@@ -43,7 +43,8 @@ def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
 class Empty:
     """The contestant without tables.
 
-    It measures the time of the coordinator and of the input pipeline.
+    A step without tables measures the time of the coordinator and of the input
+    pipeline.
     """
 
     def __init__(self, workload: workloads.Workload):

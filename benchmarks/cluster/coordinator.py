@@ -2,9 +2,10 @@
 
     python -m benchmarks.cluster.coordinator
 
-If TF_CONFIG is set, the program is the coordinator of a cluster. Otherwise, it
-trains in its own process. Each line of the standard input is a command in
-JSON, and each line of the standard output is a result in JSON:
+If TF_CONFIG is set, the program is the coordinator of a cluster. If TF_CONFIG
+is not set, the program trains in its own process. Each line of the standard
+input is a command in JSON, and each line of the standard output is a result in
+JSON:
 
 * `["open", workload, distribution, contestants]` creates the tables of the
   contestants, and deletes the tables of the previous `open` command;

@@ -1,9 +1,9 @@
 """Training steps on parameter servers: speed and network traffic.
 
 The model has 26 tables with 16 columns and Adagrad, and a batch has 4,096
-samples with one id per table. It is trained in one process, and in clusters of
-1 worker and 1 server, 1 worker and 2 servers, and 2 workers and 2 servers. All
-processes run on the local machine. Contestants:
+samples with one id per table. The model is trained in one process, and in
+clusters of 1 worker and 1 server, 1 worker and 2 servers, and 2 workers and 2
+servers. All processes run on the local machine. Contestants:
 
 * `ours`: `tlm.TPUEmbedding`;
 * `bfloat16`: `tlm.TPUEmbedding` that sends rows and gradients in 16 bits;
@@ -59,10 +59,10 @@ def measure_speed(
     """Measures elapsed time and processor time of steps.
 
     Returns:
-      Two dictionaries. The first maps keys such as `"1 + 2.ours"` to the
-      milliseconds of `NUM_STEPS` steps, `[rounds]`. The second maps
-      contestants and jobs to the milliseconds of processor time of one step in
-      the cluster `_BUSY_SHAPE`, summed over the processes of the job.
+      Two dictionaries. The first dictionary maps keys such as `"1 + 2.ours"` to
+      the milliseconds of `NUM_STEPS` steps, `[rounds]`. The second dictionary
+      maps contestants and jobs to the milliseconds of processor time of one
+      step in the cluster `_BUSY_SHAPE`, summed over the processes of the job.
     """
     timed, busy = {}, {}
     with contextlib.ExitStack() as stack:

@@ -3,10 +3,11 @@
     python -m benchmarks.rows.sweep
 
 For each number of columns and dtype of the rows, the program measures lookups
-and Adagrad updates of 131,072 uniform ids in one table, on all cores. It calls
-the loops of the C++ core (`cc/benchmarks`) without TensorFlow. All settings are
-measured in interleaved rounds. Each line of the output contains the median of
-the fastest setting, and the medians of all settings relative to it.
+and Adagrad updates of 131,072 uniform ids in one table, on all cores. The
+program calls the loops of the C++ core (`cc/benchmarks`) without TensorFlow.
+All settings are measured in interleaved rounds. Each line of the output
+contains the median of the fastest setting, and the medians of all settings
+relative to the fastest setting.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m benchmarks.whole_models.exported_auc
 
 For each seed, the program trains the model on the synthetic data of
-`examples/dlrm.py`, with the default settings. It then computes the exact AUC on
-held-out samples: the probability that a sample with a click has a higher score
-than a sample without a click. Exported models are loaded and called in the same
-way as in a server.
+`examples/dlrm.py`, with the default settings. The program then computes the
+exact AUC on held-out samples: the probability that a sample with a click has a
+higher score than a sample without a click. Exported models are loaded and
+called in the same way as in a server.
 """
 
 from __future__ import annotations
