@@ -5,14 +5,14 @@ and a training step with Adagrad and constant gradients. All contestants process
 the same ids in each round:
 
 * `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, with one
-  RaggedTensor per feature;
+  RaggedTensor per feature.
 * `packed`: `tlm.TPUEmbedding` with batches that `tlm.pack` has packed before
-  the measurement;
+  the measurement.
 * `tf`: `safe_embedding_lookup_sparse`, a tape, a sum over duplicate ids, and
-  `ResourceSparseApplyAdagradV2`;
+  `ResourceSparseApplyAdagradV2`.
 * `roof`: the hardware limit, a plain C++ loop. A lookup reads the row of every
   id and writes the sums. A step also sums the gradients of each distinct row,
-  and updates the row and its row of the slot variable, in ascending order;
+  and updates the row and its row of the slot variable, in ascending order.
 * `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a separate process,
   if `--fbgemm_python` is set.
 """
@@ -44,9 +44,9 @@ def measure(
     workload: workloads.Workload,
     rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Returns a tuple of milliseconds and versions.
+    """Returns the milliseconds of each contestant, and library versions.
 
-    The keys of the milliseconds are `<contestant>.<operation>`.
+    The milliseconds are a dictionary with keys `<contestant>.<operation>`.
     """
     calls = step_contestants.contestants(
         workload, [workload.draw(seed) for seed in _SEEDS]

@@ -6,7 +6,7 @@ mesh is 2x2 logical CPUs. Contestants:
 * `tlm.100k`, `tlm.400k`, `tlm.4m`: `tlm.layers.ShardedEmbedding` under
   `tlm.layout_map_scope`. The name contains the number of rows. A step is a step
   of `fit`, which includes the copy of the batch to the mesh and the copy of the
-  loss to the host;
+  loss to the host.
 * `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
   and train it with a dense gradient of all rows.
 

@@ -3,9 +3,9 @@
 The model has 500 Dense layers of 8 units. Four patterns shard their kernels and
 biases over a 2x2 mesh of logical CPUs. Contestants:
 
-* `keras`: the model without a layout map;
+* `keras`: the model without a layout map.
 * `tlm.sharded`: the model under `tlm.layout_map_scope`. Each device draws the
-  initial values of its own shards;
+  initial values of its own shards.
 * `tlm.host`: the model under `tlm.layout_map_scope`. The host draws all initial
   values, in the same way as without a mesh.
 

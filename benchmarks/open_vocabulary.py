@@ -4,13 +4,13 @@ Both tables have 1 M rows x 16 and Adagrad. Batches have 8192 samples with 20
 ids per sample. In the open vocabulary, 85 % of the rows belong to keys.
 Operations:
 
-* `train`: a training step in which all keys are known;
+* `train`: a training step in which all keys are known.
 * `train_new`: a training step in which 100,000 keys of the batch are new and
   evict other keys. In the closed table, 100,000 ids of the batch are distinct,
-  so that the step reads and writes the same number of rows;
-* `find`: the search for the rows of known keys, without a training step;
+  so that the step reads and writes the same number of rows.
+* `find`: the search for the rows of known keys, without a training step.
 * `serve`: the lookup of 100,000 ids with TensorFlow's own operations, which an
-  exported model uses;
+  exported model uses.
 * `tf`: a training step with a `tf.lookup.experimental.MutableHashTable` from
   keys to rows, a gather and `ResourceSparseApplyAdagradV2`. New keys get the
   next free row.

@@ -3,11 +3,11 @@
 The model has 26 tables of 50,000 x 64, in which it looks up one id each, and a
 Dense layer. Contestants:
 
-* `model.export`: the model, exported by Keras;
+* `model.export`: the model, exported by Keras.
 * `float32`, `int8`, `int4`: the model, exported by `tlm.export`, which stores
-  all tables in one variable;
+  all tables in one variable.
 * `keras int4`: one table of 1 M x 64 in a quantized `Embedding`, exported by
-  Keras;
+  Keras.
 * `tlm int4`: one table of 1 M x 64 in a `ShardedEmbedding`, exported by
   `tlm.export`.
 

@@ -4,7 +4,7 @@ The model is one embedding layer with 64 columns. A step is the step of `fit`
 (`model.train_step`) with Adagrad and a batch of 10,000 ids. Contestants:
 
 * `tlm.10k`, `tlm.1m`, `tlm.4m`: `tlm.layers.ShardedEmbedding` in 4 shards. The
-  name contains the number of rows;
+  name contains the number of rows.
 * `keras.1m`: `keras.layers.Embedding` and Keras' Adagrad.
 
 The ids of all contestants refer to the same number of distinct rows, which is

@@ -3,8 +3,8 @@
 The table has 1 M rows x 64 float32. All contestants process the same ids in
 each round:
 
-* `tlm`: `tlm.ShardedVariable`, with one operation over all shards;
-* `one`: a single `tf.Variable`, which shows the cost of sharding;
+* `tlm`: `tlm.ShardedVariable`, with one operation over all shards.
+* `one`: a single `tf.Variable`, which shows the cost of sharding.
 * `tf`: TensorFlow's own `ShardedVariable` with the same number of shards. The
   lookup of this contestant is `tf.nn.embedding_lookup`, because `tf.gather`
   returns wrong rows for TensorFlow's class.
@@ -61,7 +61,7 @@ _VERBS = flags.DEFINE_multi_enum(
 def _contestants(num_shards: int) -> dict[str, Callable]:
     """Returns functions that accept ids and rows.
 
-    The keys are `<contestant>.<operation>`.
+    The keys of the dictionary are `<contestant>.<operation>`.
     """
     value = tf.zeros([NUM_ROWS, DIM])
     one = tf.Variable(value)

@@ -146,7 +146,7 @@ def contestants(
 ) -> dict[str, Callable[[int], object]]:
     """Returns functions that accept the number of the round.
 
-    The keys are `<contestant>.<operation>`.
+    The keys of the dictionary are `<contestant>.<operation>`.
     """
     gradients = draw_gradients(workload)
     ours, theirs = Ours(workload, gradients), TensorFlow(workload, gradients)

@@ -8,7 +8,7 @@ input is a command in JSON, and each line of the standard output is a result in
 JSON:
 
 * `["open", workload, distribution, contestants]` creates the tables of the
-  contestants, and deletes the tables of the previous `open` command;
+  contestants, and deletes the tables of the previous `open` command.
 * `["steps", contestant, count]` runs `count` steps of a contestant and returns
   their duration in milliseconds.
 """

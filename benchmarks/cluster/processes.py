@@ -38,8 +38,8 @@ class _Silent(local_cluster.Group):
 class Cluster:
     """A context manager that runs workers, servers and a coordinator.
 
-    Methods such as `steps` send commands to the coordinator, which
-    `coordinator.py` describes.
+    Methods such as `steps` send commands to the coordinator. The docstring of
+    `coordinator.py` describes the commands.
     """
 
     def __init__(

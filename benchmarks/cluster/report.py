@@ -5,11 +5,11 @@ samples with one id per table. The model is trained in one process, and in
 clusters of 1 worker and 1 server, 1 worker and 2 servers, and 2 workers and 2
 servers. All processes run on the local machine. Contestants:
 
-* `ours`: `tlm.TPUEmbedding`;
-* `bfloat16`: `tlm.TPUEmbedding` that sends rows and gradients in 16 bits;
+* `ours`: `tlm.TPUEmbedding`.
+* `bfloat16`: `tlm.TPUEmbedding` that sends rows and gradients in 16 bits.
 * `stock`: `tf.nn.embedding_lookup_sparse` under the same strategy and
-  partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard;
-* `keras`: `keras.layers.Embedding` with a table of 1 M rows and Adagrad;
+  partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard.
+* `keras`: `keras.layers.Embedding` with a table of 1 M rows and Adagrad.
 * `empty`: a step without tables. The calls of all other contestants include
   the calls of an empty step.
 

@@ -3,11 +3,11 @@
 Each table has 100,000 keys and 16 columns. Each step trains 1,024 known keys
 with `apply_gradients` of tf_keras. Contestants:
 
-* `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary;
+* `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary.
 * `dynamic`: `tf_keras.layers.experimental.DynamicEmbedding`, which compares
-  each key with the full vocabulary;
+  each key with the full vocabulary.
 * `hashing`: `tf_keras.layers.Hashing` and `Embedding`, so that several keys can
-  share a row;
+  share a row.
 * `torchrec`: TorchRec's managed collision and a sparse `torch.nn.Embedding`, in
   a separate process, if `--torchrec_python` is set.
 

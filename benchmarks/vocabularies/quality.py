@@ -10,8 +10,8 @@ the model ranks all names that have occurred before and have a row. The result
 is recall@10, as the mean over all predictions. A name that has not occurred
 before counts as a miss. Contestants:
 
-* `unlimited`: an open vocabulary with rows for all names;
-* `lru`, `lfu`: an open vocabulary with a quarter of the rows of `unlimited`;
+* `unlimited`: an open vocabulary with rows for all names.
+* `lru`, `lfu`: an open vocabulary with a quarter of the rows of `unlimited`.
 * `hashing`: a table without keys, to whose rows names are hashed. The table
   takes as many bytes as the rows, slot variables, keys and counts of `lru`.
   Names that share a row get their mean rank.

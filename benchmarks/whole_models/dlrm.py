@@ -5,9 +5,9 @@ per table, and a step is a step of `fit`. Contestants:
 
 * `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding` with Adagrad, and batches that
   are packed by `tlm.pack`. The name contains the number of rows of each table.
-  The tables of `tlm.4m` and their slot variables take 13.3 GB;
+  The tables of `tlm.4m` and their slot variables take 13.3 GB.
 * `features.100k`: the model of `tlm.100k`, with batches of one tensor per
-  feature instead of packed batches;
+  feature instead of packed batches.
 * `keras.100k`: one `keras.layers.Embedding` per table, and Keras' Adagrad for
   all weights of the model.
 """

@@ -4,8 +4,9 @@ The table has one slot variable. Each contestant creates the table, writes a
 `tf.train.Checkpoint` and reads it:
 
 * `tf.Variable`: two variables for the rows and the slot variable, with initial
-  values that are computed in eager mode;
-* `tlm`: a `tlm.TPUEmbedding` of the same table, which `build` creates.
+  values that are computed in eager mode.
+* `tlm`: a `tlm.TPUEmbedding` with the same table, which the method `build`
+  creates.
 
 Times are in seconds. Each contestant runs in a separate process, so that no
 contestant reuses memory that another contestant has freed. The benchmark uses
