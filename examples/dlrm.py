@@ -135,8 +135,8 @@ def main(argv: list[str]) -> None:
     )
     report = Report()
     with in_a_sentence(DataError):
-        # This import takes seconds. It is here so that wrong flags are reported
-        # without delay.
+        # This import takes seconds. It follows the flag checks, so that invalid
+        # flags are reported without delay.
         from clicks import run
 
         run.run(

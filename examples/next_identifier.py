@@ -144,8 +144,8 @@ def main(argv: list[str]) -> None:
     report = Report()
     with in_a_sentence(DataError):
         corpus = read(_DATA.value)
-        # The imports below take seconds. They are here so that wrong flags are
-        # reported without delay.
+        # The imports below take seconds. They follow the flag checks, so that
+        # invalid flags are reported without delay.
         if _OPEN.value:
             from completion import stream_run
 

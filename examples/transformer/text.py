@@ -1,4 +1,4 @@
-"""Source code as windows of characters."""
+"""Reads source code as windows of characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELD_OUT = 0.1
 
 
 class Characters:
-    """A vocabulary of the most frequent characters; row 0 is for all others.
+    """A vocabulary of the most frequent characters. Others share row 0.
 
     >>> characters = Characters("abba c", size=3)
     >>> characters.rows("abc").tolist()
@@ -60,7 +60,7 @@ class Text:
       characters: Vocabulary of the training files.
       training: `[num_characters]` uint8 rows of the training files.
       held_out: `[num_characters]` uint8 rows of the held-out files.
-      facts: Rows of the report.
+      facts: Names and values that the report prints.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Text:
         """Reads every `*.py` below `root`.
 
         Raises:
-          DataError: There are fewer than two files, or too little text.
+          DataError: The folder has fewer than two files, or too little text.
         """
         documents = read_files(root, skips)
         held_out = held_out_documents(
