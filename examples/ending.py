@@ -13,7 +13,7 @@ def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
 
     Args:
       *errors: Types of errors that a user can fix. Errors of other types are
-      not caught.
+        not caught.
     """
     try:
         yield

@@ -12,7 +12,7 @@ class Settings:
     Attributes:
       batch_size: Number of lines in a training step, over all replicas.
       epochs: Passes over the training lines. The model is saved after each
-      pass.
+        pass.
       dim: Width of the embedding rows and of the bottom MLP's output.
       max_rows: Maximum number of rows of a table.
       capacity: Number of keys of each open vocabulary, or None to hash values

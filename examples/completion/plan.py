@@ -36,7 +36,7 @@ class Plan:
 
         Args:
           num_rows: Number of rows of each feature. All ids are smaller than
-          this number.
+            this number.
           settings: Sizes, learning rates and the number of shards.
         """
         self.settings = settings

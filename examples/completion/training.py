@@ -79,7 +79,7 @@ def claim_folder(folder: Path, facts: dict[str, object]) -> None:
 
     Raises:
       DataError: The folder contains checkpoints of a model with different
-      properties.
+        properties.
     """
     path = folder / FACTS
     if path.exists():

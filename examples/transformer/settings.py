@@ -22,7 +22,7 @@ class Settings:
       num_blocks: Number of blocks of attention and MLP.
       batch_size: Number of windows in a training step.
       epochs: Number of epochs. The model is saved and measured after each
-      epoch.
+        epoch.
       steps_per_epoch: Number of training steps in an epoch.
       rate: Initial learning rate.
       seed: Seed of all random numbers.

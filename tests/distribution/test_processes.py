@@ -1,4 +1,4 @@
-"""Initialization of one process, alone or as one of several."""
+"""Initialization of a single process, and of one of several processes."""
 
 import subprocess
 import sys

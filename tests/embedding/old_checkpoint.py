@@ -1,4 +1,4 @@
-"""Checkpoints as TensorFlow's class wrote them without a registered saver."""
+"""Writes checkpoints in the older format of TensorFlow's class."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Exported embeddings serve with TensorFlow only."""
+"""Exported embeddings can be served with only TensorFlow installed."""
 
 import subprocess
 import sys
@@ -96,7 +96,7 @@ def test_a_process_without_the_package_serves_equally(
         capture_output=True,
     )
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
-    # The export did not change the model.
+    # The export must not change the model.
     np.testing.assert_array_equal(
         model.serve(*ids)["activations"].numpy(), wanted
     )

@@ -37,7 +37,7 @@ class FeatureReader:
 
     Attributes:
       num_rows: Number of rows of each feature. All ids are smaller than this
-      number.
+        number.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FeatureReader:
         return self._rows[positions]
 
     def previous(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the previous rows, `UNKNOWN` at the start of a document."""
+        """Returns the rows of the previous items, or `UNKNOWN` at the start."""
         before, inside = window(positions, self._starts[positions], 1)
         return np.where(inside[:, 0], self._rows[before[:, 0]], UNKNOWN)
 

@@ -27,7 +27,7 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
 
     Args:
       data_dir: Data folder of TensorFlow Datasets, or None for its default
-      folder.
+        folder.
 
     Raises:
       DataError: TensorFlow Datasets is not installed, or the data is neither on
