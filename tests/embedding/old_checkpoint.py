@@ -12,7 +12,7 @@ class OldEmbedding(tf.Module):
     """
 
     def __init__(self, values: dict):
-        """Creates the variables from arrays by `"table"` and `"table/slot"`."""
+        """Creates variables from arrays with names such as `"table/slot"`."""
         super().__init__()
         by_table = {}
         for name, value in values.items():

@@ -81,7 +81,7 @@ class FeatureReader:
         return self._rows[positions]
 
     def previous(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the rows of the previous items, or `UNKNOWN` at the start."""
+        """Returns the row of the item before each position, or `UNKNOWN`."""
         before, inside = window(positions, self._starts[positions], 1)
         return np.where(inside[:, 0], self._rows[before[:, 0]], UNKNOWN)
 
