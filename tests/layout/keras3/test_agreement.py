@@ -186,10 +186,9 @@ MORE_PAIRS = [
 def cases():
     """Yields triples of layer, setting and mesh.
 
-    Each layer and each setting occurs in one of these triples, and `MORE_PAIRS`
-    are added.
+    Yields each layer and each setting once, and then `MORE_PAIRS`.
 
-    In exploration mode, each layer and each setting occurs once per mesh.
+    In exploration mode, yields each layer and each setting once per mesh.
     """
     settings = list(OPTIMIZERS)
     for index, (layer, *more) in enumerate(

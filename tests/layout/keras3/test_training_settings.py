@@ -1,4 +1,4 @@
-"""Checks that settings of `compile` and `fit` work on a mesh as without one."""
+"""Checks that settings of `compile` and `fit` work on a mesh."""
 
 import keras
 import numpy as np

@@ -187,8 +187,8 @@ class TwoSteps(keras.Model):
                 loss = self.compute_loss(y=y, y_pred=self(x))
             variables = layer.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
-        # The step updates the bias without an optimizer, so that the next read
-        # of the bias is recorded by the gradient tape.
+        # The step also updates the bias directly. The gradient tape must watch
+        # the next read of the bias.
         self.d2.bias.assign(self.d2.bias * 0.5)
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x))
