@@ -4,8 +4,8 @@
     python examples/keras_hub_on_a_mesh.py --mesh=1x4 --layers=4
 
 The model is a Llama with random weights and a small configuration; nothing is
-downloaded. Its layout map is `LlamaBackbone.get_layout_map`, which is part of
-keras-hub. The mesh consists of logical CPUs, so the program runs on any
+downloaded. The layout map comes from `LlamaBackbone.get_layout_map`, which is
+part of keras-hub. The mesh consists of logical CPUs, so the program runs on any
 machine. The program also trains the same model without a mesh, and compares the
 losses. The task is to continue arithmetic sequences modulo the size of the
 vocabulary.
@@ -21,8 +21,8 @@ import sys
 
 from absl import app, flags, logging
 
-# TensorFlow reads this variable when it is imported. Its graph optimizer
-# reports the shapes in DTensor's graphs as errors.
+# TensorFlow reads this variable when it is imported. This level hides errors
+# that TensorFlow's graph optimizer logs about the shapes in DTensor's graphs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import logical_mesh

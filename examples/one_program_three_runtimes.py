@@ -3,14 +3,14 @@
     python examples/one_program_three_runtimes.py
     python examples/one_program_three_runtimes.py --steps=500 --cores=4
 
-`train` below is the program: matrix factorization with two embedding tables in
-a `tlm.TPUEmbedding`. Each runtime runs it in a separate process, all at the
-same time, on the same batches. Only `_connect` differs: the host needs no
-strategy, the emulation returns a strategy that behaves like a `TPUStrategy`,
-and a Cloud TPU uses a `TPUStrategy`. The program then compares losses, tables
-and slot variables bit by bit. The Cloud TPU is skipped if the machine has no
-TPU. The emulation is skipped if TensorFlow has TPU kernels, which the emulation
-would replace.
+The program is the function `train`, which trains a matrix factorization with
+two embedding tables in a `tlm.TPUEmbedding`. Each runtime runs the program in a
+separate process. The processes run at the same time and use the same batches.
+Only `_connect` differs: the host needs no strategy, the emulation returns a
+strategy that behaves like a `TPUStrategy`, and a Cloud TPU uses a
+`TPUStrategy`. Afterwards, losses, tables and slot variables are compared bit by
+bit. The Cloud TPU is skipped if the machine has no TPU. The emulation is
+skipped if TensorFlow has TPU kernels, which the emulation would replace.
 """
 
 from __future__ import annotations

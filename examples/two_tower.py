@@ -7,8 +7,8 @@ The data is synthetic and generated in memory (`two_tower_data.py`); nothing is
 downloaded. The retrieval model has a user tower and an item tower and learns
 which items a user views. The model scores all items of the shop with one matrix
 product. The ranking model learns which viewed items a user buys, and orders the
-retrieved items. Every table is a `tlm.layers.ShardedEmbedding`, which trains
-its rows with its own Adagrad; `compile` and `fit` are Keras' own.
+retrieved items. Every table is a `tlm.layers.ShardedEmbedding` with a separate
+Adagrad optimizer. The program uses Keras' own `compile` and `fit`.
 """
 
 from __future__ import annotations

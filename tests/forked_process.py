@@ -1,8 +1,8 @@
 """Runs test programs in forks of a process that has imported TensorFlow.
 
-Importing TensorFlow takes three seconds of CPU time; a fork of a process that
-has imported it takes almost none. Use `subprocess` for programs that must not
-have TensorFlow imported, or that test how a process starts.
+Importing TensorFlow takes three seconds of CPU time. A fork of a process that
+has imported TensorFlow takes almost no time. Use `subprocess` for programs that
+must not have TensorFlow imported, or that test how a process starts.
 """
 
 import ctypes

@@ -241,7 +241,7 @@ def test_another_tensorflow_version_raises_one_sentence():
     "name", ["", "layout", "distribution", "dtensor", "emulation", "layers"]
 )
 def test_a_public_name_hides_no_module(name):
-    """Otherwise, `tlm.layout.x` would depend on the order of imports."""
+    """With a hidden module, `tlm.layout.x` would depend on the import order."""
     package = getattr(tf_layoutmap, name) if name else tf_layoutmap
     folder = pathlib.Path(package.__file__).parent
     for public, home in package._HOMES.items():

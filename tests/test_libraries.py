@@ -1,4 +1,4 @@
-"""The shared libraries contain no paths of the folder of their build."""
+"""The shared libraries contain no paths of their build folder."""
 
 import pathlib
 

@@ -213,8 +213,8 @@ def _counted(batches, num_batches):
 
 def _features(fields, rows):
     numbers = tf.cast(tf.stack(fields[:NUM_NUMBERS], axis=1), tf.float32)
-    # The integers are counts whose magnitudes vary widely. A few are negative;
-    # they are treated as 0, like blanks.
+    # The integers are counts whose magnitudes vary widely. A few integers are
+    # negative. Negative values and blanks are treated as 0.
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
     if rows is None:
         # The empty string, which represents a blank, is also a key.

@@ -55,7 +55,7 @@ class HashedNames:
     def rows(
         self, embedding: tlm.TPUEmbedding, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each item, and True, as every item has a row."""
+        """Returns the rows of items, and True, because each item has a row."""
         return self.ids.numpy()[items], np.ones(len(items), bool)
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:

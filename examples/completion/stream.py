@@ -1,7 +1,7 @@
 """A model that learns the next item in a single pass over the documents.
 
-It is smaller than `completion.model`: a tower maps the last items to a query,
-whose dot products with the rows of possible next items are their scores.
+The model is smaller than `completion.model`: a tower maps the last items to a
+query, whose dot products with the rows of possible next items are their scores.
 Negatives are drawn from earlier items, so a score estimates how much more
 likely an item is than its frequency suggests. For predictions, the log of the
 item's count is added to the score.

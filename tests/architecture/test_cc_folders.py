@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 
 
 def core_files(folder: str) -> list[pathlib.Path]:
-    """Returns the files of a folder, except tests, which may include all."""
+    """Returns the files of a folder except tests, which have no rule."""
     return sorted(
         path
         for path in (CC / "core" / folder).iterdir()

@@ -17,9 +17,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "tf_layoutmap"
 CORE = ROOT / "cc" / "core"
 
-# A module may import modules of lower levels and of its own folder. An entry
-# also applies to all modules inside it. If several entries match a module, the
-# longest one applies.
+# A module may import modules of lower levels and of its own folder. The entry
+# of a package also applies to all modules in the package. If several entries
+# match a module, the longest one applies.
 LEVELS = {
     # No TensorFlow.
     "_build_info": 0,
@@ -148,7 +148,7 @@ def only_for_types(node: ast.AST) -> bool:
 
 
 def nodes_of(tree: ast.AST):
-    """Yields all syntax nodes except code for type checkers only."""
+    """Yields all syntax nodes except code that only type checkers read."""
     for node in ast.iter_child_nodes(tree):
         if only_for_types(node):
             for other in node.orelse:
@@ -218,7 +218,7 @@ def folder(module: str) -> str:
 
 
 def no_offenders(rule: str, offenders) -> None:
-    """Asserts that no module breaks a rule; the error lists all that do."""
+    """Asserts that `offenders` is empty; the error lists all of them."""
     assert not offenders, rule + "\n" + "\n".join(map(str, offenders))
 
 

@@ -106,7 +106,7 @@ def test_uninstall_restores_every_name(restored):
     changed = values()
     assert all(changed[key] is not before[key] for key in before)
     assert len(tlm.patches()) == len(ROWS)
-    # The groups are uninstalled in another order than in the patch table.
+    # The groups are uninstalled in a different order than in the patch table.
     for group in sorted(engine.GROUPS):
         engine.uninstall(group)
     after = values()
@@ -166,7 +166,8 @@ class CalledError(Exception):
     pass
 
 
-# These patches do not depend on a context, so they are not tested without one.
+# These patches do not depend on a context, so they are not tested outside of a
+# context.
 ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",

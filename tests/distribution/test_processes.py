@@ -1,4 +1,4 @@
-"""Initialization of a single process, and of one of several processes."""
+"""Tests the initialization of a single process and of several processes."""
 
 import subprocess
 import sys

@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
 
-# This code runs where tf_layoutmap cannot be imported.
+# This program runs in a process that cannot import tf_layoutmap.
 SERVE = """
 import sys
 sys.modules["tf_layoutmap"] = None

@@ -1,4 +1,4 @@
-"""Inputs and activations with several sample dimensions."""
+"""Tests inputs and activations with several sample dimensions."""
 
 import numpy as np
 import pytest
@@ -287,7 +287,7 @@ def test_ragged_samples_fill_the_built_shape(shape):
     embedding.build([tf.TensorShape(shape)])
     found = look_up_only(embedding, tf.ragged.constant(SEQUENCES))
     expected = np.zeros([*shape[:2], 2], np.float32)
-    if shape[0] == 2:  # The number of samples equals the number of positions.
+    if shape[0] == 2:  # In this case, there are as many samples as positions.
         expected[:] = np.reshape(
             [ROWS[ids].sum(axis=0) for ids in ([1, 2, 3], [], [4], [5, 6])],
             [2, 2, 2],

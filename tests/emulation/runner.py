@@ -32,7 +32,7 @@ def _pytest(*arguments: str, seconds: float, **variables: str):
 def run(
     path: str, *arguments: str, seconds: int = 300, **variables: str
 ) -> None:
-    """Runs a file below tests/ with pytest; raises if a test fails.
+    """Runs a file below tests/ with pytest; raises an error if a test fails.
 
     `variables` are set in the environment of the process.
     """

@@ -37,7 +37,7 @@ class Sharding:
 
 @st.composite
 def shardings(draw, *, min_rows=1):
-    """Draws a placement, which may have empty or more shards than rows."""
+    """Draws a placement, possibly with empty shards or too many shards."""
     placement = draw(st.sampled_from(PLACEMENTS))
     if placement == "offsets":
         sizes = draw(

@@ -218,7 +218,8 @@ def test_training_is_bitwise_identical_to_the_reference(
     for step in range(5):
         batches = [random_batch(step * 10 + r) for r in range(num_replicas)]
         if form == "dense":
-            # The samples of dense inputs must have equally many ids, here two.
+            # All samples of a dense input must have the same number of ids,
+            # which is two in this test.
             batches = [
                 [
                     [

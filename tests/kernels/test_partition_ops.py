@@ -347,7 +347,8 @@ def test_static_shapes_are_inferred_from_unknown_sizes():
 def test_wrong_ranks_raise_while_tracing(op, inputs, attrs):
     @tf.function
     def trace():
-        # `tf.cast` hides the values from tracing, but not the ranks.
+        # Because of `tf.cast`, the values are unknown during tracing, but the
+        # ranks are known.
         types = [tf.int64, tf.int64, tf.float32]
         getattr(ops, op)(
             *(

@@ -1,4 +1,4 @@
-"""Checks models under the scope.
+"""Checks models that are created under `tlm.layout_map_scope`.
 
 The tests cover every example of the documentation, and every way to create a
 model in Keras.

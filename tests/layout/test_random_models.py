@@ -28,7 +28,7 @@ def float64():
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx(before)
-    # Keras stores the dtype in its default policy, too.
+    # Keras also stores the dtype in its default dtype policy.
     keras.backend.clear_session()
 
 

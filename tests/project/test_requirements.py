@@ -48,7 +48,7 @@ def test_the_makefile_finds_the_minor_version_of_tensorflow():
 
 
 def test_the_package_does_not_require_tensorflow():
-    """Otherwise, pip could overwrite `tensorflow-cpu` by `tensorflow`."""
+    """With such a requirement, pip could overwrite `tensorflow-cpu`."""
     for requirement in PROJECT["dependencies"]:
         assert not requirement.startswith(("tensorflow", "tf_keras"))
 

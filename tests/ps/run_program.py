@@ -98,7 +98,7 @@ def a_function_that_was_traced_before(strategy):
 
 
 def some_steps_apply_nothing(strategy):
-    """Runs more closures than a server's window, most without gradients."""
+    """Runs many closures without gradients, more than a server's window."""
     one = make_embedding(strategy)
     step = step_of(one)
 

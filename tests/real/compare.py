@@ -110,7 +110,7 @@ def check(name: str, close: float = 0.0, rounding=None):
         None if rounding errors explain no difference.
 
     Yields:
-      The check, in whose attribute `difference` the block stores the result.
+      The check. The block stores its result in the attribute `difference`.
     """
     say("START", name=name)
     found = Check(name)

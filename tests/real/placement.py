@@ -1,4 +1,4 @@
-"""Returns the mesh of all test cases, and layout maps for models."""
+"""Defines the mesh of all test cases, and layout maps for their models."""
 
 import re
 

@@ -68,8 +68,8 @@ def _run(case: ProgramCase) -> None:
         found.difference = losses_differ_by(expected, losses)
     if found.status not in ("trained", "differs"):
         return
-    # The losses would also be equal if the program did not use the mesh by
-    # mistake.
+    # Equal losses do not prove that the program used the mesh, so the mesh is
+    # also checked.
     with check("sharded"):
         missing = [
             weight.path

@@ -71,8 +71,8 @@ def ftrl(
     old, linear = slots["accumulators"], slots["linears"]
     a = old + g**2
     sigma = a**-learning_rate_power - old**-learning_rate_power
-    # The published terms are multiplied by the learning rate instead of divided
-    # by it, because it may be 0.
+    # The published formula divides by the learning rate, which may be 0. All
+    # terms are therefore multiplied by the learning rate.
     linear = linear * (1 if multiply_linear_by_learning_rate else lr)
     linear = linear + lr * g - sigma * p
     quotient = (

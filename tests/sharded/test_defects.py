@@ -303,8 +303,7 @@ def test_tf_keras_optimizers_train_a_table_like_one_variable(grid, kind):
         "new": tf_keras.optimizers.Adam,
         "legacy": tf_keras.optimizers.legacy.Adam,
     }[kind]
-    # Shards may have any names, whereas TensorFlow's class requires
-    # `.../part_i`.
+    # Shards may have any names, but TensorFlow's class requires `.../part_i`.
     table = ShardedVariable(
         [tf.Variable(grid[:4], name="part_of_words"), tf.Variable(grid[4:])]
     )

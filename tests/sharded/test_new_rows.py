@@ -138,8 +138,8 @@ def test_integer_fills_match_tensorflow(value, dtype, least_size, monkeypatch):
     found = new_rows.fill((101, 8), value, dtype)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.full([101, 8], value))
-    # The result can initialize a variable that is updated in place, but must
-    # not change itself.
+    # Updating a variable that was initialized with the result must not change
+    # the result.
     variable = tf.Variable(found)
     variable[3, 1].assign(9)
     assert variable.numpy()[3, 1] == 9 and found.numpy()[3, 1] == value

@@ -1,4 +1,4 @@
-"""Tests tables in the scope of a `ParameterServerStrategy` with partitioner."""
+"""Tests tables in the scope of a partitioning `ParameterServerStrategy`."""
 
 import pytest
 

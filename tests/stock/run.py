@@ -5,8 +5,8 @@
 
 Prints a line with the name and the outcome of each program. For `plain`, the
 caller must set the environment variables in
-`tf_layoutmap.layout.dtensor_switches.SAFE`. Otherwise, importing this package
-sets them.
+`tf_layoutmap.layout.dtensor_switches.SAFE`. For `patched`, importing
+`tf_layoutmap` sets the variables.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Conversion of open-vocabulary checkpoints to another capacity."""
+"""Tests the conversion of open-vocabulary checkpoints to another capacity."""
 
 import numpy as np
 import pytest

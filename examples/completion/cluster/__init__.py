@@ -2,7 +2,7 @@
 
 Workers are other processes and cannot use the Python objects of this process.
 The batches are therefore written to files first, and each worker reads its
-shard of them.
+shard of the batches.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def train(
 
     Args:
       strategy: Strategy that `tlm.ps.connect` returned.
-      make: Function that creates the model; called in the strategy's scope.
+      make: Function that creates the model. It is called in the strategy's
+        scope.
       batches: Folder that `write_batches` returned.
       folder: Folder of the run, in which checkpoints are saved.
       num_steps: Total number of steps of all workers.

@@ -18,7 +18,7 @@ class ItemVocabulary:
     """The items that the model can predict, sorted by frequency from row 1.
 
     Only training documents are counted. An item that occurs only in held-out
-    documents is unknown, and its predictions count as misses.
+    documents is unknown, and predictions of this item count as misses.
 
     Attributes:
       names: `[num_rows]` names; the name of row 0 is empty.

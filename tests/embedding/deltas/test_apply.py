@@ -1,4 +1,4 @@
-"""Errors and crash safety of `apply_deltas`."""
+"""Tests the errors and the crash safety of `apply_deltas`."""
 
 import json
 import os

@@ -16,7 +16,7 @@ from tf_layoutmap.embedding.divided import step_exchange
 from tf_layoutmap.embedding.spec import config, optimizer_specs
 
 NUM_STEPS = 5
-# Most of this time is for starting the processes.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 # Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60

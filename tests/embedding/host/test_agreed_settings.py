@@ -8,7 +8,7 @@ import pytest
 from tests import processes
 from tests.embedding.host import other_settings
 
-# Most of this time is for starting the processes.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 
 EXPECTED = {

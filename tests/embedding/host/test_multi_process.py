@@ -9,7 +9,7 @@ from tests import processes, strategies
 from tests.embedding.host import multi_process_faults, multi_process_program
 
 NUM_STEPS = 6
-# Most of this time is for starting the processes.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 # Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60

@@ -1,4 +1,4 @@
-"""Open-vocabulary tables on the host engine."""
+"""Tests open-vocabulary tables on the host engine."""
 
 import numpy as np
 import pytest
@@ -216,7 +216,7 @@ def test_frequent_keys_are_admitted_for_any_capacity(capacity):
     frequent = np.arange(8) * 1_000_003
     window = vocabulary._variables["vocabulary_sketch"].shape[2] // 2
     for step in range(1, 300):
-        # Each frequent key occurs twice, among equally many unique keys.
+        # In each step, 8 frequent keys occur twice, and 16 new keys occur once.
         once = 10**9 + 16 * step + np.arange(16)
         opened.enqueue(
             {"ids": tf.constant(np.concatenate([frequent, once, frequent]))}

@@ -10,7 +10,7 @@ from tests import processes, strategies
 from tests.embedding.host import open_tables_program as program
 
 NUM_STEPS = 8
-# Most of this time is for starting the processes.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 
 

@@ -1,4 +1,4 @@
-"""Resizing vocabularies while a program runs."""
+"""Tests resizing vocabularies while a program runs."""
 
 import keras
 import numpy as np

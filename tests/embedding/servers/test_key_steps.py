@@ -171,7 +171,7 @@ def test_a_full_vocabulary_raises_and_changes_nothing():
 
 
 def test_training_and_saving_continue_after_a_full_server(tmp_path):
-    """The other server counts the failed step."""
+    """A step that fails on a full server is counted on the other server."""
     with local.servers(2):
         distributed = cases.embedding({"evict": "none", "on_full": "error"})
     vocabulary = distributed.vocabularies["words"]
@@ -202,7 +202,7 @@ def test_training_and_saving_continue_after_a_full_server(tmp_path):
 
 
 def bucket_of(key):
-    """Returns which of 8 buckets the key belongs to."""
+    """Returns the index of the key's bucket in a table of 8 buckets."""
     return (reference.mix(int(key)) >> 32) * 8 >> 32
 
 

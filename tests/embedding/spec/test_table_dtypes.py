@@ -1,4 +1,4 @@
-"""Tables with 16-bit rows."""
+"""Tests tables with 16-bit rows."""
 
 import numpy as np
 import pytest

@@ -144,7 +144,7 @@ OPTIMIZERS = {
 }
 
 # Dynamic learning rates of the two tables. Equal numbers stand for the same
-# callable, None for a constant.
+# callable, and None stands for a constant rate.
 RATES = {
     "constant": (None, None),
     "first": (0, None),

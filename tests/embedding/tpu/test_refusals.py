@@ -1,4 +1,4 @@
-"""Calls that raise under TPUStrategy, and differences from TensorFlow."""
+"""Tests errors under TPUStrategy, and differences from TensorFlow."""
 
 import pytest
 import tensorflow as tf

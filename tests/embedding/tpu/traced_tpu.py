@@ -1,10 +1,10 @@
 """Creates a TPUStrategy without a TPU. Programs can be traced, but not run.
 
-The strategy is TensorFlow's, with a resolver that reports cores that do not
-exist. The functions that would contact the TPU are replaced, in TensorFlow's
-`TPUEmbedding` and in tf_layoutmap: the check whether the TPU is initialized,
-its initialization, and the transfer of tables. Hosts are the logical CPUs of
-`tests.strategies`.
+The strategy is a `TPUStrategy` of TensorFlow. Its resolver reports cores that
+do not exist. The functions that would contact the TPU are replaced, in
+TensorFlow's `TPUEmbedding` and in tf_layoutmap: the check whether the TPU is
+initialized, its initialization, and the transfer of tables. Hosts are the
+logical CPUs of `tests.strategies`.
 """
 
 import contextlib

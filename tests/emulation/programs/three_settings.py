@@ -123,8 +123,9 @@ def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
         tlm.emulation.initialize_tpu_system()
         found = script(strategy, sums=sums)
         if sums != "float32":
-            # The tables are equal: with float64 sums, the differences disappear
-            # when tables are rounded, and sums in order have no differences.
+            # Only the weight is compared with a tolerance. The tables are
+            # bitwise equal: differences of float64 sums disappear when the
+            # tables are rounded to float32, and sums in order do not differ.
             weight = found.pop("weight")
             np.testing.assert_allclose(
                 weight, wanted["weight"], rtol=1e-13, atol=0

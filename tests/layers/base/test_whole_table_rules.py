@@ -133,8 +133,8 @@ def test_a_seed_generator_advances_once_per_table():
     assert not np.array_equal(tables[0], tables[1])
 
 
-# The following tests compare tables that the model's optimizer trains with
-# `Embedding`.
+# In the following tests, the model's optimizer trains the table, and the result
+# is compared with `Embedding`.
 
 
 def values_of(library):

@@ -1,4 +1,4 @@
-"""Compares tables that the model's optimizer trains with `Embedding`.
+"""Compares the layer with `Embedding` if the model's optimizer trains both.
 
 The layers in these tests have no optimizer.
 """

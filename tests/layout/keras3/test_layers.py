@@ -231,8 +231,8 @@ SLOW = {
 
 
 def optimizer_of(sizes):
-    # Adam amplifies the rounding errors of gradients near zero, which occur in
-    # sums over four shards.
+    # Adam amplifies the rounding errors of gradients near zero. Sums over four
+    # shards have such errors, so SGD is used for them.
     return pairs.adam if sizes["model"] == 2 else sgd
 
 
@@ -241,7 +241,7 @@ def sgd():
 
 
 def cases():
-    """Yields all layers and meshes.
+    """Yields all pairs of a layer and a mesh.
 
     A layout that works with two shards of a dimension may fail with four
     shards. `make test` runs each layer on one mesh and alternates between the
@@ -302,7 +302,7 @@ def test_each_device_holds_only_its_shards_of_weights_and_slots():
 def error_of_strict_map(make, axes):
     """Returns the message of the error that a strict map raises.
 
-    Layout maps without `strict` gather such weights for their layer.
+    Without `strict`, the layout map gathers the weight for its layer instead.
     """
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=True)

@@ -16,7 +16,7 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 
 
 def cases():
-    """Yields all models and orders.
+    """Yields all pairs of a model and an order.
 
     `make test` runs each model with only one order, and uses the orders in
     turn.

@@ -77,7 +77,7 @@ CASES = {
         QUAD,
     ),
 }
-# Cases that must not raise for any layout.
+# These cases must not raise an error for any layout.
 ALWAYS = {
     "concat of features",
     "concat of samples",

@@ -1,4 +1,4 @@
-"""Checks tf_keras models under the scope of Keras 3 models."""
+"""Checks tf_keras models that are created under `tlm.layout_map_scope`."""
 
 import types
 import weakref

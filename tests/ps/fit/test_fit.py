@@ -122,8 +122,7 @@ def test_unsupported_models_and_arguments_raise(found, case, words):
 
 
 def test_arrays_raise_with_the_supported_argument_in_keras_3(found):
-    # The result of tf_keras has no such case, because tf_keras creates datasets
-    # from arrays.
+    # Only Keras 3 has this case, because `fit` of tf_keras accepts arrays.
     assert "must be tlm.ps.Datasets" in found.get(
         "arrays", "must be tlm.ps.Datasets"
     )
