@@ -22,7 +22,7 @@ NUM_WORKERS = 2
 
 
 def embedding(**options):
-    """Returns tables with different optimizers and dtypes."""
+    """Returns tables of several optimizers; the table `random` has no seed."""
 
     def rows(shape):
         size = shape[0] * shape[1]
