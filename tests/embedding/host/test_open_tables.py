@@ -191,8 +191,7 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
     opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
-    # The shared row increases by 7: 1/3 of 3 for key 2, plus 6 for the other
-    # keys.
+    # The shared row increases by 7: 1/3 of 3 for key 2, plus 6 for key 3.
     assert rows[-1] == (7.0 if unknown == "row" else 0.0)
     opened.enqueue(batch, training=False)
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
