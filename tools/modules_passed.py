@@ -4,8 +4,9 @@
 
 The fewer modules a call uses, the fewer files a developer has to open to
 understand the call. A module is counted if one of its functions is called. All
-modules are imported first, because imports also call functions. Each call runs in a separate process, because the mesh of
-one call would add modules to later calls.
+modules are imported first, because imports also call functions. Each call runs
+in a separate process, because the mesh of one call would add modules to later
+calls.
 """
 
 import importlib
