@@ -1,13 +1,15 @@
 """Checks that two unsafe passes of DTensor are disabled.
 
-By default DTensor combines the all-reduces of a step. A read that follows a
-write may then return the value before the write, and training with clipped
-gradients computes wrong results without an error. By default DTensor also
-moves a mesh axis between two dimensions with an all-to-all, which permutes the
-elements of tensors with four or more dimensions, for example in attention.
-Environment variables disable both passes. `import tf_layoutmap` sets them, but
-DTensor reads each variable only once, at its first use. Therefore only a test
-run shows whether they were set in time.
+By default DTensor combines the all-reduces of a step. In this mode, a read that
+follows a write may return the value from before the write. Training with
+clipped gradients then computes wrong results without an error. By default
+DTensor also uses an all-to-all operation to move a mesh axis from one dimension
+to another. This operation permutes the elements of tensors with four or more
+dimensions, which are used in attention, for example. Environment variables
+disable both passes. `import tf_layoutmap` sets them, but DTensor reads each
+variable only once, at its first use. If DTensor was used before the import, the
+variables have no effect, so this module runs small programs to find out whether
+the passes are disabled.
 """
 
 import os
@@ -126,8 +128,8 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
-        # Each gradient has one all-reduce, which precedes the writes. The
-        # combined all-reduce runs after writes that do not depend on it.
+        # Separate all-reduces of the gradients run before the writes. A
+        # combined all-reduce runs after the writes that do not depend on it.
         scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)
@@ -135,7 +137,7 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     with tracing.default_mesh(mesh):
         step(*gradients)
-    # With several clients, each client compares its local shards.
+    # If there are several clients, each client compares only its local shards.
     return sum(
         not all(
             np.array_equal(a, b) and np.any(a)

@@ -1,11 +1,11 @@
 """Optimizers and other state of Keras 3 models on a mesh.
 
-They place the optimizer variables on the mesh of the weights, and apply sparse
-gradients to sharded tables without gathering them.
+Optimizer variables are placed on the mesh of the weights. Sparse gradients are
+applied to sharded tables without gathering the tables.
 
 `move_model_state` moves metrics, seeds and optimizer variables that were
-created outside a scope to the mesh of the model. It does not move weights; they
-raise `ValueError`.
+created outside a scope to the mesh of the model. It does not move weights: a
+weight that was created outside the scope raises `ValueError`.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,10 +29,10 @@ dtensor = tf.experimental.dtensor
 
 
 def move_variable(variable: Any, context: MeshContext) -> None:
-    """Replicates a metric, seed or optimizer variable on the mesh of `context`.
+    """Moves a state variable to the mesh of `context`, where it is replicated.
 
-    The variable stays the same object. A variable that is already on a mesh is
-    not changed.
+    The Keras variable object stays the same; only its value is replaced. A
+    variable that is already on a mesh is not changed.
     """
     if isinstance(variable, MeshVariable) or type(variable) is not (
         keras.Variable
@@ -91,9 +91,9 @@ def build(
 ) -> Any:
     """Builds an optimizer after moving its counters and learning rate.
 
-    The original method creates the slot variables. Keras passes them the
-    layout of their weight, and `_mesh_context` places the other variables on
-    the mesh.
+    The original method then creates the slot variables. Keras passes the layout
+    of the weight to each slot variable. The attribute `_mesh_context` places
+    all other variables of the optimizer on the mesh.
     """
     variables = list(variables)
     context = next(
@@ -142,7 +142,8 @@ def apply(
         )
 
 
-# The context of the weights, and for each shape the axis that shards rows.
+# The context of the weights, and a dict from the shape of a weight to the mesh
+# axis that shards its rows.
 _apply_state: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
     (None, {})
 )
@@ -166,11 +167,12 @@ def _apply_scope(
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
-    """Divides; on a mesh, divides rows of an update by the rows of a slot.
+    """Divides; on a mesh, divides only the rows that a sparse update contains.
 
-    Keras also searches for rows where the divisor is zero. Their number is
-    known only at run time, and DTensor requires static sizes. An update has no
-    such rows because the divisors of optimizers are above zero.
+    Keras also searches for rows in which the divisor is zero. This function
+    does not, because the number of such rows is known only at run time and
+    DTensor requires static sizes. An optimizer's update has no such rows,
+    because the divisors of optimizers are above zero.
     """
     context, axes = _apply_state.get()
     if (
@@ -204,8 +206,9 @@ def adagrad_step(
 ) -> Any:
     """Runs one Adagrad step; for sharded tables, only on the gradient's rows.
 
-    Keras computes the square root of the full accumulator and then gathers
-    rows. This function gathers the rows first, with the same result.
+    Keras computes the square root of the full accumulator, and then gathers the
+    rows of the gradient. This function gathers the rows first. The result is
+    the same.
     """
     if not _is_sparse_update_of_sharded(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
@@ -221,10 +224,10 @@ def adagrad_step(
     return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
 
 
-# DTensor does not support scatter updates of a variable. The optimizer's
-# arithmetic on the rows of a sparse gradient is unchanged, also for repeated
-# rows. Only the last step, adding rows to a variable, becomes dense, so results
-# match Keras without a mesh.
+# DTensor does not support scatter updates of a variable. Therefore, adding rows
+# to a variable is computed as a dense addition on a mesh. All other operations
+# on a sparse gradient are unchanged, so results match Keras without a mesh,
+# even if rows are repeated.
 
 
 def assign_add(
@@ -297,10 +300,11 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 
 
 def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
-    """Returns a gradient with the layout of its weight.
+    """Returns a gradient that has the same layout as its weight.
 
-    Otherwise layouts propagate back from the optimizer into the gradient, where
-    some operations do not support the layouts of the optimizer's sums.
+    Without this, DTensor propagates layouts from the optimizer back into the
+    computation of the gradient. Some operations there do not support these
+    layouts.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
         gradient, tf.Tensor
@@ -312,8 +316,8 @@ def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
 def _static_num_rows(rows: Any) -> int | None:
     """Returns the static number of rows of a reshaped tensor, or None.
 
-    The gradient of a lookup is reshaped to a dynamic number of rows. The number
-    follows from the shape before the reshape.
+    TensorFlow reshapes the gradient of a lookup to a dynamic number of rows.
+    This function computes the number from the shape before the reshape.
     """
     if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
         return None
