@@ -327,7 +327,7 @@ def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def owner_of(variable: Any) -> tuple[Any, bool]:
-    """Returns the layer that created a variable, and whether it is state.
+    """Returns the layer of `variable`, and whether `variable` is state.
 
     State variables are seeds, and variables of metrics and optimizers. Layout
     maps have no keys for them.

@@ -111,7 +111,7 @@ def _relayout_is_wrong(mesh: Mesh, axis: str, size: int) -> bool:
 
 
 def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
-    """Returns the number of reads that returned the value before a write."""
+    """Returns the number of reads that did not return the last write."""
     layout = dtensor.Layout([axis], mesh)
 
     def zeros() -> Any:

@@ -231,7 +231,7 @@ class activated:  # noqa: N801 - context managers have lowercase names.
 
 
 def context_of(thing: Any) -> MeshContext | None:
-    """Returns the context of a layer, optimizer or variable, or None."""
+    """Returns the context of a Keras object, or None if it has none."""
     return getattr(thing, "__dict__", {}).get("_mesh_context")
 
 

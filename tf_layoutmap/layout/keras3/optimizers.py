@@ -89,7 +89,9 @@ def move_model_state(model: Any, context: MeshContext) -> None:
 def build(
     original: Callable[..., Any], optimizer: Any, variables: Iterable[Any]
 ) -> Any:
-    """Builds an optimizer after moving its counters and learning rate.
+    """Builds an optimizer whose variables are on a mesh.
+
+    First, the counters and the learning rate are moved to the mesh.
 
     The original method then creates the slot variables. Keras passes the layout
     of the weight to each slot variable. The attribute `_mesh_context` places
@@ -112,7 +114,7 @@ def apply(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Applies gradients; in eager mode, on the mesh of the variables."""
+    """Applies gradients; in eager mode, runs on the mesh of the variables."""
     variables = (
         optimizer._trainable_variables
         if trainable_variables is None
@@ -204,7 +206,7 @@ def adagrad_step(
     variable: Any,
     learning_rate: Any,
 ) -> Any:
-    """Runs one Adagrad step; for sharded tables, only on the gradient's rows.
+    """Runs one Adagrad step; reads only the updated rows of sharded tables.
 
     Keras computes the square root of the full accumulator, and then gathers the
     rows of the gradient. This function gathers the rows first. The result is
@@ -242,7 +244,7 @@ def assign_add(
 def assign_sub(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Subtracts a dense value, or the rows of a sparse value."""
+    """Subtracts a dense or sparse value from a variable."""
     if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
@@ -251,7 +253,7 @@ def assign_sub(
 def assign(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Assigns a dense value; raises `ValueError` for sparse values."""
+    """Assigns a dense value to a variable; rejects a sparse value."""
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         raise ValueError(
             f"Optimizer {optimizer.name!r} overwrites single rows of variable "

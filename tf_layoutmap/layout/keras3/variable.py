@@ -129,7 +129,7 @@ class MeshVariable(keras.Variable):
         )
 
     def _is_gathered(self) -> bool:
-        """Returns whether the layer of the variable requires it in full."""
+        """Returns whether the layer of this variable needs the full value."""
         owner, is_state = assignments.owner_of(self)
         return not is_state and assignments.gathers_weights(owner)
 
@@ -207,7 +207,7 @@ class MeshVariable(keras.Variable):
         )
 
     def _add_on_host(self, value: Any, sign: int) -> Any:
-        """Adds to the full value on the host, which has no padding rows."""
+        """Adds a value on the host, where the variable has no padding rows."""
         if tracing.on_mesh(value):
             value = transfer.to_host(value)
         return self.assign(self.numpy() + sign * np.asarray(value, self.dtype))
@@ -295,7 +295,7 @@ class _Constant:
 
 
 def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
-    """Returns the weight of `layer` with its LoRA part added.
+    """Returns the weight of `layer`, including its LoRA update.
 
     Keras adds the product of the two LoRA matrices to the weight and writes the
     sum to the file. On a mesh the sum is a sharded tensor, which files do not
