@@ -1,6 +1,6 @@
-"""Rows of the patch table for replaced names of Keras 3 and tf_keras.
+"""Patch table entries for replaced names of Keras 3 and tf_keras.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
@@ -26,7 +26,7 @@ def _keras3_row(
 def _backend_rows(
     module: str, why: str, test: str, **functions: Replacement
 ) -> list[Patch]:
-    """Returns the rows of functions of a backend module of Keras 3."""
+    """Returns the patches of functions in a backend module of Keras 3."""
     return [
         _keras3_row(f"_core.keras_private:{module}", name, ours, why, test)
         for name, ours in functions.items()
@@ -39,7 +39,7 @@ _BASE_OPTIMIZER = "_core.keras_private:BaseOptimizer"
 
 
 def keras3_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for models on a mesh."""
+    """Returns the patches of Keras 3 for models on a mesh."""
     from tf_layoutmap.layout.keras3 import (
         backend_ops,
         embedding_rows,
@@ -149,7 +149,8 @@ def keras3_rows() -> list[Patch]:
             "Slot variables are replicated on all devices.",
             "test_optimizers.py",
         ),
-        # LossScaleOptimizer checks all gradients before it applies them.
+        # `LossScaleOptimizer` calls this function to check all gradients before
+        # it applies them.
         *(
             _keras3_row(
                 f"_core.keras_private:{kind}",
@@ -257,7 +258,7 @@ _STEP = "The step of `fit` does not run on the mesh of the weights."
 
 
 def tf_keras_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for models on a mesh."""
+    """Returns the patches of tf_keras for models on a mesh."""
     from tf_layoutmap.layout.ops import loops
     from tf_layoutmap.layout.processes import checks
     from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
@@ -442,7 +443,7 @@ def _tf_keras_layer_row(
 
 
 def self_training_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for weights with a `RowOptimizer`."""
+    """Returns the patches of Keras 3 for weights with a `RowOptimizer`."""
     from tf_layoutmap.layers.keras3 import row_optimizer
 
     return [
@@ -486,7 +487,7 @@ def self_training_rows() -> list[Patch]:
 
 
 def shard_slot_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for slot variables of shards."""
+    """Returns the patches of Keras 3 for slot variables of sharded weights."""
     from tf_layoutmap.layers.keras3 import shard_slots
 
     return [
@@ -530,7 +531,7 @@ def shard_slot_rows() -> list[Patch]:
 
 
 def tf_keras_layer_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for the layers of `tlm.layers`."""
+    """Returns the patches of tf_keras for the layers of `tlm.layers`."""
     from tf_layoutmap.layers.tf_keras import patches
 
     return [

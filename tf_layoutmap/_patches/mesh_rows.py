@@ -1,6 +1,6 @@
-"""Rows of the patch table for names of TensorFlow and DTensor on a mesh.
+"""Patch table entries for replaced names of TensorFlow and DTensor.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def _operation_rows(
     test: str,
     *public: str,
 ) -> list[Patch]:
-    """Returns the rows of an op: its Python function, `tf.raw_ops`, `tf`."""
+    """Returns the patches of an op: Python function, `tf.raw_ops` and `tf`."""
     from tf_layoutmap.layout.ops import corrections
 
     made = (f"_core.tf_private:{module}", name)
@@ -51,7 +51,7 @@ def _operation_rows(
 def _random_op_rows(
     module: str, ours: Replacement, why: str, **names: str
 ) -> list[Patch]:
-    """Returns the rows of random ops: Python functions and `tf.raw_ops`."""
+    """Returns the patches of random ops: Python functions and `tf.raw_ops`."""
     from tf_layoutmap.layout.ops import random_ops
 
     rows: list[Patch] = []
@@ -78,7 +78,7 @@ _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 
 def rows() -> list[Patch]:
-    """Returns the rows of TensorFlow for tensors on a mesh."""
+    """Returns the patches of TensorFlow for tensors on a mesh."""
     from tf_layoutmap.layout.mesh import errors, transfer, variable
     from tf_layoutmap.layout.ops import (
         corrections,
@@ -371,7 +371,7 @@ def rows() -> list[Patch]:
 
 
 def checkpoint_rows() -> list[Patch]:
-    """Returns the rows of TensorFlow for checkpoints of variables on a mesh."""
+    """Returns the patches of TensorFlow for checkpoints of mesh variables."""
     from tf_layoutmap.layout.mesh import variable
 
     return [

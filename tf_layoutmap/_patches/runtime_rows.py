@@ -1,6 +1,6 @@
-"""Rows of the patch table for parameter servers, emulation and sharded tables.
+"""Patch table entries for parameter servers, emulation and sharded tables.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import (
@@ -24,7 +24,7 @@ _LOST_COUNTS = (
 
 
 def keras3_ps_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for training over parameter servers."""
+    """Returns the patches of Keras 3 for training with parameter servers."""
     from tf_layoutmap.ps import fit_keras3
 
     return [
@@ -73,7 +73,7 @@ def keras3_ps_rows() -> list[Patch]:
 
 
 def tf_keras_ps_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for training over parameter servers."""
+    """Returns the patches of tf_keras for training with parameter servers."""
     from tf_layoutmap.ps import fit_tf_keras
 
     return [
@@ -95,7 +95,7 @@ def tf_keras_ps_rows() -> list[Patch]:
 
 
 def exit_rows() -> list[Patch]:
-    """Returns the rows for a process that exits after its cluster failed."""
+    """Returns the patches for a process whose cluster has failed."""
     from tf_layoutmap.ps import exits
 
     return [
@@ -121,7 +121,7 @@ SHARDED_TABLES_GROUP = "sharded_tables"
 
 
 def sharded_tables_rows() -> list[Patch]:
-    """Returns the rows for tables that are sharded over processes."""
+    """Returns the patches for tables that are sharded over processes."""
     from tf_layoutmap.embedding.divided import tables
 
     return [
@@ -158,7 +158,7 @@ def _emulation_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
 
 
 def enum_rows() -> list[Patch]:
-    """Returns the row for the enum of TensorFlow's TPU optimizers."""
+    """Returns the patch of the enum that lists TensorFlow's TPU optimizers."""
     from tf_layoutmap.emulation import tpu_answers
 
     return [
@@ -176,7 +176,7 @@ def enum_rows() -> list[Patch]:
 
 
 def emulation_rows() -> list[Patch]:
-    """Returns the rows of TensorFlow's TPU API for the emulation."""
+    """Returns the patches of TensorFlow's TPU API for the emulation."""
     from tf_layoutmap.emulation import tpu_answers
 
     return [
@@ -219,7 +219,7 @@ MEMORY_GROUP = "memory"
 
 
 def memory_rows() -> list[Patch]:
-    """Returns the rows for memory that TensorFlow never frees."""
+    """Returns the patches that free memory which TensorFlow never frees."""
     from tf_layoutmap._patches import freed_gradients
 
     return [
