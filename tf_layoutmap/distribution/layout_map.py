@@ -287,7 +287,7 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
     def _check_layout(
         self, key: Any, layout: Any
     ) -> keras.distribution.TensorLayout:
-        """Returns `layout` as a TensorLayout, with the mesh if there is one."""
+        """Converts `layout` to a TensorLayout on the mesh of this map."""
         mesh = self._device_mesh
         if isinstance(layout, tuple | list):
             try:

@@ -167,14 +167,15 @@ class Distribution(keras_private.Distribution):
         raise NotImplementedError
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Returns `dataset` unchanged: steps select the shard of each batch."""
+        """Returns `dataset` unchanged, because each step shards its batch."""
         return dataset
 
     def context(self) -> Any:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: A user-defined subclass can override `get_variable_layout`.
+          TypeError: The class is a user-defined subclass that overrides
+            `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
             Distribution.get_variable_layout
@@ -287,7 +288,7 @@ class ByLayoutMap(Distribution):
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
-        """The context, if Keras' `set_distribution` was called with this."""
+        """The context that is used if Keras' `set_distribution` sets `self`."""
         return self.context()
 
     home = lazy.renamed_method("home", "context")

@@ -283,7 +283,7 @@ def _number_of(variable: Any) -> int:
 
 
 def draw_seed(variable: Any) -> None:
-    """Draws the seed of a pending weight, in the order used without a mesh."""
+    """Draws the seed of a pending weight, in the order of creation."""
     variable._layoutmap_number = next(_numbers)
     initializer = getattr(variable._initial_value, "func", None)
     _draw_seed_now(getattr(initializer, "_random_generator", None))
