@@ -46,8 +46,8 @@ def exports(
 
     def get(name: str) -> Any:
         if name not in homes:
-            # The argument `obj` is not passed, because Python would then add a
-            # second suggestion.
+            # `obj` is None, because Python would otherwise add a second
+            # suggestion.
             raise AttributeError(
                 f"Module {package!r} has no attribute {name!r}. "
                 + _advice(package, homes, name),

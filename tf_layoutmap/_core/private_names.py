@@ -108,7 +108,7 @@ class PrivateNames:
         )
 
     def _public_name(self, owner: Any) -> str:
-        """Returns the public name of a class, even for a replaced class."""
+        """Returns the public name of a class, even if it has been replaced."""
         package = sys.modules.get(self._package)
         for part in ("layers", "optimizers"):
             for name, value in vars(getattr(package, part, type)).items():

@@ -1,4 +1,4 @@
-"""Private names of TensorFlow. No other module imports its private names.
+"""Private names of TensorFlow, which no other module imports.
 
 A comment explains why each name is required. All names are checked when this
 module is imported. If a name is missing, the import raises an error with a
@@ -688,7 +688,7 @@ def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def captured_by_trace(tensor: Any) -> Any:
-    """Returns the outer tensor that traced functions captured as `tensor`."""
+    """Returns the tensor outside of traced functions that `tensor` captures."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
         tensor = next(

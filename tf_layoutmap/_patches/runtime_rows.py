@@ -18,8 +18,8 @@ EXIT_GROUP = "ps_exit"
 
 _EARLY_EPOCH_END = "tf_keras ends an epoch when one worker's dataset ends."
 _LOST_COUNTS = (
-    "Keras 3 reads and then writes a count, so an increment by another worker "
-    "in between is lost."
+    "Keras 3 reads and writes a count in two operations. An increment by "
+    "another worker between these operations is lost."
 )
 
 
@@ -49,8 +49,8 @@ def keras3_ps_rows() -> list[Patch]:
             "keras:Model",
             "save_weights",
             fit_keras3.save_weights,
-            "If a server fails during the call, an incomplete file replaces "
-            "the backup.",
+            "If a server fails while a backup is written, an incomplete file "
+            "replaces the previous backup.",
             KERAS,
             "tests/ps/fit/test_fit.py",
         ),
@@ -105,7 +105,8 @@ def exit_rows() -> list[Patch]:
             name,
             exits.remove,
             "A destructor waits for all servers and workers without a "
-            "deadline, so the process does not end while one is stopped.",
+            "timeout, so the process cannot end if one of them has stopped "
+            "responding.",
             TENSORFLOW,
             "tests/ps/test_faults.py",
         )
@@ -131,7 +132,7 @@ def sharded_tables_rows() -> list[Patch]:
             "save",
             tables.save,
             "TensorFlow gathers all tables in memory before it writes the "
-            "first one.",
+            "first table.",
             TENSORFLOW,
             "tests/embedding/divided/test_divided.py",
         ),
@@ -184,32 +185,34 @@ def emulation_rows() -> list[Patch]:
             "_core.tf_private:device_util",
             "get_host_for_device",
             tpu_answers.host_of,
-            "TensorFlow reports one host for all cores.",
+            "TensorFlow returns the same host for all emulated cores.",
         ),
         _emulation_row(
             "_core.tf_private:tpu_replication",
             "outside_compilation",
             tpu_answers.outside_compilation,
-            "TensorFlow requires the control flow context of a TPU program.",
+            "TensorFlow requires the control flow context of a TPU program, "
+            "which does not exist in the emulation.",
         ),
         _emulation_row(
             _STOCK,
             "_raise_error_for_incorrect_control_flow_context",
             tpu_answers.is_in_program,
-            "TensorFlow checks the control flow context of a TPU program.",
+            "TensorFlow checks for the control flow context of a TPU program, "
+            "which does not exist in the emulation.",
         ),
         _emulation_row(
             _STOCK,
             "_raise_error_for_inputs_not_on_cpu",
             tpu_answers.check_on_host,
-            "TensorFlow checks for TPU device names, and emulated cores are "
+            "TensorFlow checks for TPU device names, but emulated cores are "
             "CPUs.",
         ),
         _emulation_row(
             _STOCK,
             "enqueue",
             tpu_answers.enqueue,
-            "TensorFlow accepts only TPU device names, and emulated cores are "
+            "TensorFlow accepts only TPU device names, but emulated cores are "
             "CPUs.",
         ),
     ]
@@ -228,7 +231,8 @@ def memory_rows() -> list[Patch]:
             "_core.tf_private:custom_gradient",
             "_graph_mode_decorator",
             freed_gradients.record,
-            "A model trained with `fit` and its variables are never freed.",
+            "After a model was trained with `fit`, the model and its "
+            "variables are never freed.",
             TENSORFLOW,
             "tests/freed/test_gradients.py",
         ),

@@ -200,7 +200,7 @@ def distribute_tensor(
         "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
     )
     if isinstance(tensor, keras.KerasTensor):
-        return tensor  # Symbolic tensor of a functional model, without values.
+        return tensor  # It is symbolic and has no value.
     if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):

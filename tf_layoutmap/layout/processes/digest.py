@@ -38,7 +38,7 @@ def variables_of(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     found = optimizer.variables
-    if callable(found):  # Legacy optimizers of tf_keras have a method.
+    if callable(found):  # A method in legacy tf_keras optimizers.
         found = optimizer.variables()
     return list(found)
 
