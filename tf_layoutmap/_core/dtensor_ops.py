@@ -1,4 +1,4 @@
-"""Registers ops with tf.dtensor, and uses rows of sharded tables.
+"""Registers ops with tf.dtensor, and reads and updates rows of tables.
 
 An expander is a rule by which DTensor partitions an op. If an op has no
 expander, DTensor raises an error. `register_op` assigns an expander to an op.
@@ -113,8 +113,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
 
 
 # Random ops whose only state is their seeds. On a mesh, this package sets the
-# seeds. StatelessRandomGetAlg is also listed: it only returns the random number
-# algorithm of the device.
+# seeds. StatelessRandomGetAlg uses no seed, but is also in this list. It only
+# returns the random number algorithm of the device.
 _RANDOM = frozenset(
     (
         "RandomStandardNormal",

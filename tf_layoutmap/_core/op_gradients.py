@@ -1,7 +1,7 @@
 """Gradients of the C++ ops of this package.
 
 `_core.ops` imports this module when it loads the library, so that all ops have
-their gradients.
+gradients.
 """
 
 from collections.abc import Sequence

@@ -10,9 +10,9 @@ TENSORFLOW = "2.21"
 KERAS = "3.15"
 TF_KERAS = "2.21"
 
-# Title and pip arguments of each package, by its import name. `--no-deps` is
-# required for tf_keras, because its dependency `tensorflow` overwrites the
-# files of `tensorflow-cpu`.
+# Maps the import name of each package to its title and its pip arguments.
+# `--no-deps` is required for tf_keras, because its dependency `tensorflow`
+# overwrites the files of `tensorflow-cpu`.
 _PACKAGES = {
     "tensorflow": (
         "TensorFlow",

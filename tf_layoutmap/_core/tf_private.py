@@ -419,12 +419,12 @@ wait_for_closure = _private(
 
 
 # If the coordinator cancels a closure, the closure may stop after it has
-# updated one server but before it has updated another server. In addition, its
-# iterator is cancelled permanently. The coordinator never cancels a closure
-# that is a Python function. The public `schedule` method does not accept a
-# Python function, but `Cluster.schedule` does. Therefore, this module traces
-# the function itself. The workers may not have created their iterators yet, so
-# the function is traced with the type of the iterator.
+# updated one server but before it has updated another server. The iterator of
+# the closure is also cancelled permanently. The coordinator never cancels a
+# closure that is a Python function. The public `schedule` method does not
+# accept a Python function, but `Cluster.schedule` does. Therefore, this module
+# traces the function itself. The workers may not have created their iterators
+# yet, so the function is traced with the type of the iterator.
 _BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
 _QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
 _ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (

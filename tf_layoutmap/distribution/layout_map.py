@@ -49,7 +49,7 @@ class TensorLayout(keras.distribution.TensorLayout):
           axes: Name of a mesh axis, or None, for each dimension. Axes must not
             repeat.
           device_mesh: `tlm.distribution.DeviceMesh`,
-            `keras.distribution.DeviceMesh` or `dtensor.Mesh`; If it is None,
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If it is None,
             the mesh can be set once later, with `layout.device_mesh = ...`.
 
         Raises:
@@ -199,8 +199,9 @@ def distribute_tensor(
     checks.check_type(
         "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
     )
+    # A symbolic tensor of a Functional model has no value.
     if isinstance(tensor, keras.KerasTensor):
-        return tensor  # It is symbolic and has no value.
+        return tensor
     if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):
@@ -267,9 +268,9 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Each layout
             without a mesh gets this mesh. If no key matches a variable, the
             variable is replicated on this mesh.
-          match: How a key matches a name: `"search"` anywhere in the name,
-            `"match"` at the start of the name, or `"fullmatch"` only the full
-            name, as in Keras.
+          match: Where a key must match: `"search"` anywhere in the name,
+            `"match"` at the start of the name, or `"fullmatch"` the full name,
+            as in Keras.
           strict: Whether a key that matches no variable also raises an error.
 
         Raises:

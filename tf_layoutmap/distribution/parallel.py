@@ -2,8 +2,8 @@
 
 They have the same interface as in `keras.distribution`. A distribution has a
 mesh and a batch axis, and `ByLayoutMap` also has a layout map. A distribution
-has an effect inside its `scope()`. After `set_distribution`, it also has an
-effect on the rest of the current thread.
+has an effect inside its `scope()`. After a call of `set_distribution`, a
+distribution also has an effect outside of scopes, in the current thread.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ dtensor = tf.experimental.dtensor
 
 
 class Distribution(keras_private.Distribution):
-    """Base class of distributions: a mesh with a batch axis.
+    """Base class of distributions, which have a mesh and a batch axis.
 
     The base class itself does not place variables on the mesh.
 
@@ -159,7 +159,7 @@ class Distribution(keras_private.Distribution):
         raise NotImplementedError
 
     def get_variable_layout(self, variable: Any) -> Any:
-        """Returns the layout of a variable, or the layout it would get."""
+        """Returns the current or future layout of a variable."""
         raise NotImplementedError
 
     def get_tensor_layout(self, path: str) -> Any:
@@ -187,7 +187,7 @@ class Distribution(keras_private.Distribution):
             )
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         self.context()
         return contextlib.nullcontext()
 
@@ -253,7 +253,7 @@ class ByLayoutMap(Distribution):
     def get_variable_layout(
         self, variable: Any
     ) -> keras.distribution.TensorLayout:
-        """Returns the layout of a variable, or the layout it would get."""
+        """Returns the current or future layout of a variable."""
         layout = keras_private.given_layout(variable)
         if layout is None:
             layout = getattr(variable, "layout", None)
@@ -294,7 +294,7 @@ class ByLayoutMap(Distribution):
     home = lazy.renamed_method("home", "context")
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         return layout_map_scope(
             self._layout_map, init=self._init, batch_dim=self._batch_dim_name
         )

@@ -1,7 +1,7 @@
 """Keras models whose weights are placed on a DTensor mesh by name.
 
 Start with `layout_map.LayoutMap` and `layout_map_scope.layout_map_scope`.
-`assignments` selects the layout of each variable, `mesh_step` runs a step on
+`assignments` selects the layout of each variable. `mesh_step` runs a step on
 the mesh. The packages contain the following:
 
 * `mesh`: tensors and variables on a mesh.

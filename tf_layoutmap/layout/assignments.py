@@ -1,10 +1,10 @@
 """Selection and validation of the layout of each variable.
 
-Layouts are selected from names and shapes alone; nothing is allocated. `assign`
-also checks the limits of DTensor when a layer is built. Without this check,
-TensorFlow would report a violation only during a training step, and would name
-an op instead of a layer. Each problem description names the layer, the variable
-and the layout, and suggests a change.
+Only names and shapes are used to select a layout, and no variable is allocated.
+When a layer is built, `assign` also checks whether DTensor supports the layouts
+of its weights. Without this check, TensorFlow would raise an error only during
+a training step, and the error would name an op instead of a layer. Each problem
+description names the layer, the variable and the layout, and suggests a change.
 """
 
 import dataclasses

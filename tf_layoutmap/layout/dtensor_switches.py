@@ -48,15 +48,15 @@ def self_check(mesh: Mesh | None = None) -> str:
     ```
 
     Args:
-      mesh: `dtensor.Mesh` to run on. None creates a mesh of all local devices
-        of one type: TPU, else GPU, else CPU.
+      mesh: `dtensor.Mesh` to run on. None creates a mesh of all local TPUs. If
+        there are no TPUs, the mesh consists of all local GPUs or CPUs.
 
     Returns:
       A sentence that describes what was checked.
 
     Raises:
-      RuntimeError: If a read in this process returns the value before a write,
-        or a relayout moves elements to wrong positions.
+      RuntimeError: If a read in this process does not return the value that was
+        written before, or a relayout moves elements to wrong positions.
     """
     if mesh is None:
         mesh = _mesh_of_all_devices()
@@ -85,7 +85,7 @@ def self_check(mesh: Mesh | None = None) -> str:
 
 
 def _mesh_of_all_devices() -> Mesh:
-    """Returns a mesh over all local TPUs, else GPUs, else CPUs."""
+    """Returns a mesh of all local TPUs, GPUs or CPUs, in this order."""
     kinds = ("TPU", "GPU", "CPU")
     kind = next(k for k in kinds if tf.config.list_logical_devices(k))
     count = len(tf.config.list_logical_devices(kind))
@@ -111,7 +111,7 @@ def _relayout_is_wrong(mesh: Mesh, axis: str, size: int) -> bool:
 
 
 def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
-    """Returns the number of reads that did not return the last write."""
+    """Returns the number of reads that did not return the written value."""
     layout = dtensor.Layout([axis], mesh)
 
     def zeros() -> Any:
@@ -128,8 +128,9 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
-        # Separate all-reduces of the gradients run before the writes. A
-        # combined all-reduce runs after the writes that do not depend on it.
+        # If each gradient has a separate all-reduce, all of them run before the
+        # writes. If DTensor combines them, the combined all-reduce runs after
+        # some of the writes.
         scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)

@@ -67,7 +67,7 @@ class Explanation:
 
     Attributes:
       variables: A `VariableReport` per variable, in the order of the model.
-      unused: Keys that select no layout, with the reason.
+      unused: Maps each key that selects no layout to the reason.
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that are not built yet.
       replicated_ops: A `ReplicatedOp` for each operation that was replicated

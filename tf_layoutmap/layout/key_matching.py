@@ -53,7 +53,7 @@ class PatternTable:
             self.add(pattern)
 
     def add(self, pattern: str) -> None:
-        """Adds `pattern` after all others.
+        """Adds `pattern` after all other patterns.
 
         Raises:
           TypeError: If `pattern` is not a string.
@@ -95,7 +95,7 @@ class PatternTable:
         return getattr(compiled, self.mode)
 
     def _any_pattern(self) -> re.Pattern[str]:
-        """Returns one pattern that matches what any of the patterns matches."""
+        """Returns a combined pattern, which matches if any pattern matches."""
         if self._any is None:
             # Patterns with groups or flags cannot be combined: groups would get
             # other numbers, and flags would apply to all patterns.
@@ -159,7 +159,7 @@ class PatternTable:
 def check_single_match(match: Match) -> None:
     """Raises a `ValueError` if several patterns match the key of `match`.
 
-    A pattern that is equal to the key never raises.
+    If a pattern is equal to the key, no error is raised.
     """
     if match.shadowed and match.pattern != match.key:
         patterns = ", ".join(repr(p) for p in (match.pattern, *match.shadowed))

@@ -107,7 +107,8 @@ class _KerasLayoutTable(LayoutTable):
         return layout
 
 
-# The scope yields the map that was passed to it, so the two types are equal.
+# The type of the map that is passed to the scope. The scope yields the same
+# map.
 AnyLayoutMap = TypeVar(
     "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap
 )
@@ -123,8 +124,8 @@ def layout_map_scope(
     """Places the weights of layers that are created in the scope on a mesh.
 
     Each weight becomes a `dtensor.DVariable`. Its layout is the layout that
-    `layout_map` returns for its name. A weight without a layout is replicated.
-    Weights may be built inside the scope or later.
+    `layout_map` returns for its name. If the map has no layout for a weight,
+    the weight is replicated. Weights may be built inside the scope or later.
 
     A weight `kernel` of a layer `d1` has these names:
 

@@ -45,9 +45,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         Args:
           mesh: `dtensor.Mesh` on which variables without a layout are
             replicated. None uses the mesh of the layouts.
-          match: How a key matches as a regular expression: `"match"` from the
-            start of the name, `"search"` anywhere in the name, `"fullmatch"`
-            the full name.
+          match: Where a regular expression must match: `"match"` at the start
+            of the name, `"search"` anywhere in the name, or `"fullmatch"` the
+            full name.
           strict: Whether to raise an error if two keys match a name and neither
             key is equal to the name.
 
@@ -63,7 +63,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             )
         prepare_process(mesh)
         self._default_mesh = mesh
-        # Values are the results of `_check_layout`.
+        # Each value is a result of `_check_layout`.
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
         self._strict = bool(strict)
@@ -100,8 +100,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
           key: The name of a variable.
 
         Returns:
-          The layout of the equal key if it exists, otherwise the layout of the
-          first key that matches, otherwise None.
+          If a key is equal to the name, the layout of this key. Otherwise, the
+          layout of the first key that matches, or None if no key matches.
 
         Raises:
           TypeError: If `key` is not a string.

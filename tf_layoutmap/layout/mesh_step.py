@@ -1,9 +1,9 @@
 """One step of a model on its mesh, from host batch to host results.
 
-Keras runs the loop, the callbacks and the logs. This package replaces only the
-function of one step (`step_function_maker`). `MeshStep` shards a host batch
-along the batch axis of the mesh, runs the model's own `train_step` on the
-mesh, and returns the logs to the host.
+Keras runs the training loop and the callbacks, and creates the logs. This
+package replaces only the function of one step (`step_function_maker`).
+`MeshStep` shards a host batch along the batch axis of the mesh, runs the
+model's own `train_step` on the mesh, and returns the logs to the host.
 
 `without_autotuning` avoids a delay at the end of a `tf.data` iterator.
 """

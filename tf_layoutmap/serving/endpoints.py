@@ -84,9 +84,8 @@ def make_endpoints(
         _check_no_direct_reads(sources)
         return outputs
 
-    # AutoGraph is used as in the exports of both Keras versions: Keras 3
-    # exports models without AutoGraph, and tf_keras exports models with
-    # AutoGraph.
+    # Like Keras, this function uses AutoGraph only for tf_keras models. Keras 3
+    # exports models without AutoGraph.
     serve = tf.function(
         called, input_signature=list(specs), autograph=subjects.is_tf_keras(one)
     )

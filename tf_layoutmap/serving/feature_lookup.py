@@ -97,8 +97,9 @@ class FeatureLookup:
         )
 
     def _feature_of(self, path: str) -> config.FeatureSpec:
+        # If there is only one feature, the input has no name.
         if not path and len(self._spec.features) == 1:
-            return self._spec.features[0]  # The input has no name.
+            return self._spec.features[0]
         if path not in self._features:
             raise ValueError(
                 "Argument `inputs` must contain features of `feature_config`, "

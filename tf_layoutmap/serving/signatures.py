@@ -88,7 +88,8 @@ def _parts_of(spec: Any, name: str) -> tuple[_Parts, Callable[..., Any]]:
             lambda tensors: tensors[0]
         )
     if type(spec) is tf.RaggedTensorSpec:
-        ragged: Any = spec  # The type stub is incomplete.
+        # The type stub of `RaggedTensorSpec` does not contain all attributes.
+        ragged: Any = spec
         ranks = ragged.ragged_rank
         numbers = [""] if ranks == 1 else [f"_{i}" for i in range(ranks)]
         shape = tf.TensorShape([None]).concatenate(

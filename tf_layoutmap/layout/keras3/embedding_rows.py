@@ -74,7 +74,7 @@ def embedding_call(
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, in the order of `ids`, replicated.
+    """Returns the rows of `ids`, as a replicated tensor.
 
     Args:
       weight: Table for which `axis_of` is not None.
@@ -107,7 +107,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         if isinstance(variable, MeshVariable)
         else variable
     )
-    # Runs a step of gradient descent with learning rate 1.
+    # The rows are added by a step of gradient descent with learning rate 1.
     dtensor_ops.update_rows(
         table,
         [],
@@ -123,7 +123,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
 def gather(
     table: tf.Tensor, ids: tf.Tensor, mesh: Mesh, axis: str
 ) -> tf.Tensor:
-    """Returns rows of a tensor whose rows are sharded along `axis` of `mesh`.
+    """Returns rows of a tensor that is sharded by rows.
 
     Args:
       table: Tensor of shape `[num_rows, dim]`, on `mesh`.

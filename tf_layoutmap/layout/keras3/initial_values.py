@@ -79,8 +79,8 @@ def initial_value(
         does not divide the number of rows evenly.
       dtype: Keras' name of the dtype.
       layout: `dtensor.Layout` of the variable.
-      init: One of INITS. With "sharded", an initializer that DTensor cannot
-        partition falls back to the host.
+      init: One of INITS. If it is "sharded" and DTensor cannot partition the
+        initializer, the host computes the value.
 
     Returns:
       An eager DTensor.

@@ -46,7 +46,8 @@ class MeshVariable(keras.Variable):
 
     # None until the variable is initialized, as in variables of Keras.
     _value: Any
-    # Whether rows are padded if the mesh does not divide them evenly.
+    # Whether rows of padding are added if the mesh does not divide the number
+    # of rows evenly.
     pads_rows = False
 
     def __init__(
@@ -66,8 +67,9 @@ class MeshVariable(keras.Variable):
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
-        # Gradient tapes watch variables that were trainable at creation. The
-        # layer may be frozen when the value is created and trained later.
+        # A gradient tape watches a DVariable only if it is created as
+        # trainable. The layer may be frozen at that time and trained later.
+        # Therefore, the initial value of `trainable` is stored.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
@@ -178,7 +180,7 @@ class MeshVariable(keras.Variable):
         return float(self.numpy()) if self.ndim == 0 else super().__float__()
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value that is on the host or on the mesh."""
+        """Assigns a value, which can be on the host or on the mesh."""
         if not tf.executing_eagerly() or keras_private.is_abstract():
             return super().assign(value)
         with tracing.default_mesh(self.mesh):
@@ -280,7 +282,8 @@ class MeshVariable(keras.Variable):
 
 
 # Keras names unnamed variables after their class, and layout maps match names.
-# The names must therefore equal the names of the same model without a mesh.
+# The class has the same name as the class of Keras, so that a model has the
+# same variable names with and without a mesh.
 MeshVariable.__name__ = "Variable"
 
 

@@ -44,7 +44,7 @@ _KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
 
 
 def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` with all dimensions except the first one unsharded.
+    """Returns `x` with unsharded dimensions, except the first dimension.
 
     The first dimension keeps its sharding.
 
@@ -310,7 +310,7 @@ def _is_in_dataset_function() -> bool:
 
 
 class TraceStage(enum.Enum):
-    """The way in which a function is traced."""
+    """Specifies how a function is traced."""
 
     UNKNOWN = 1
     """Traced for one device; the function may not use a mesh."""

@@ -6,10 +6,10 @@ transfer one tensor. `to_batch` transfers one tensor of a batch to the mesh.
 `iterate` and `get_next` correct two defects of `dtensor.DTensorDataset` in
 TensorFlow 2.21, at least on the CPU:
 
-* It computes the number of clients from the number of all devices instead of
-  the number of devices in the mesh. If a mesh uses four of eight devices, each
-  batch is repeated for a second client, which does not exist. No error is
-  raised.
+* `DTensorDataset` computes the number of clients from the number of all devices
+  instead of the number of devices in the mesh. If a mesh uses four of eight
+  devices, each batch is repeated for a second client, which does not exist. No
+  error is raised.
 * At the end of the data, an error occurs in the thread of each device and is
   not removed. Every later operation on a mesh fails with "Function was
   cancelled".

@@ -6,7 +6,7 @@ slice is read from the device that holds it. In the checkpoint, the tensor is
 unsharded. Therefore, a checkpoint can be restored on any mesh or without a
 mesh. One checkpoint can contain both variables on a mesh and sharded tables.
 
-DTensor's documentation passes
+In DTensor's documentation, checkpoints are saved with the option
 `tf.train.CheckpointOptions(experimental_io_device=dtensor.device_name())`.
 `save` and `restore` remove this option, because DTensor's device accepts only
 tensors on a mesh, and the slices are on the host.
@@ -81,9 +81,9 @@ def restore(
 def are_slices() -> bool:
     """Returns whether this thread saves variables as slices.
 
-    It does not in two cases. With several clients, each client holds only its
-    own shards, and only DTensor's own ops can write the full variable.
-    `DTensorCheckpoint` also supports only these ops.
+    The result is False in two cases. If there are several clients, each client
+    holds only its own shards, and only DTensor's own ops can write the full
+    variable. A `DTensorCheckpoint` also supports only these ops.
     """
     return dtensor.num_clients() == 1 and not _in_dtensor_checkpoint.get()
 
@@ -183,7 +183,8 @@ class _ShardsSaveable(tf_private.SaveableObject):
             or all(start < stop for start, stop in shard.bounds)
         ]
         if variable.dtype not in tf_private.SLICEABLE_DTYPES:
-            # Dtypes without slices are written as one tensor.
+            # If TensorFlow cannot read slices of a dtype, the variable is
+            # written as one tensor.
             self._shards = self._shards[:1]
         is_sharded = len(self._shards) > 1
         super().__init__(
@@ -379,7 +380,7 @@ def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Creates a handle; all handles on a mesh have the same `debug_name`.
 
     The name is an attribute of the op, and DTensor compiles an op again for
-    each set of attributes. TensorFlow uses it only in messages.
+    each set of attributes. TensorFlow uses the name only in error messages.
     """
     if (
         "debug_name" in kwargs
@@ -398,7 +399,8 @@ def host_write_method(
     @functools.wraps(original)
     def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
         handle = variable.handle
-        # Variables on a mesh and in graphs of TensorFlow 1 are not changed.
+        # Writes to variables on a mesh, and to variables in graphs of
+        # TensorFlow 1, are not changed.
         if tracing.DEVICE in handle.device or tf.is_symbolic_tensor(handle):
             return original(variable, *args, **kwargs)
         return replacement(variable, *args, **kwargs)

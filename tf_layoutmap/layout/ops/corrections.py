@@ -12,7 +12,7 @@ concatenation along a sharded dimension. Another example is an op with positions
 as input. Each device gets the positions in the full tensor, but only a shard of
 the tensor. A position outside of the shard raises an error, and all other
 positions give wrong results. The gradients of `tf.math.top_k`, `tf.sort` and
-`tf.gather_nd` are such ops.
+`tf.gather_nd` contain such ops.
 
 The module also contains functions that compute the static value of a tensor
 during tracing (`static_value`, `is_shape`).
@@ -31,8 +31,9 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 from tf_layoutmap.layout.ops import einsum_axes
 
-# Ops that compute shapes from shapes. Their inputs are on the host and never
-# sharded. TensorFlow must be able to infer static shapes from their results.
+# Ops with which TensorFlow computes shapes. The inputs of such a computation
+# are on the host and never sharded. TensorFlow must be able to infer static
+# shapes from its results.
 _SHAPE_OPS = frozenset(
     {
         "Shape",
@@ -235,8 +236,8 @@ def cut(
         not 0 <= start <= end <= length
         for start, end, length in zip(starts, ends, input.shape)
     ):
-        # In this case the original op raises an error, but a strided slice
-        # would return fewer elements.
+        # If the slice is out of range, the original op raises an error, but a
+        # strided slice would return fewer elements.
         return original(input, begin, size, name=name)
     return tf_private.gen_array_ops.strided_slice(
         input,
@@ -342,7 +343,8 @@ def correct(
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
-            # Eager tensors on a mesh record their mesh.
+            # The mesh is None in eager mode, because an eager tensor on a mesh
+            # records its mesh.
             mesh = None
             applies = any(map(_on_mesh, (*args, *kwargs.values()))) and (
                 not tf_private.has_output_layout()

@@ -299,7 +299,7 @@ def array_for_graphs(original: type, corrected: Any) -> type:
     del corrected
 
     class GraphTensorArray(original):
-        """TensorFlow's array implementation, which a mesh replaces."""
+        """TensorFlow's array implementation; an `UnrolledArray` on a mesh."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             mesh = _current_mesh()

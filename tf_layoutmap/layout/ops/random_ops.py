@@ -120,7 +120,7 @@ def seeded(
         bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
     drawn = original(**bound)
     if mesh is None and tf.is_symbolic_tensor(drawn):
-        # The mesh was not passed to this package.
+        # The mesh is unknown, because it was not passed to this package.
         return drawn
     return tracing.pin_replicated(drawn, mesh)
 

@@ -2,14 +2,15 @@
 
 DTensor has three defects, which this module works around:
 
-* For a slice that adds a dimension and omits others, such as `x[:, None]`, it
-  reads past the end of the slice and ends the process.
-* For a negative stride it treats each shard as the full tensor.
+* If a slice adds a dimension and omits other dimensions, such as `x[:, None]`,
+  DTensor reads past the end of the slice and ends the process.
+* If a stride is negative, DTensor treats each shard as the full tensor.
 * If the end of the slice is computed, DTensor returns an empty slice. The
   functions of this module raise an error instead.
 
-TensorFlow packs a slice into vectors and bit masks and omits dimensions.
-`expand_slice` converts it to one `DimSlice` per dimension.
+TensorFlow describes a slice with vectors and bit masks, and can omit
+dimensions. `expand_slice` converts this description to one `DimSlice` per
+dimension.
 """
 
 import dataclasses

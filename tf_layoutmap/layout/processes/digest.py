@@ -38,7 +38,8 @@ def variables_of(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     found = optimizer.variables
-    if callable(found):  # A method in legacy tf_keras optimizers.
+    # In legacy optimizers of tf_keras, `variables` is a method.
+    if callable(found):
         found = optimizer.variables()
     return list(found)
 

@@ -303,7 +303,7 @@ def gathered_along(
                 return dy
             if not shards_gradient:
                 return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
-            # DTensor's own gradient of a relayout is the same op.
+            # This op is also DTensor's own gradient of a relayout.
             return dtensor.relayout_like(dy, value)
 
         return dtensor.relayout(value, gathered), gradient

@@ -170,8 +170,8 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
 def same_scope_ops(name: str, names: Sequence[str]) -> list[str]:
     """Returns the elements of `names` that differ from `name` only in digits.
 
-    These are the same operation in repeated layers. DTensor rejects the
-    operation in each of these layers.
+    If only the digits of their names differ, operations usually belong to
+    repeated layers. DTensor rejects the operation in each of these layers.
     """
 
     def without_numbers(one: str) -> str:

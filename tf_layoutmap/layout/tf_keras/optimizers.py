@@ -21,7 +21,7 @@ _state = threading.local()
 
 
 def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
-    """Moves the variables of `optimizer` to `mesh`; new ones are created there.
+    """Moves the variables of `optimizer`, also future variables, to `mesh`.
 
     Raises:
       ValueError: `optimizer` is a legacy optimizer, a loss-scaling optimizer or

@@ -28,7 +28,7 @@ mesh_of_step: ThreadValue[Mesh | None] = ThreadValue(None)
 
 
 class TfKerasMap:
-    """Holds the context of a model, in the attribute for the layout map."""
+    """Stores the context of a model where tf_keras stores its layout map."""
 
     def __init__(self, context: Any):
         self.context = context
