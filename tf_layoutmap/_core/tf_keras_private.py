@@ -202,7 +202,8 @@ def stateless_seed_of(initializer: Any) -> Any:
     required so that the initial values of the shards of a table are equal to
     the initial values of the unsharded table.
 
-    Returns: int32 tensor of shape `[2]`; None if the generator has state.
+    Returns:
+      int32 tensor of shape `[2]`; None if the generator has state.
     """
     generator = initializer._random_generator
     generator._maybe_init()
