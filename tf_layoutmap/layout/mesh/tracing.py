@@ -93,7 +93,8 @@ def pin_keeping_rows(
     compute a different update.
 
     Args:
-      pin: `pin_replicated` or `pin_unsharded_samples`. x: A tensor of any rank.
+      pin: `pin_replicated` or `pin_unsharded_samples`.
+      x: A tensor of any rank.
       mesh: `dtensor.Mesh` of a symbolic tensor.
     """
     if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
