@@ -19,8 +19,8 @@ from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs, replicas, serving, tables
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
+from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
-from tf_layoutmap.embedding.host import multi_process
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
@@ -263,9 +263,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             )
         else:
             if strategy_replicas.has_processes:
-                multi_process.check_agreed_settings(
+                agreed_settings.check_agreed_settings(
                     strategy_replicas.strategy,
-                    multi_process.describe_settings(
+                    agreed_settings.describe_settings(
                         spec,
                         {
                             "over_processes": over_processes,
