@@ -49,8 +49,11 @@ seed: First half of the seed.
 seed2: Second half of the seed.
 )doc");
 
-REGISTER_OP("LayoutMap>NewRows")
+REGISTER_OP("LayoutMap>RandomBlock")
     .Input("shape: T")
+    .Input("full_shape: T")
+    .Input("start: int64")
+    .Input("row_step: int64")
     .Input("generator: uint64")
     .Input("factor: dtype")
     .Input("offset: dtype")
@@ -60,15 +63,21 @@ REGISTER_OP("LayoutMap>NewRows")
     .Attr("T: {int32, int64}")
     .SetShapeFn(tensorflow::shape_inference::RandomShape)
     .Doc(R"doc(
-Returns the initial values of a table in memory that is fast to read at random.
+Returns a block of a random tensor without computing the full tensor.
 
-The values are bitwise equal to the numbers that TensorFlow's ops generate from
-the same generator, times `factor`, plus `offset`.
+The full tensor is bitwise equal to the numbers that TensorFlow's CPU kernels
+generate from the same generator, times `factor`, plus `offset`. Element
+`[i, j, ...]` of the block is element
+`[start[0] + i * row_step, start[1] + j, ...]` of the full tensor, or 0 if this
+index is outside the full tensor.
 
-shape: Shape of the output, [rank].
+shape: Shape of the block, [rank].
+full_shape: Shape of the full tensor, [rank].
+start: Index of the first element of the block, [rank].
+row_step: Distance between two rows of the block in the full tensor, a scalar.
 generator: Counter and key of TensorFlow's Philox generator, [3].
 factor: A scalar.
-offset: A scalar; with "constant", the value of every element.
+offset: A scalar. With "constant", the value of every element.
 distribution: Distribution of the numbers before scaling: uniform in [0, 1), or
   with mean 0 and standard deviation 1.
 )doc");
@@ -78,7 +87,7 @@ REGISTER_OP("LayoutMap>BytesDrawn")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Returns the number of bytes that `NewRows` ops of this process have written.
+Returns the number of bytes that `RandomBlock` ops of this process have written.
 
 Ops that are still running are included, so another thread can measure their
 progress.

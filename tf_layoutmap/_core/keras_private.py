@@ -89,11 +89,16 @@ _method(Functional, "_standardize_inputs", "inputs")
 # Returns the input signature of the last call of a subclassed model.
 get_input_signature = _private("export.export_utils", "get_input_signature")
 
-# Random initializers that can use a seed tensor.
+# The modules of the initializers, which identify the classes whose values can
+# be computed in blocks, and functions that compute scales and seeds of these
+# classes.
 RandomInitializer = _private(
     "initializers.random_initializers", "RandomInitializer"
 )
-Orthogonal = _private("initializers.random_initializers", "Orthogonal")
+constant_initializers = _private("initializers", "constant_initializers")
+_compute_fans = _private("initializers.random_initializers", "compute_fans")
+_draw_seed = _private("random.seed_generator", "draw_seed")
+_cast_seed = _private("backend.tensorflow.random", "_cast_seed")
 
 # The class that scales the loss and unscales the gradients of float16 models.
 LossScaleOptimizer = _private(
@@ -374,3 +379,27 @@ def h5_dataset(
     if not store._h5_entry_initialized:
         store._create_h5_group(store._h5_entry_path)
     return store._h5_entry_group.create_dataset(key, shape, dtype)
+
+
+def fans_of(initializer: Any, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the numbers of input and output units of a `VarianceScaling`."""
+    return _compute_fans(
+        shape,
+        input_axes=initializer.input_axes,
+        output_axes=initializer.output_axes,
+    )
+
+
+def stateless_seed_of(initializer: Any) -> Any:
+    """Returns the seed of the next random numbers of an initializer.
+
+    A `SeedGenerator` advances as in a call of the initializer.
+
+    Returns:
+      int32 array of shape `[2]`; None if the type of the seed is unknown.
+    """
+    seed = initializer.seed
+    if type(seed) is not int and type(seed) is not keras.random.SeedGenerator:
+        return None
+    with tf.init_scope(), tf.device("CPU:0"):
+        return keras.ops.convert_to_numpy(_cast_seed(_draw_seed(seed)))

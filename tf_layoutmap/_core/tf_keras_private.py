@@ -87,6 +87,10 @@ _NAMES.find("backend", "_assign_value_to_variable")
 RandomGenerator = _NAMES.find("backend", "RandomGenerator")
 _NAMES.check_method(RandomGenerator, "_maybe_init")
 
+# The class and the function that determine the scale of initial values.
+VarianceScaling = _NAMES.find("initializers.initializers", "VarianceScaling")
+compute_fans = _NAMES.find("initializers.initializers", "_compute_fans")
+
 # The function that runs the loop of all recurrent layers, and the layers that
 # select a CPU or GPU implementation before the loop.
 _NAMES.check_method(

@@ -35,6 +35,10 @@ CompositeTensorGradient = _private(
     "framework.composite_tensor_gradient", "CompositeTensorGradient"
 )
 
+# Returns the numbers of input and output units of a weight, which determine the
+# scale of its initial values.
+compute_fans = _private("ops.init_ops_v2", "_compute_fans")
+
 # Used to check whether tf.saved_model.save is tracing. Exported graphs have one
 # unsharded variable per table.
 in_save_context = _private("saved_model.save_context", "in_save_context")

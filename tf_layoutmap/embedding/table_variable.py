@@ -164,9 +164,7 @@ def _create_one_shard(
     """Creates one shard, or one row if the shard does not exist."""
     own = None
     for shard in range(cut.num_shards):
-        if shard != only and sharded_initial_value.skip_shard(
-            initializer, tf.float32
-        ):
+        if shard != only and sharded_initial_value.skip_shard(initializer):
             continue
         value = sharded_initial_value.of_shard(
             initializer,

@@ -1,9 +1,10 @@
 """Initial values of the shards of a table.
 
-Initializers that support shards are called once per shard. The values of other
-initializers may depend on the shape, so a call per shard would give other rows
-than an unsharded table. These initializers are called once for the full table,
-as TensorFlow does for its own sharded variables.
+The shards of a table contain the rows that the initializer returns for the full
+table, for any number of shards. Random initializers of TensorFlow, Keras 3 and
+tf_keras compute each shard separately (`DrawnValue`). All other initializers
+are called once for the full table, and then sharded (`FullValue`), except
+callables that accept the position of a shard as arguments.
 """
 
 import inspect
@@ -15,48 +16,30 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tf_layoutmap._core import random_tensors
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import new_rows
 
-# Initializers of TensorFlow, Keras 3 and tf_keras whose elements are drawn
-# independently of the shape, or are all equal.
-_BY_ELEMENT = (
-    "Zeros",
-    "Ones",
-    "RandomNormal",
-    "RandomUniform",
-    "TruncatedNormal",
-    "Constant",
-)
 _FUNCTIONS = (tf.zeros, tf.ones)
-# These initializers accept partition arguments only to raise an error.
-_REJECT_PARTITION = ("Orthogonal", "Identity")
 _WARNED_SIZE = 1 << 30  # Bytes.
+# Arguments with which a callable declares that it computes single shards.
+_SHARD_ARGUMENTS = {"shard_info", "partition_shape", "partition_offset"}
 
 
 def supports_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
     """Returns whether an initializer can initialize one shard at a time."""
-    parameters = inspect.signature(initializer).parameters
-    kind = type(initializer)
-    library = kind.__module__.partition(".")[0]
-    if {"shard_info", "partition_shape"} & set(parameters) or (
-        hasattr(initializer, "support_partition")
-        or initializer in _FUNCTIONS
-        or new_rows.is_known(initializer, dtype)
-    ):
-        return True
-    if library in ("keras", "tf_keras") and kind.__name__ in _BY_ELEMENT:
-        return np.ndim(getattr(initializer, "value", 0)) == 0
-    return takes_any_keyword(initializer) and not (
-        library == "tensorflow" and kind.__name__ in _REJECT_PARTITION
+    return (
+        initializer in _FUNCTIONS
+        or random_tensors.is_known(initializer, dtype)
+        or accepts_shards(initializer)
     )
 
 
-def takes_any_keyword(initializer: Callable[..., Any]) -> bool:
-    """Returns whether an initializer accepts arbitrary keyword arguments."""
-    return any(
-        one.kind is inspect.Parameter.VAR_KEYWORD
-        for one in inspect.signature(initializer).parameters.values()
+def accepts_shards(initializer: Callable[..., Any]) -> bool:
+    """Returns whether a callable has arguments for the position of a shard."""
+    # TensorFlow's initializers name partition arguments only in messages.
+    return bool(
+        _SHARD_ARGUMENTS & set(inspect.signature(initializer).parameters)
     )
 
 
@@ -159,6 +142,69 @@ class FullValue:
         return value
 
 
+class DrawnValue:
+    """Random value of a full table, of which each shard computes its block."""
+
+    def __init__(
+        self,
+        initializer: Callable[..., Any],
+        shape: tuple[int, ...],
+        dtype: tf.DType,
+        name: str,
+    ):
+        """Stores the initializer, whose seed is drawn for the first shard.
+
+        Args:
+          initializer: An initializer that `random_tensors` knows.
+          shape: Shape of the table.
+          dtype: Dtype of the table.
+          name: Name of the table, for messages.
+        """
+        self._initializer = initializer
+        self._shape = shape
+        self._dtype = dtype
+        # Used if the seed of the initializer has an unknown type.
+        self._full_value = FullValue(initializer, shape, dtype, name)
+        self._tensor: random_tensors.RandomTensor | None = None
+        self._is_seed_drawn = False
+
+    def draw_seed(self) -> None:
+        """Draws the seed of the initializer once."""
+        if self._is_seed_drawn:
+            return
+        with tf.init_scope():
+            self._tensor = random_tensors.random_tensor(
+                self._initializer, self._shape, self._dtype
+            )
+        if self._tensor is None:
+            self._full_value.value()
+        self._is_seed_drawn = True
+
+    def shard(
+        self, partition: RowPartition, shard: int, axis: int
+    ) -> tf.Tensor:
+        """Returns the value of one shard, computed on the current device."""
+        self.draw_seed()
+        if self._tensor is None:
+            return shard_of_value(
+                self._full_value.value(), partition, shard, axis
+            )
+        start = [0] * len(self._shape)
+        shape = list(self._shape)
+        shape[axis] = partition.sizes[shard]
+        if partition.is_contiguous:
+            start[axis] = partition.offsets[shard]
+            return self._tensor.block(start, shape)
+        rows = partition.global_rows(shard)
+        if partition.placement == "mod" and len(rows):
+            start[0] = int(rows[0])
+            return self._tensor.block(start, shape, partition.num_shards)
+        # No arithmetic rule describes the rows of a shard of other placements.
+        return tf.gather(
+            self._tensor.block([0] * len(shape), self._shape), rows
+        )
+
+
 def shard_of_value(
     value: Any, partition: RowPartition, shard: int, axis: int = 0
 ) -> Any:
@@ -191,18 +237,25 @@ def for_shards(
     dtype: tf.DType,
     num_shards: int,
     name: str,
-) -> Callable[..., Any] | FullValue:
+) -> Callable[..., Any] | FullValue | DrawnValue:
     """Returns the `initializer` argument of `of_shard` for one table.
 
     Args:
-      initializer: An initializer as for `of_shard`, or one that does not
-        support shards.
+      initializer: Any callable that returns initial values.
       shape: Shape of the full table.
       dtype: Dtype of the table.
       num_shards: Number of shards of the table.
       name: Name of the table, for messages.
     """
-    if num_shards == 1 or supports_shards(initializer, dtype):
+    if isinstance(initializer, (FullValue, DrawnValue)):
+        return initializer
+    if tf.executing_eagerly() and random_tensors.is_known(initializer, dtype):
+        return DrawnValue(initializer, shape, dtype, name)
+    if (
+        num_shards == 1
+        or initializer in _FUNCTIONS
+        or (accepts_shards(initializer))
+    ):
         return initializer
     return FullValue(initializer, shape, dtype, name)
 
@@ -219,12 +272,12 @@ def of_shard(
     """Returns the initial value of one shard.
 
     Args:
-      initializer: The result of `for_shards`. It is called with the first of
-        these argument lists that its signature accepts:
+      initializer: The result of `for_shards`. A callable is called with the
+        first of these argument lists that its signature accepts:
         `(shard_info=ShardInfo)`; `(shape, dtype=, partition_shape=,
-        partition_offset=)` with the shape of the full table, as for
-        TensorFlow's own initializers; `(shape, dtype=)` or `(shape)` with the
-        shape of the shard. If it returns the full table, the table is sliced.
+        partition_offset=)` with the shape of the full table; `(shape, dtype=)`
+        or `(shape)` with the shape of the shard. If the callable returns the
+        full table, the table is sliced.
       shape: Shape of the full table.
       dtype: Dtype of the table.
       partition: The partition of the table.
@@ -241,10 +294,16 @@ def of_shard(
     part_shape[axis] = partition.sizes[shard]
     offset[axis] = partition.offsets[shard]
     info = ShardInfo(tuple(part_shape), tuple(offset))
-    if isinstance(initializer, FullValue):
-        value = shard_of_value(initializer.value(), partition, shard, axis)
-        new_rows.add_progress(math.prod(info.shape) * dtype.size)
+    num_bytes = math.prod(info.shape) * dtype.size
+    if isinstance(initializer, DrawnValue):
+        value = initializer.shard(partition, shard, axis)
+        if random_tensors.is_on_server():
+            # The server counts the bytes of the op in its own process.
+            new_rows.add_progress(num_bytes)
         return value
+    new_rows.add_progress(num_bytes)
+    if isinstance(initializer, FullValue):
+        return shard_of_value(initializer.value(), partition, shard, axis)
     if not partition.is_contiguous and {"shard_info", "partition_offset"} & set(
         inspect.signature(initializer).parameters
     ):
@@ -254,12 +313,9 @@ def of_shard(
             f"{partition.placement!r}); pass an array. Received: "
             f"{initializer!r} (table {name!r})."
         )
-    seeded = _reseeded(initializer, info)
-    value = new_rows.draw(seeded, info.shape, dtype)
-    if value is not None:
-        return value
-    value = tf.convert_to_tensor(_call(seeded, shape, dtype, info, name), dtype)
-    new_rows.add_progress(math.prod(info.shape) * dtype.size)
+    value = tf.convert_to_tensor(
+        _call(initializer, shape, dtype, info, name), dtype
+    )
     if tuple(value.shape) == shape:
         value = shard_of_value(value, partition, shard, axis)
     check_full_shape(value, info.shape, f"table {name!r}, shard {shard}")
@@ -267,30 +323,37 @@ def of_shard(
 
 
 def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
-    """Returns whether a parameter server computes the same initial values.
+    """Returns whether a parameter server can compute the initial values.
 
     Other initializers may depend on this process, for example on its files or
     its Python objects.
 
     Args:
-      initializer: Same as for `of_shard`. The result of its method `is_drawn`,
-        if it has one, is returned.
+      initializer: A callable, or the result of `for_shards`.
       dtype: Dtype of the table.
     """
-    own = getattr(initializer, "is_drawn", None)
-    return new_rows.is_known(initializer, dtype) if own is None else own()
+    return isinstance(initializer, DrawnValue) or (
+        not isinstance(initializer, FullValue)
+        and random_tensors.is_known(initializer, dtype)
+    )
 
 
-def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
-    """Advances the random state as a call of `of_shard` for a shard would.
+def skip_shard(initializer: Any) -> bool:
+    """Advances the random state as a call of `of_shard` for a shard does.
+
+    Args:
+      initializer: The result of `for_shards`.
 
     Returns:
-      Whether this is supported. If not, the value has to be computed.
+      Whether this is supported. If not, the value must be computed.
     """
     if isinstance(initializer, FullValue):
         initializer.value()
         return True
-    return new_rows.skip(initializer, dtype)
+    if isinstance(initializer, DrawnValue):
+        initializer.draw_seed()
+        return True
+    return False
 
 
 def _call(
@@ -303,15 +366,7 @@ def _call(
     parameters = inspect.signature(initializer).parameters
     if "shard_info" in parameters:
         return initializer(shard_info=info)
-    if hasattr(initializer, "support_partition"):
-        # tf.constant_initializer either raises for partition arguments or
-        # ignores them.
-        if np.isscalar(initializer.value):
-            return initializer(info.shape, dtype=dtype)
-        return tf.slice(
-            initializer(shape, dtype=dtype), info.offset, info.shape
-        )
-    if "partition_shape" in parameters or (takes_any_keyword(initializer)):
+    if "partition_shape" in parameters:
         return initializer(
             shape,
             dtype=dtype,
@@ -319,25 +374,3 @@ def _call(
             partition_offset=info.offset,
         )
     return compute_full_value(initializer, info.shape, dtype, name)
-
-
-def _reseeded(
-    initializer: Callable[..., Any], info: ShardInfo
-) -> Callable[..., Any]:
-    """Returns `initializer` with a separate seed for this shard.
-
-    Keras' random initializers, and TensorFlow's if they have a seed, return
-    equal numbers in each call, so all shards would contain the same rows.
-    """
-    if not any(info.offset) or not hasattr(initializer, "get_config"):
-        return initializer
-    config = initializer.get_config()
-    if "seed" not in config:
-        return initializer
-    if isinstance(config["seed"], int):
-        # Knuth's multiplicative hash maps close offsets to distant seeds.
-        mixed = (config["seed"] + max(info.offset) * 2654435761) % (2**31 - 1)
-        config = {**config, "seed": mixed}
-    elif config["seed"] is not None:
-        return initializer  # A stateful generator advances in each call.
-    return type(initializer).from_config(config)

@@ -1,11 +1,10 @@
-"""Fast initialization of large tables, with a progress bar.
+"""Progress bar and large pages for the initialization of large tables.
 
-TensorFlow's initializers, called eagerly, create three tensors of the size of
-the table: they draw numbers, multiply and add. The tensors use pages of 4 KiB.
-The system clears these pages one at a time, and later reads of random rows wait
-for address translations. The op `new_rows` writes bitwise identical numbers
-directly into large pages, including numbers that depend on
-`tf.random.set_seed`.
+TensorFlow's initializers create three tensors of the size of the table, because
+they draw numbers, multiply and add in separate ops. The tensors use pages of 4
+KiB. The system clears these pages one at a time, and later reads of random rows
+wait for address translations. The op `random_block` writes bitwise identical
+numbers directly into large pages (`random_tensors`).
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, strategies, tf_private
+from tf_layoutmap._core import ops, random_tensors
 
 # Seconds until the bar appears, and between its updates. If the output is not a
 # terminal, each update is a line of a file.
@@ -36,7 +35,7 @@ class _Progress:
     """Bytes of initial values that this process has computed."""
 
     def __init__(self) -> None:
-        # Bytes that the op `new_rows` did not write.
+        # Bytes that the op `random_block` did not write.
         self.by_others = 0
         # Whether a bar is visible. Only one bar is visible at a time, although
         # a model creates several tables, and a table creates several shards.
@@ -51,7 +50,7 @@ _progress = _Progress()
 
 
 def add_progress(num_bytes: int) -> None:
-    """Counts a value that the op `new_rows` did not write."""
+    """Counts a value that the op `random_block` did not write."""
     _progress.by_others += num_bytes
 
 
@@ -126,68 +125,6 @@ class _Bar:
 
 # Smallest size in bytes for which large pages are used.
 _LEAST_SIZE = 1 << 22
-_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
-
-
-class _Draw(NamedTuple):
-    """A distribution: a drawn number times `factor`, plus `offset`."""
-
-    distribution: str
-    factor: tf.Tensor
-    offset: tf.Tensor
-
-
-def draw(
-    initializer: Any, shape: tuple[int, ...], dtype: tf.DType
-) -> tf.Tensor | None:
-    """Returns the same tensor as `initializer(shape, dtype=dtype)`, or None.
-
-    None means that the caller has to call the initializer: the initializer is
-    not supported here, the result is small, it is on a parameter server that
-    may not have this package's ops, or a function is being traced.
-    """
-    if not _uses_our_op(shape, dtype):
-        return None
-    found = _draw_of(initializer, dtype)
-    if found is None:
-        return None
-    generator = tf.zeros([3], tf.uint64)
-    if found.distribution != "constant":
-        generator = _generator(initializer.seed)
-    if _is_on_server():
-        # The op counts its bytes in the server's process.
-        add_progress(math.prod(shape) * dtype.size)
-    return ops.new_rows(
-        shape=tf.constant(shape, tf.int64),
-        generator=generator,
-        factor=found.factor,
-        offset=found.offset,
-        distribution=found.distribution,
-    )
-
-
-def is_known(initializer: Any, dtype: tf.DType) -> bool:
-    """Returns whether all processes draw equal numbers with an initializer.
-
-    This holds for initializers that the op `new_rows` supports.
-    """
-    return _draw_of(initializer, dtype) is not None
-
-
-def skip(initializer: Any, dtype: tf.DType) -> bool:
-    """Advances TensorFlow's random state as a call of an initializer would.
-
-    TensorFlow's random numbers depend on the number of previous calls.
-
-    Returns:
-      Whether the initializer is supported.
-    """
-    found = _draw_of(initializer, dtype)
-    if found is None:
-        return False
-    if found.distribution != "constant":
-        _generator(initializer.seed)
-    return True
 
 
 def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
@@ -199,76 +136,19 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
       dtype: int32 or int64.
     """
     constant = tf.constant(value, dtype)
-    if not _uses_our_op(shape, dtype):
+    if (
+        not tf.executing_eagerly()
+        or math.prod(shape) * dtype.size < _LEAST_SIZE
+        or random_tensors.is_on_stock_server()
+    ):
         return tf.fill(shape, constant)
     # The op writes floats, so it gets a float with the same bits.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
-    return tf.bitcast(
-        ops.new_rows(
-            shape=tf.constant(shape, tf.int64),
-            generator=tf.zeros([3], tf.uint64),
-            factor=tf.zeros([], as_float),
-            offset=tf.bitcast(constant, as_float),
-            distribution="constant",
-        ),
-        dtype,
+    values = random_tensors.RandomTensor(
+        shape,
+        "constant",
+        generator=tf.zeros([3], tf.uint64),
+        factor=tf.zeros([], as_float),
+        offset=tf.bitcast(constant, as_float),
     )
-
-
-def _uses_our_op(shape: tuple[int, ...], dtype: tf.DType) -> bool:
-    """Returns whether the op `new_rows` is available and saves time."""
-    return (
-        tf.executing_eagerly()
-        and math.prod(shape) * dtype.size >= _LEAST_SIZE
-        and (not _is_on_server() or strategies.servers_know_our_ops())
-    )
-
-
-def _is_on_server() -> bool:
-    return "/job:ps" in tf_private.current_device()
-
-
-def _draw_of(initializer: Any, dtype: tf.DType) -> _Draw | None:
-    kind = type(initializer)
-    if dtype not in _DTYPES or not isinstance(
-        getattr(initializer, "seed", None), (int, type(None))
-    ):
-        return None
-    if kind.__module__ != tf.random_uniform_initializer.__module__:
-        return None
-
-    def number(value: Any) -> tf.Tensor:
-        return tf.constant(value, dtype)
-
-    if kind is tf.random_uniform_initializer:
-        low = number(initializer.minval)
-        return _Draw("uniform", number(initializer.maxval) - low, low)
-    # The value of `tf.constant_initializer` may be an array, which the op does
-    # not support.
-    constants = {
-        tf.zeros_initializer: 0,
-        tf.ones_initializer: 1,
-        tf.constant_initializer: getattr(initializer, "value", None),
-    }
-    if isinstance(constants.get(kind), (int, float)):
-        return _Draw("constant", number(0), number(constants[kind]))
-    draws = {"RandomNormal": "normal", "TruncatedNormal": "truncated_normal"}
-    if kind.__name__ not in draws:
-        return None
-    return _Draw(
-        draws[kind.__name__],
-        number(initializer.stddev),
-        number(initializer.mean),
-    )
-
-
-def _generator(seed: int | None) -> tf.Tensor:
-    """Returns counter and key of TensorFlow's generator, uint64 [3]."""
-    if seed is not None:
-        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, 0])
-        return tf.concat([counter, key], 0)
-    # TensorFlow's eager random ops read the seeds in the same way.
-    key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))
-    if key == upper == 0:
-        key, upper = secrets.randbits(63), secrets.randbits(63)
-    return tf.constant([0, upper % 2**64, key % 2**64], tf.uint64)
+    return tf.bitcast(values.block([0] * len(shape), shape), dtype)

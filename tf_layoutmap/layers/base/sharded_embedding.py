@@ -344,34 +344,13 @@ class EmbeddingCore(LayerBase):
             # keeps that prefix out of the name.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
-                    self._shard_initializer(),
+                    self.embeddings_initializer,
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
                     name=f"{self.name}/embeddings",
                 )
         return table
-
-    def _shard_initializer(self) -> Callable[..., Any]:
-        """Returns the initializer that fills each shard."""
-        initializer = self.embeddings_initializer
-        initializers = self._keras.initializers
-        if not isinstance(initializer, initializers.Initializer) or isinstance(
-            initializer, initializers.Zeros | initializers.Ones
-        ):
-            return initializer
-        return initial_values.sharded_initializer(
-            initializer,
-            (self.input_dim, self.output_dim),
-            tf.as_dtype(self.variable_dtype),
-            lambda initializer: initial_values.known_draw(
-                self._keras.initializers, initializer, self._stateless_seed
-            ),
-        )
-
-    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
-        """Returns the `[2]` int32 seed of the next values; None if unknown."""
-        raise NotImplementedError
 
     @property
     def embeddings(self) -> ShardedVariable:

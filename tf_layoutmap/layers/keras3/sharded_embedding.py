@@ -231,19 +231,6 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
         return whole
 
-    def _stateless_seed(self, initializer: Any) -> tf.Tensor | None:
-        seed = initializer.seed
-        if isinstance(seed, keras.random.SeedGenerator):
-            seed = tf.convert_to_tensor(seed.next())
-        elif isinstance(seed, int) and 0 <= seed < 2**32:
-            seed = tf.constant([seed, 0], tf.uint32)
-        else:
-            return None
-        # Keras converts seeds to int32 in the same way.
-        if seed.dtype != tf.int32:
-            seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
-        return seed
-
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
         """Returns reasons against a layout of the table, for layout maps."""
         return mesh_weights.layout_problems(self, axes)
