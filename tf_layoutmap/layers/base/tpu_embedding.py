@@ -181,7 +181,7 @@ class TPUEmbeddingCore(LayerBase):
         """Returns the rows by table name, as in keras-rs' layer.
 
         Each value is a copy of the full table as one tensor `[num_rows, dim]`.
-        For large tables, use `embedding_tables`, which does not copy.
+        For large tables, use the property `embedding_tables` instead.
         """
         return {
             config.name: tf.convert_to_tensor(rows)
