@@ -39,7 +39,7 @@ class Keras3:
             keras_private.build_all(model, element_spec)
 
     def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
-        """Returns a step that returns the values of the metrics' variables."""
+        """Returns a function that runs a step and returns metric variables."""
         step = getattr(model, f"{verb}_step")
 
         def counting(batch: Any) -> list[tf.Tensor]:

@@ -89,7 +89,7 @@ class TfKeras:
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns epoch and step of a backup, or the requested epoch."""
+        """Returns first epoch and step: from a backup, or `initial_epoch`."""
         return tf_keras_private.start_of_backup(model, steps, initial_epoch)
 
     def finish(self, model: Any) -> None:

@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class Guard:
-    """Calls functions that use the cluster, and explains their errors."""
+    """Calls functions that use the cluster, and raises clearer errors."""
 
     def __init__(
         self,
