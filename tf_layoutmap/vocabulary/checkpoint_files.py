@@ -60,7 +60,7 @@ def located(prefix: str) -> str:
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns the data files at a prefix, with the count in each file name."""
+    """Returns data files by name, with the file count in that name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")

@@ -410,7 +410,7 @@ def _prefixes(
     source: str,
     vocabularies: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Returns the tables to convert, by the prefix of their tensor names."""
+    """Returns the tables to convert, by the prefix of their tensors."""
     end = f"/{PARAMETERS}{_VALUE}"
     found = {
         key.removesuffix(end.removeprefix("/")): _unescape(

@@ -173,7 +173,7 @@ class OpenVocabulary:
         object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
-        """Checks for settings that have no effect because of another setting.
+        """Checks that no setting disables the effect of another setting.
 
         Raises:
           ValueError: If a setting has no effect because of another setting.
