@@ -322,9 +322,9 @@ def convert_vocabularies(
     Raises:
       TypeError: If a value of `vocabularies` has an unsupported type.
       ValueError: If `target` equals `source`, a table does not exist or is not
-        unique, the initial values of slot variables are not known, a table
-        with string keys would become closed, or `source` is truncated or
-        corrupted. Nothing is written.
+        unique, the initial values of slot variables are not known, a table with
+        string keys would become closed, or `source` is truncated or corrupted.
+        In this case, no file is written.
       OSError: If `target` cannot be written, or if another process is writing
         it. An existing checkpoint is not changed.
     """

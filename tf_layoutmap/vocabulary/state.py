@@ -363,7 +363,7 @@ class Vocabulary:
           TypeError: If `capacity` is not an integer.
           ValueError: If `capacity` is out of range.
           RuntimeError: If steps are in flight, or the method is called inside a
-            `tf.function`. Nothing is changed.
+            `tf.function`. In this case, no variable is changed.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`resize` must be called outside tf.function.")

@@ -75,8 +75,8 @@ class RowOptimizerSaving:
         An empty store resets the state.
 
         Raises:
-          ValueError: If the state is from another optimizer. Nothing is
-            changed then.
+          ValueError: If the state is from another optimizer. In this case, no
+            variable is changed.
         """
         scalars = self._scalars()
         slots = self._own_slots()
@@ -290,7 +290,7 @@ class RowUpdates(RowOptimizerSaving):
         Raises:
           RuntimeError: If several replicas train, or XLA compiles the step.
           tf.errors.InvalidArgumentError: If the learning rate is not a finite
-            number of at least 0. Nothing is changed then.
+            number of at least 0. In this case, no variable is changed.
         """
         check_one_replica(self._table.name)
         if routing_checks.in_xla():

@@ -211,7 +211,7 @@ class TPUEmbeddingCore(LayerBase):
 
         Raises:
           ValueError: If the saved tables differ in number, dtype, optimizer or
-            shape. Nothing is changed then.
+            shape. In this case, no variable is changed.
         """
         if not self.built:
             raise ValueError(

@@ -81,7 +81,8 @@ def load_table(
     """Reads a table from an array that `save_table` or Keras wrote.
 
     Raises:
-      ValueError: If the array has another shape. Nothing is changed then.
+      ValueError: If the array has another shape. In this case, no variable is
+        changed.
     """
     value = _read_checked(store, key, table)
     if isinstance(table, ShardedVariable):
@@ -158,7 +159,7 @@ def load_tables(
 
     Raises:
       ValueError: If the saved tables differ in number, dtype, optimizer or
-        shape. Nothing is changed then.
+        shape. In this case, no variable is changed.
     """
     variables = variables_by_key(embedding)
     if set(store.keys()) != set(variables):
