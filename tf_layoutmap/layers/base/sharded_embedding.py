@@ -188,8 +188,8 @@ class EmbeddingCore(LayerBase):
         Args:
           input_dim: Number of rows of the table; ids are in `[0, input_dim)`.
             If `input_dim` is a `tlm.OpenVocabulary`, ids may be any int64
-            values or strings. Each new id is assigned a row in the first
-            training step that contains the id.
+            values or strings. Training steps assign rows to new ids that the
+            vocabulary admits.
           output_dim: Number of columns of the table.
           num_shards: Maximum number of shards; 1 by default. On a mesh, neither
             `num_shards` nor `partitioner` may be given.
@@ -210,10 +210,10 @@ class EmbeddingCore(LayerBase):
             each row independently (`axis=1`). Otherwise it is applied to the
             full table.
           optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
-            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
-            learning rate may also be a Keras schedule. If None, the model's
-            optimizer trains the shards, and each of its steps updates every
-            row.
+            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`. The
+            learning rate of this object may also be a Keras schedule. If None,
+            the model's optimizer trains the shards, and each of its steps
+            updates every row.
           mask_zero: Whether id 0 is padding and is masked. If the layer also
             has an open vocabulary, 0 and the empty string are not keys, and
             their lookup returns zeros.

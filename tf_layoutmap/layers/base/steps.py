@@ -402,7 +402,7 @@ class EmbeddingSteps:
             of this value is the mark of the call. It is not finite if the
             gradient of an activation is not finite.
           inputs: Structure of the feature config, as for `enqueue`.
-          weights: None, or the same structure of weights.
+          weights: None, or weights in the same structure as `inputs`.
 
         Raises:
           RuntimeError: If a table has no optimizer, or if there are several

@@ -376,7 +376,8 @@ def stock_gather(
     )
     with tf.control_dependencies(checks):
         flat_ids = tf.identity(flat_ids)
-    # Searching the ends (not the starts) skips empty shards.
+    # The search uses the ends of the shards, because a search in the starts
+    # would not skip empty shards.
     owners = tf.searchsorted(
         tf.constant(partition.offsets[1:], tf.int64), flat_ids, side="right"
     )

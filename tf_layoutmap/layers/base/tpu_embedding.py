@@ -29,7 +29,7 @@ def read_feature_config(
     table_stacking: Any,
     layer: str,
 ) -> Any:
-    """Returns the feature config from one of its two argument names.
+    """Returns the feature config, which has two alternative arguments.
 
     Raises:
       TypeError: If both arguments were given, or none.
@@ -96,7 +96,8 @@ class TPUEmbeddingCore(LayerBase):
             `keras_rs.layers.DistributedEmbedding`.
           table_stacking: Argument of keras-rs for tables that a SparseCore
             stores together as one table. It has no effect in this layer.
-          partitioner: As for `tlm.TPUEmbedding`; not saved with the layer.
+          partitioner: As for `tlm.TPUEmbedding`. This argument is not saved
+            with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
           table_dtypes: As for `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
             halves the memory of the rows. Activations always have the layer's
@@ -105,8 +106,8 @@ class TPUEmbeddingCore(LayerBase):
           vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
             vocabularies. Each call that a tape records is a separate step of
             the vocabularies, in each replica.
-          wire_dtype: As for `tlm.TPUEmbedding`. `wire_dtype`, `over_processes`
-            and `order` are not saved with the layer.
+          wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
+            `over_processes` and `order` are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           order: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.

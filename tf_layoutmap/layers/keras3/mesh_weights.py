@@ -74,7 +74,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         return super().value
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value. In an optimizer's `apply`, applies a gradient."""
+        """Assigns a value, or applies a gradient in `Optimizer.apply`."""
         if (
             keras_private.applying_optimizer() is not None
             and isinstance(self._value, PaddedVariable)

@@ -114,7 +114,7 @@ class TrainsItself(TakesGradients):
         return True
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value. In an optimizer's `apply`, applies a gradient."""
+        """Assigns a value, or applies a gradient in `Optimizer.apply`."""
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             return self._write(value)

@@ -42,7 +42,7 @@ class SlotTable:
 
     @property
     def joined_table(self) -> ShardedVariable | None:
-        """The slot variables as one table; None if a shard's is missing."""
+        """The slot variables as one table, or None if it is incomplete."""
         if self._joined_table is None and len(self._parts) == len(
             self._table.variables
         ):
@@ -91,9 +91,9 @@ def join_slots(
         or None.
 
     Returns:
-      The list, in which each object has the position of its first part. Number
-      and order of the elements therefore match an optimizer of an unsharded
-      table.
+      The list, in which each object has the position of its first part. The
+      number and the order of the elements are therefore the same as for an
+      unsharded table.
     """
     found: dict[int, Any] = {}
     for variable in variables:

@@ -31,7 +31,7 @@ from tf_layoutmap.sharded import initial_value
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class KeyMask(keras.Operation):
-    """Mask that is False for padding; supports strings, unlike `keras.ops`."""
+    """Mask that is False for padding; unlike Keras' ops, supports strings."""
 
     def call(self, ids: Any) -> tf.Tensor:
         """Returns a bool for each id: False if the id is padding."""
@@ -323,7 +323,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     # The next methods return shapes and masks, as in keras.layers.Embedding.
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns whether ids are not padding; None without `mask_zero`."""
+        """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None

@@ -1,4 +1,4 @@
-"""`TPUEmbedding` as a Keras 3 layer, from nested features to activations.
+"""The Keras 3 version of the layer `TPUEmbedding`.
 
 `StepWeight` is the class of mark weights. A layer has a mark weight if an
 engine trains its tables; see `layers.base.steps`.

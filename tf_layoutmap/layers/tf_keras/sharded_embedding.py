@@ -193,7 +193,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         keras_version_guard.check_not_keras3(self, inputs)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns whether ids are not padding; None without `mask_zero`."""
+        """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None

@@ -34,7 +34,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         cls,
         steps: key_table.KeyTable | EmbeddingSteps,
     ) -> "StepVariable":
-        """Creates the weight for the strategy in whose scope the caller is."""
+        """Creates the weight for the strategy of the current scope."""
         with tf.device(steps.variable_device):
             found = cls(
                 tf.zeros(steps.mark_shape),
