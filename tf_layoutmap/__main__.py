@@ -7,8 +7,8 @@ self-check. The exit code is 1 if a package is missing or the self-check fails.
 import os
 import sys
 
-# Disables messages that TensorFlow logs when it starts. They would appear in
-# the middle of the report.
+# Disables messages that TensorFlow logs when it starts, because the messages
+# would appear in the middle of the report.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tf_layoutmap import process_report

@@ -1,4 +1,4 @@
-"""Version of this package. It is defined only in this file.
+"""Version of this package. The version is defined only in this file.
 
 The build reads the version from this file without importing the package, as
 pyproject.toml specifies.

@@ -3,15 +3,16 @@
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- python train.py
 
 The command starts parameter servers and workers (`python -m
-tf_layoutmap.server`) on 127.0.0.1. It runs the program as the coordinator of
-these processes, and sets TF_CONFIG for each process. If `--ps 0` is passed, one
-copy of the program runs as each worker, as MultiWorkerMirroredStrategy
-requires. Each line that a process prints is shown with the name of the process.
+tf_layoutmap.server`) on 127.0.0.1. The command runs the program as the
+coordinator of these processes, and sets TF_CONFIG for each process. If `--ps 0`
+is passed, one copy of the program runs as each worker, as
+MultiWorkerMirroredStrategy requires. Each line that a process prints is shown
+with the name of the process.
 
 When the program exits, the command terminates all other processes, and exits
-with the exit code of the program. It forwards SIGINT, SIGTERM and SIGHUP to the
-program. If the command itself is terminated, even by SIGKILL, all processes
-that it started are also terminated.
+with the exit code of the program. The command forwards SIGINT, SIGTERM and
+SIGHUP to the program. If the command itself is terminated, even by SIGKILL, all
+processes that it started are also terminated.
 
 By default, TensorFlow logs at most one line per event. Set
 TF_CPP_MIN_LOG_LEVEL=0 for the full log.
@@ -120,10 +121,11 @@ class Group:
         """Starts a process, and shows its output.
 
         Args:
-          name: Name of the process. It is shown before each line of its output.
+          name: Name of the process. Each line of the output is shown with this
+            name.
           command: Program and its arguments.
           environment: Full environment of the process.
-          where: Address of the process. It is shown when the process starts.
+          where: Address of the process, which is shown when the process starts.
           restart: Whether the process is restarted each time that it exits. The
             first restart is immediate. If the process then exits early, the
             delay before its next restart increases.
@@ -197,8 +199,8 @@ class Group:
         """Waits until all processes exit or one process fails.
 
         The method returns 0, or the exit code of the process that failed. If a
-        signal terminated the process, this is 128 plus the signal number, as in
-        a shell.
+        signal terminated the process, the result is 128 plus the signal number,
+        as in a shell.
         """
         waiting = list(names)
         while waiting:
@@ -217,7 +219,7 @@ class Group:
             self._signal(self._processes[name], number)
 
     def end(self) -> None:
-        """Terminates all processes: SIGTERM, and SIGKILL after `PATIENCE`."""
+        """Terminates all processes, after `PATIENCE` seconds by SIGKILL."""
         with self._lock:
             self._ending.set()
             processes = list(self._processes.values())
@@ -331,7 +333,8 @@ def run(
 
     Args:
       command: Program and its arguments.
-      ps: Number of parameter servers. If it is 0, each worker runs the program.
+      ps: Number of parameter servers. If `ps` is 0, each worker runs the
+        program.
       workers: Number of workers.
       restart_workers: Whether a worker is restarted after it exits.
     """

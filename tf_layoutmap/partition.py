@@ -325,15 +325,15 @@ class Partitioner:
         """Returns the number of shards along each axis.
 
         Args:
-          shape: Shape of the full table, as `tf.TensorShape`, list or tuple. It
-            must be fully defined, with rank at least 1.
+          shape: Shape of the full table, as `tf.TensorShape`, list or tuple.
+            The shape must be fully defined, with rank at least 1.
           dtype: `tf.DType`, or a value that `np.dtype` accepts.
           axis: Axis to shard, in `[-rank, rank)`.
 
         Returns:
-          One number per axis. The number is 1 for all axes except `axis`. For
-          `axis`, it is at least 1 and at most the size of the axis. If the size
-          is 0, the number is 1.
+          One number per axis. The number is 1 for all axes except `axis`. The
+          number for `axis` is at least 1 and at most the size of the axis. If
+          the size is 0, the number is 1.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `__call__`."
@@ -430,7 +430,7 @@ class MaxSizePartitioner(Partitioner):
 
         Args:
           max_shard_bytes: Maximum size of a shard, in bytes.
-          max_shards: Maximum number of shards. It has priority over
+          max_shards: Maximum number of shards. This maximum has priority over
             `max_shard_bytes`. None: there is no maximum.
           bytes_per_string: Size of one element of a string table, in bytes.
         """
@@ -496,8 +496,8 @@ def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
     # A tf.DType is recognized by its attributes, because this module does not
-    # import TensorFlow. It is not converted to a np.dtype, because np.dtype
-    # does not support bfloat16 and tf.string.
+    # import TensorFlow. A tf.DType is not converted to a np.dtype, because
+    # np.dtype does not support bfloat16 and tf.string.
     if getattr(dtype, "name", dtype) == "string":
         return bytes_per_string
     if hasattr(dtype, "as_numpy_dtype"):

@@ -4,13 +4,15 @@
         --job_name=ps --task_index=0
 
 A TensorFlow server can run an op only if the library of the op is loaded in the
-server's process, and no other process can load the library there. Therefore,
-start parameter servers and workers with this module, which loads the library.
+server's process, and no other process can load the library in that process.
+Therefore, start parameter servers and workers with this module, which loads the
+library.
 
 Security: TensorFlow's server listens on all network interfaces, even if its
 address is 127.0.0.1, and connections are not authenticated. Every client that
 reaches the port can read and write the tables and files of this process, and
-run operations in it. Restrict access with a firewall or a private network.
+run operations in this process. Restrict access with a firewall or a private
+network.
 
 By default, TensorFlow logs only errors. Set TF_CPP_MIN_LOG_LEVEL=0 for the full
 log.

@@ -28,7 +28,7 @@ class Devices:
 
     @property
     def num_cores_per_host(self) -> int:
-        """Number of cores per host. It is the same for every host."""
+        """Number of cores per host. All hosts have the same number."""
         return len(self.cores) // len(self.hosts)
 
     def tpu_name_of(self, device: str) -> str:

@@ -8,10 +8,10 @@ parallel.
 
 The strategy also applies a rule of the TPU compiler: inside `strategy.run`, the
 calls of `enqueue`, `dequeue` and `apply_gradients` with the same name are one
-step. If the step has `apply_gradients`, it is a training step. Otherwise it
-only looks up rows. The argument `training` has no effect. In the graph, an op
-selects one of two mode constants; the compiler replaces this op by the correct
-constant.
+step. If a step contains `apply_gradients`, it is a training step. Otherwise the
+step only looks up rows. The argument `training` of `enqueue` has no effect in
+such a step. In the graph, an op selects one of two mode constants; the compiler
+replaces this op by the correct constant.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ _running = threading.local()
 def graph_of_core() -> Any:
     """Returns the graph in which `strategy.run` calls its function.
 
-    Outside `strategy.run`, it returns None.
+    Outside `strategy.run`, the function returns None.
     """
     return getattr(_running, "graph", None)
 
@@ -152,7 +152,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         # `TPUStrategy.__init__` is not called, because it requires a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, devices))
         self._functions = weakref.WeakKeyDictionary()
-        # These variables make a core run its programs one after the other.
+        # The `turn` variables make a core run its programs one after the other.
         # TensorFlow orders only ops that use the same resource, and TPU ops do
         # not use a resource. Without the variables, a `dequeue` after a loop
         # could dequeue a batch that belongs to the loop.
@@ -219,9 +219,9 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     _mark_input, (args, kwargs)
                 )
                 result = fn(*args, **kwargs)
-            # Ops of other cores are excluded. They are in the graph if replicas
-            # wait for each other, because the program of another replica is
-            # then traced in the meantime.
+            # Ops of other cores are excluded. The graph contains such ops if
+            # replicas wait for each other, because the program of another
+            # replica is then traced in the meantime.
             others = {
                 one
                 for one in self.extended.worker_devices
@@ -273,7 +273,7 @@ def _mark_input(value: Any) -> Any:
 
 
 class _Extended(tf_private.MirroredExtended):
-    """Implementation of the strategy. It mirrors variables over cores."""
+    """Implementation of the strategy, with variables mirrored over cores."""
 
     def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
         # ReductionToOneDevice is used because it sums in the order of replicas,

@@ -70,7 +70,8 @@ def enable(
     connects to its TPU. Use the returned strategy instead of a TPUStrategy. The
     function loads CPU kernels for TensorFlow's TPU ops. The kernels remain
     loaded until the process ends. The function also splits the CPU into logical
-    devices. TensorFlow supports this only before its first operation.
+    devices. TensorFlow can create logical devices only before its first
+    operation.
 
     ```python
     strategy = tlm.emulation.enable(num_cores=2)
@@ -123,10 +124,10 @@ def enable(
 def disable() -> None:
     """Disables the emulation, and discards its tables.
 
-    The function removes the patches of TensorFlow. It does not remove the
-    kernels and the logical CPUs, because TensorFlow does not support this.
-    After this call, the kernels raise errors. If the emulation is not enabled,
-    the function does nothing.
+    The function removes the patches of TensorFlow. The kernels and the logical
+    CPUs remain, because TensorFlow does not support removing kernels and
+    logical CPUs. After this call, the kernels raise errors. If the emulation is
+    not enabled, the function does nothing.
     """
     if not _process.is_enabled:
         return

@@ -30,7 +30,7 @@ _emulated: Devices | None = None
 
 
 def install(devices: Devices) -> None:
-    """Installs the replacements. They handle the cores in `devices`."""
+    """Installs the replacements, which handle the cores in `devices`."""
     global _emulated
     _emulated = devices
     batches.set_emulated(
@@ -103,7 +103,7 @@ def enqueue(
     name: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Enqueues on a core. `device` is its CPU name or its TPU name."""
+    """Enqueues on a core. `device` is the CPU name or TPU name of the core."""
     strategy = embedding._strategy
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)

@@ -16,8 +16,8 @@ from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import messages
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# The name contains the number of closures. It also contains a revision if the
-# same number is saved again.
+# The name contains the number of closures. If the same number is saved again,
+# the name also contains a revision.
 _NAME = re.compile(r"closure-(\d+)(?:\.(\d+))?")
 _UNFINISHED = ".being-written"
 _REMOVED = ".being-removed"
@@ -64,10 +64,10 @@ class CheckpointFolder:
     def save(self, num_done: int, write: Callable[[str], object]):
         """Writes a checkpoint under a temporary name, and renames it.
 
-        If there already is a checkpoint with the same number of closures, it is
-        replaced, because user code may have changed variables since then. No
-        single system call can replace a directory. The new checkpoint therefore
-        gets another name, and the old checkpoint is removed afterwards.
+        An existing checkpoint with the same number of closures is replaced,
+        because user code may have changed variables since then. No single
+        system call can replace a directory. The new checkpoint therefore gets
+        another name, and the old checkpoint is removed afterwards.
 
         Args:
           num_done: Number of closures whose updates are in the checkpoint.

@@ -54,8 +54,8 @@ def connect(
 
     Raises:
       ValueError: If TF_CONFIG has no cluster with servers and workers, has a
-        malformed address, or describes the task of a server or worker. Also if
-        `timeout_seconds` is not a duration.
+        malformed address, or describes the task of a server or worker. The
+        error is also raised if `timeout_seconds` is not a duration.
       RuntimeError: If a server or worker does not answer within
         `timeout_seconds`, was not started by `python -m tf_layoutmap.server`,
         or has other versions than this process. The message says which process

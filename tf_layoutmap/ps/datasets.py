@@ -43,8 +43,8 @@ class Datasets:
 
         Args:
           dataset_fn: Function that returns a `tf.data.Dataset` of batches, as
-            for `fit`. It is traced once and runs on each worker. If the
-            function has a required argument, it is called with a
+            for `fit`. The function is traced once and runs on each worker. If
+            the function has a required argument, it is called with a
             `tf.distribute.InputContext`: `num_input_pipelines` is the number of
             workers, and `input_pipeline_id`, a scalar tensor, is the index of
             the worker. If the function has no argument, all workers read the
@@ -55,12 +55,12 @@ class Datasets:
           on_server_loss: How `fit` handles the loss of a server. `"raise"`
             raises `ServerLostError`. `"restart"` restarts this program with the
             same arguments, in the same process. The restarted program waits in
-            `connect` until the server is available again. Then its `fit`
-            continues from the state that the BackupAndRestore callback has
-            saved. The program restarts at most three times without a newer
-            backup. If the callback has `delete_checkpoint=False` and `fit` had
-            already finished, `fit` does not train again in the restarted
-            program. `evaluate` always raises.
+            `connect` until the server is available again. Then `fit` in the
+            restarted program continues from the state that the BackupAndRestore
+            callback has saved. The program restarts at most three times without
+            a newer backup. If the callback has `delete_checkpoint=False` and
+            `fit` had already finished, `fit` does not train again in the
+            restarted program. `evaluate` always raises.
 
         Raises:
           TypeError: If `dataset_fn` is not callable.

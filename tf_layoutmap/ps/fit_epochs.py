@@ -51,9 +51,9 @@ class StepBody:
 
         Args:
           strategy: A ParameterServerStrategy.
-          step: Function that is called with a batch, in `strategy.run`. It must
-            return tensors with known shapes and with values that float64
-            represents exactly.
+          step: Function that is called with a batch, in `strategy.run`. The
+            function must return tensors with known shapes and with values that
+            float64 represents exactly.
         """
         self._strategy = strategy
         self._step = step

@@ -141,7 +141,7 @@ def fit(
 ) -> Any:
     """Trains with `Datasets`.
 
-    On parameter servers, other data raise an error.
+    On servers, `fit` with other data raises an error.
     """
     options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
     if options is not None:
@@ -157,7 +157,7 @@ def fit(
 def evaluate(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluates. `Datasets` are processed on workers, other data here."""
+    """Evaluates `Datasets` on workers, and other data in this process."""
     options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
     if options is not None:
         return fit_loop.evaluate(_KERAS3, model, **options)
@@ -167,7 +167,7 @@ def evaluate(
 def predict(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Predicts in the coordinator. `Datasets` raise an error."""
+    """Predicts in the coordinator. Raises an error for `Datasets`."""
     options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
     if options is not None:
         raise fit_loop.prediction_error()
@@ -225,7 +225,7 @@ def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
 
 
 def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Subtracts a value with one op. The reason is given in `assign_add`."""
+    """Subtracts a value with one op, for the same reason as `assign_add`."""
     return _assign("assign_sub", original, variable, value)
 
 

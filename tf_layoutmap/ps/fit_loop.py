@@ -51,8 +51,8 @@ def server_loss_handler(
 
     Raises:
       ValueError: If `on_server_loss` is `"restart"`, but a restarted program
-        could not continue. This is the case without a backup, or if the
-        strategy is not from `connect`.
+        could not continue. A restarted program cannot continue without a
+        backup, or if the strategy is not from `connect`.
     """
     if data.on_server_loss == "raise":
         return server_loss_reporter(strategy, data)
@@ -90,7 +90,7 @@ def _last_change(folder: str) -> int:
     )
 
 
-# Key of the throughput in the logs. It follows the keys of the metrics.
+# Key of the throughput in the logs, which follows the keys of the metrics.
 EXAMPLES = "examples/s"
 
 
@@ -299,7 +299,7 @@ def _train_epoch(
         examples += progress.num_examples
         logs[EXAMPLES] = examples / seconds
         done = first_step + progress.num_steps
-        # As in Keras, one call of the callbacks reports several steps. It
+        # As in Keras, one call of the callbacks reports several steps. The call
         # contains the index of the last batch.
         callback_list.on_train_batch_end(done - 1, logs)
         if model.stop_training:

@@ -54,7 +54,7 @@ class Guard:
         Args:
           function: Function without arguments.
           always_traces: Whether each call of `function` traces functions. By
-            default, only the first call does.
+            default, only the first call traces functions.
 
         Raises:
           StepDeadlineError: `function` raised a `LateError`, or a process did
@@ -74,8 +74,9 @@ class Guard:
         """Checks that all processes answer within the deadline.
 
         TensorFlow registers each traced function with all processes, and waits
-        for their answers without a deadline. During this wait, it holds the
-        lock of the Python interpreter, so no other thread could stop the wait.
+        for their answers without a deadline. During this wait, TensorFlow holds
+        the lock of the Python interpreter, so no other thread could stop the
+        wait.
 
         Raises:
           LateError: If a process does not answer.

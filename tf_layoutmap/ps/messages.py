@@ -114,7 +114,7 @@ class CoordinatorLogFilter(logging.Filter):
 
     If a line is repeated, only its 1st, 10th, 100th, ... occurrence is shown.
     The filter does not change messages of other modules. If the environment
-    contains `TF_CPP_MIN_LOG_LEVEL=0`, it changes no messages.
+    contains `TF_CPP_MIN_LOG_LEVEL=0`, the filter changes no messages.
     """
 
     def __init__(self):

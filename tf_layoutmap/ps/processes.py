@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 
-# Timeout in seconds for a connection attempt, and for the answer to it.
+# Timeout in seconds for a connection attempt, and for the answer of the
+# process.
 _CONNECT_SECONDS = 2.0
 # Seconds between two connection attempts.
 _RETRY_SECONDS = 0.2
@@ -76,7 +77,7 @@ def listens(process: Process) -> bool:
     """Returns whether the port of a process accepts connections."""
     host, _, port = process.address.rpartition(":")
     try:
-        # In an address, the host is in brackets if it is an IPv6 address.
+        # If the host is an IPv6 address, it is in brackets.
         with socket.create_connection(
             (host.strip("[]"), int(port)), _CONNECT_SECONDS
         ):
@@ -232,7 +233,7 @@ def describe_all(
     def request(process: Process):
         try:
             answers.put((process, describe(process)))
-        except Exception as error:  # The caller handles it.
+        except Exception as error:  # The caller handles errors.
             answers.put((process, error))
 
     for one in processes:

@@ -22,8 +22,8 @@ from tf_layoutmap.ps import datasets, messages, waiting
 
 _APPLY = "LayoutMap>ApplyRows"
 
-# TensorFlow's coordinator runs a closure again, without a limit, after a
-# CancelledError that contains this text.
+# If a CancelledError contains this text, TensorFlow's coordinator runs the
+# closure again, without a limit.
 _RETRIED_ERROR_TEXT = "/job:"
 _MAX_CANCELLED = 3
 
@@ -37,8 +37,9 @@ class StepClosure:
 
     Each closure has a number. Workers call the closure as a Python function,
     because a coordinator cannot cancel a Python function. If another closure
-    fails, this closure therefore finishes its step on all servers. Its iterator
-    remains usable, because TensorFlow does not cancel it.
+    fails, this closure therefore finishes its step on all servers. The iterator
+    of this closure remains usable, because TensorFlow does not cancel the
+    iterator.
     """
 
     def __init__(self, coordinator: Any, body: Callable[[Any], Any]):
@@ -106,8 +107,8 @@ class StepClosure:
         def call(iterator, numbers):
             nonlocal num_cancelled
             if tf_private.has_failed_closure(self._coordinator):
-                # The closure must not start. The coordinator removes it from
-                # its queue only when all workers are idle.
+                # The closure must not start. The coordinator removes closures
+                # from its queue only when all workers are idle.
                 raise tf.errors.CancelledError(
                     None, None, "Not started, because another closure failed."
                 )
@@ -211,8 +212,8 @@ def _check_tokens(state: closures.Closure):
         )
 
 
-# Maximum number of closures in a round. A server stores the numbers of this
-# many closures.
+# Maximum number of closures in a round. It must not exceed the window of
+# closure numbers that a server accepts.
 _MAX_CLOSURES = 512
 
 # Maximum number of failed closures in a round that run again.
@@ -220,7 +221,8 @@ _MAX_FAILURES = 4
 
 # Limits for attempts to complete steps that only some servers have applied: the
 # maximum number of attempts, and the number of attempts with the next batches.
-# After these, workers restart their datasets before each attempt.
+# After this number of attempts, workers restart their datasets before each
+# attempt.
 _MAX_COMPLETIONS = 16
 _MAX_NEXT_BATCHES = 4
 
@@ -285,7 +287,7 @@ class Rounds:
 
     @property
     def dataset(self) -> Any:
-        """The dataset of all workers. The first access creates it."""
+        """The dataset of all workers, which the first access creates."""
         if self._dataset is None:
             # Autotuning is off, because with autotuning a worker does not
             # answer other calls while it deletes an iterator.
@@ -308,10 +310,10 @@ class Rounds:
         After an error, the coordinator does not start the closures in its
         queue. Steps that workers have already started are finished. Each server
         then reports the closures that it has applied, and rejects later updates
-        of the epoch. A closure counts if all servers have applied it. Other
-        closures run again with the same number and another batch. If too many
-        closures have failed, only closures that some servers have applied run
-        again.
+        of the epoch. A closure counts if all servers have applied its update.
+        Other closures run again with the same number and another batch. If too
+        many closures have failed, only closures that some servers have applied
+        run again.
 
         Args:
           max_closures: Maximum number of closures.
@@ -330,7 +332,7 @@ class Rounds:
         return ended
 
     def check_settled(self) -> None:
-        """Checks that no earlier call of `run` was interrupted.
+        """Checks that all earlier calls of `run` have returned.
 
         Raises:
           RuntimeError: If an earlier call of `run` raised an error.
@@ -366,8 +368,8 @@ class Rounds:
                 break
             failures.add(error, [one for one in errors.values() if one])
             epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
-            # The next closures count, because all servers have applied them.
-            # Their results are lost.
+            # All servers have applied the next closures, so these closures
+            # count. The results of these closures are lost.
             done.update(
                 (number, None)
                 for number in todo
@@ -407,7 +409,7 @@ class Rounds:
             return None
 
     def _prepare(self):
-        """Creates the iterator and traces the closure, if there is none."""
+        """If there is no iterator, creates it and traces the closure."""
         if self._iterator is None:
             self._iterator = iter(self.dataset)
             self._closure.trace(self._iterator)

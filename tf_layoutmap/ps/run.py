@@ -80,11 +80,13 @@ class Run:
 
         Args:
           strategy: Result of `connect`.
-          step_fn: Function that runs one step of each embedding. It is called
-            with one batch, on a worker, in `strategy.run`, and is traced once.
+          step_fn: Function that runs one step of each embedding. The function
+            is called with one batch, on a worker, in `strategy.run`, and is
+            traced once.
           dataset_fn: Function that returns the dataset of a worker, as for
-            `tlm.ps.Datasets`. It may take a `tf.distribute.InputContext`. The
-            dataset must be infinite (`Dataset.repeat`).
+            `tlm.ps.Datasets`. The function may take a
+            `tf.distribute.InputContext`. The dataset must be infinite
+            (`Dataset.repeat`).
           checkpoint_dir: Directory for checkpoints. This process and all
             servers must have access to the directory under the same path.
           objects: Objects to save, by name: the embedding, and all other
@@ -205,8 +207,8 @@ class Run:
             )
             self.num_done += ended.num_done
             if ended.error is not None:
-                # The failed step is not made up: the next call adds its count
-                # to the number of finished closures.
+                # The next call of `steps` adds its count to the number of
+                # finished closures. It does not repeat the failed step.
                 self._target = self.num_done
                 raise ended.error
             result = self._rounds.fetch(ended.values[-1])
@@ -263,7 +265,7 @@ class Run:
         return newest.num_done
 
     def _checkpoint_status(self) -> tuple[int, str]:
-        """Returns the closures in the newest checkpoint, and an advice."""
+        """Returns the newest checkpoint's closures, and an error text."""
         newest = self._folder.newest()
         where = (
             f"training continues after {newest.num_done} closures"

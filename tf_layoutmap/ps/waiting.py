@@ -117,11 +117,11 @@ def read_seconds(value: str | float, argument: str) -> float:
 
 
 class ServerLostError(RuntimeError):
-    """A parameter server is lost."""
+    """Raised if a parameter server is lost."""
 
 
 class StepDeadlineError(RuntimeError):
-    """No step has ended within the deadline.
+    """Raised if no step has ended within the deadline.
 
     After this error, the process must not use its cluster. The process can exit
     although other processes do not answer. For example, `sys.exit(3)` exits

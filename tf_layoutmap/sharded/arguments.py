@@ -87,8 +87,8 @@ def check_variables(
         and v.distribute_strategy.num_replicas_in_sync > 1
     ]
     if mirrored:
-        # An op uses one handle per variable. It would therefore update only one
-        # of the copies, and the copies would differ.
+        # An op uses one handle per variable. The op would therefore update only
+        # one of the copies, and the copies would differ.
         raise TypeError(
             "Argument `variables` must not have copies on several replicas; "
             "create them outside `strategy.scope()`. Received: "
@@ -178,7 +178,7 @@ def _described(value: Any) -> str:
 
 
 def check_axis(axis: Any, name: str) -> int:
-    """Returns `axis` if a table can be sharded along it."""
+    """Checks that a table can be sharded along `axis`; returns `axis`."""
     return checks.check_int(
         "axis", axis, lowest=0, highest=1, where=f"table {name!r}"
     )

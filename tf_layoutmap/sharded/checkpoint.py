@@ -174,10 +174,9 @@ class _BlockSaveable(tf_private.SaveableObject):
         By default, TensorFlow reads all tensors of a checkpoint before it
         restores the first tensor. A large table would then be in memory twice.
         This method therefore requests only one element of the table from
-        TensorFlow, and `restore` reads one block at a time. It does not request
-        one element per block, because TensorFlow reads requested tensors in
-        parallel, and reads the complete stored slice that contains a requested
-        element.
+        TensorFlow, and `restore` reads one block at a time. The method does not
+        request one element per block. TensorFlow reads all requested elements
+        in parallel, and for each element it reads the complete stored slice.
 
         Args:
           path: The checkpoint's prefix.

@@ -1,7 +1,8 @@
 """Dispatchers that let TensorFlow's lookups accept a `ShardedVariable`.
 
-The dispatchers are registered with `tf.experimental.dispatch_for_api`. They are
-used in eager code, in functions and in any name scope.
+The dispatchers are registered with `tf.experimental.dispatch_for_api`.
+TensorFlow calls the dispatchers in eager code, in functions and in any name
+scope.
 """
 
 from typing import Any, Union

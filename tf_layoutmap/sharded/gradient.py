@@ -1,7 +1,7 @@
 """Gradients with respect to a sharded table.
 
-`tape.gradient(y, sharded)` returns one gradient for the full table. If it is a
-`tf.IndexedSlices`, the indices are global rows.
+`tape.gradient(y, sharded)` returns one gradient for the full table. If the
+gradient is a `tf.IndexedSlices`, its indices are global rows.
 """
 
 from collections.abc import Sequence

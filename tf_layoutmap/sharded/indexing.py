@@ -114,7 +114,10 @@ def _checked_depth(shards: Shards, indices: Any) -> tuple[tf.Tensor, int]:
 def _inside(
     shards: Shards, flat: tf.Tensor, depth: int
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns checked indices. In XLA also a mask of the invalid indices."""
+    """Returns checked indices.
+
+    In XLA, the function also returns a mask of the invalid indices.
+    """
     columns = tf.unstack(flat, num=depth, axis=1)
     if not checks.in_xla():
         return _stack(
@@ -315,8 +318,8 @@ def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         owner, local_row = shards.partition.locate(
             selectors.row_number(shards, selector)
         )
-        # A gather is used, because variable[local_row] would read the complete
-        # shard, and often copy it.
+        # A gather is used, because variable[local_row] would read, and often
+        # copy, the complete shard.
         return routing.gather_checked(
             shards.single_shard(int(owner)), tf.constant(local_row)
         ), True

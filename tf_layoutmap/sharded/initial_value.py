@@ -1,10 +1,10 @@
 """Initial values of the shards of a table.
 
 If an initializer supports shards, it is called once per shard. The values of
-other initializers may depend on the shape. If they were called once per shard,
-the rows would differ from the rows of an unsharded table. These initializers
-are therefore called once for the full table. TensorFlow calls initializers of
-its own sharded variables in the same way.
+other initializers may depend on the shape. If such an initializer were called
+once per shard, the rows would differ from the rows of an unsharded table. It is
+therefore called once for the full table. TensorFlow calls initializers of its
+own sharded variables in the same way.
 """
 
 import inspect
@@ -31,7 +31,7 @@ _BY_ELEMENT = (
 )
 _FUNCTIONS = (tf.zeros, tf.ones)
 # These initializers have partition arguments, but raise an error if a program
-# passes them.
+# passes these arguments.
 _REJECT_PARTITION = ("Orthogonal", "Identity")
 _WARNED_SIZE = 1 << 30  # Bytes.
 
@@ -109,7 +109,7 @@ class FullValue:
         dtype: tf.DType,
         name: str,
     ):
-        """Stores the initializer. The first call of `value` calls it.
+        """Stores the initializer, which the first call of `value` calls.
 
         Args:
           initializer: A callable with arguments `(shape, dtype=)` or
@@ -277,8 +277,8 @@ def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
     its files or its Python objects.
 
     Args:
-      initializer: Same as for `of_shard`. If it has a method `is_drawn`, the
-        result of this method is returned.
+      initializer: Same as for `of_shard`. If the initializer has a method
+        `is_drawn`, the result of this method is returned.
       dtype: Dtype of the table.
     """
     own = getattr(initializer, "is_drawn", None)
@@ -289,8 +289,8 @@ def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
     """Advances the random state in the same way as one call of `of_shard`.
 
     Returns:
-      Whether the initializer is supported. If not, the caller must compute the
-      initial value of the shard.
+      Whether the initializer is supported. If the result is False, the caller
+      must compute the initial value of the shard.
     """
     if isinstance(initializer, FullValue):
         initializer.value()

@@ -21,7 +21,7 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 
 def table_of(variable: Any) -> Any:
-    """Returns the table if a variable is a shard of a table, or None."""
+    """Returns the table to which a shard belongs, or None."""
     return getattr(variable, "_sharded_container", lambda: None)()
 
 
@@ -86,8 +86,7 @@ class ShardedVariableMixin(
         variables = arguments.check_variables(variables, name, axis)
         sizes = [known_size(variable, axis) for variable in variables]
         if tf_private.has_dtensor_device():
-            # The DTensor device may write a checkpoint, which requires this
-            # patch.
+            # This patch is required if the DTensor device writes a checkpoint.
             engine.ensure("checkpoints")
         self._set_shards(
             Shards(
@@ -141,7 +140,10 @@ class ShardedVariableMixin(
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The shards. While a SavedModel is traced, one full variable."""
+        """The shards.
+
+        In the trace of a SavedModel, the list has one full variable.
+        """
         return list(self._shards().variables)
 
     @property
@@ -216,8 +218,9 @@ class ShardedVariableMixin(
     # Copies and resharding.
 
     def __getstate__(self) -> dict[str, Any]:
-        # TensorFlow identifies this object by these attributes. Copies and
-        # pickles must not have the same values.
+        # Copies and pickles do not include the attributes by which TensorFlow
+        # identifies this object, because each object must have different
+        # values.
         own = ("_unique_id", "_saving_variable", "_restoring")
         return {
             name: value

@@ -4,8 +4,8 @@ When TensorFlow's initializers are called eagerly, they draw numbers, multiply
 and add, and each of these three ops creates a tensor of the size of the table.
 The tensors use memory pages of 4 KiB. The operating system clears these pages
 one at a time, and later reads of random rows wait for address translations. The
-op `new_rows` writes bitwise identical numbers directly into large pages. This
-also applies to numbers that depend on `tf.random.set_seed`.
+op `new_rows` writes bitwise identical numbers directly into large pages.
+Numbers that depend on `tf.random.set_seed` are also bitwise identical.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def add_progress(num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def show_progress(num_bytes: int) -> Iterator[None]:
-    """Context that shows a progress bar if it takes some seconds.
+    """Context that shows a progress bar if its body takes some seconds.
 
     The bar shows how much of `num_bytes` is initialized. No bar is shown for
     small tables, if another bar is visible, or while a function is traced.
@@ -89,8 +89,8 @@ class _Bar:
 
     def __init__(self, num_bytes: int):
         """Starts the thread, and waits until it counts bytes."""
-        # Whether all values are computed. This includes values that the user's
-        # own variable creators compute, whose bytes are not counted.
+        # Whether all values are computed, including values from the user's own
+        # variable creators. The bytes of these values are not counted.
         self.is_complete = False
         self._num_bytes = num_bytes
         self._counts = threading.Event()
@@ -206,8 +206,8 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
     constant = tf.constant(value, dtype)
     if not _uses_our_op(shape, dtype):
         return tf.fill(shape, constant)
-    # The op writes floats. It therefore writes a float with the same bits as
-    # the integer.
+    # The op can write only floats, so this function writes floats with the same
+    # bits as the integer.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
     return tf.bitcast(
         ops.new_rows(

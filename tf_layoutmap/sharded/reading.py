@@ -105,8 +105,8 @@ class Reads:
         Args:
           ids: Global rows: any shape, int32 or int64.
           unique: Whether to read each row only once, and to repeat the row
-            locally for repeated ids. This saves time if the shards are on other
-            machines. Gradients of repeated rows are summed.
+            locally for repeated ids. The option saves time if the shards are on
+            other machines. Gradients of repeated rows are summed.
           name: Name of the operations.
 
         Returns:
@@ -236,7 +236,8 @@ def install_operators(tables: Any) -> None:
     """Adds the operators of `tf.Tensor` to a class of tables.
 
     Args:
-      tables: The class. Its objects must have `name`, `dtype` and `_shards()`.
+      tables: The class. Objects of the class must have `name`, `dtype` and
+        `_shards()`.
     """
     known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
     for operator in known - {"__getitem__"}:

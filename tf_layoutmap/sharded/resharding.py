@@ -19,12 +19,13 @@ def reshard(
     """Moves all rows into new variables, and empties the old variables.
 
     The function first splits the old shards, one at a time, into pieces for the
-    new shards. Then it assembles the new shards, one at a time. At most one
-    shard, old or new, is in memory twice.
+    new shards. Then the function assembles the new shards, one at a time. At
+    most one shard, old or new, is in memory twice.
 
     Args:
-      shards: The table. Its variables cannot be read afterwards. If a function
-        still uses these variables, it fails and does not read old values.
+      shards: The table. The variables of this table cannot be read afterwards.
+        If a function still uses these variables, it fails and does not read old
+        values.
       partition: The new partition of the rows.
       devices: Device of each new shard. None: the device of the first old
         shard.

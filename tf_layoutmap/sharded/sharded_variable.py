@@ -86,9 +86,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             float32 if `initial_value` is a callable.
           partitioner: Callable that returns the number of shards; see
             `tf_layoutmap.partitioners`.
-          num_shards: Number of shards, an alternative to `partitioner`. It is
-            limited to the number of rows. If both arguments are None: one shard
-            per element of `devices`, or one shard. In the scope of a
+          num_shards: Number of shards, an alternative to `partitioner`. The
+            number is limited to the number of rows. If both arguments are None:
+            one shard per element of `devices`, or one shard. In the scope of a
             `ParameterServerStrategy`, its `variable_partitioner` is used, and
             shards are assigned to the servers round-robin.
           devices: Devices of the shards, assigned round-robin. None: the

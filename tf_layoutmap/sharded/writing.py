@@ -65,7 +65,7 @@ class Writes:
         name: str | None = None,
         read_value: bool = True,
     ):
-        """Subtracts `delta` from the full table. Arguments: see `assign`."""
+        """Subtracts `delta` from the full table; see `assign`."""
         return self._assign("assign_sub", delta, use_locking, name, read_value)
 
     def _assign(

@@ -1,6 +1,6 @@
 """Buckets and segments, which determine the positions of keys in a table.
 
-This module contains only arithmetic. It computes the same numbers as
+This module contains only arithmetic. The functions compute the same numbers as
 cc/core/keys/bucket_layout.h, which explains the design.
 """
 

@@ -5,7 +5,7 @@ contain the number of data files: for example `ck.index`, and
 `ck.data-00000-of-00003` to `ck.data-00002-of-00003`. If two checkpoints have
 different numbers of data files, their data files have different names and can
 exist at the same time. The new checkpoint then replaces the old checkpoint
-atomically, when its index is renamed.
+atomically, by a rename of the new index.
 
 The module can also add variables to the object graph of a checkpoint, and
 remove variables from it.
@@ -79,10 +79,10 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
     Each tensor is written before the next tensor is requested. Only one tensor
     at a time is therefore in memory. If there is a checkpoint at `target`, one
-    rename replaces it after all new files have been synchronized to disk. If an
-    error occurs or the process is killed before this rename, the existing
-    checkpoint remains. The function also removes incomplete files of writers
-    that were killed.
+    rename replaces this checkpoint after all new files have been synchronized
+    to disk. If an error occurs or the process is killed before this rename, the
+    existing checkpoint remains. The function also removes incomplete files of
+    writers that were killed.
 
     Args:
       target: Prefix of the checkpoint.
@@ -122,7 +122,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
 
 class _Part:
-    """A checkpoint of some tensors. It becomes one data file."""
+    """A checkpoint of some tensors, which is merged as one data file."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Part:
 
 
 def _join_smallest(parts: list[_Part], target: str) -> None:
-    """Joins the two smallest parts, so that there is one data file less."""
+    """Joins the two smallest parts, to reduce the data files by one."""
     if len(parts) == 1:
         raise FileExistsError(
             "A checkpoint of one tensor must not replace a checkpoint with one "
@@ -194,9 +194,9 @@ def counts_in_use(prefix: str) -> set[int]:
 def _num_data_files(index: str) -> int | None:
     """Reads the number of data files from an index; None if unreadable.
 
-    An index is a sorted, uncompressed table of strings by key. Its first entry
-    has an empty key and contains a `BundleHeaderProto`. The first field of this
-    proto is the number of data files.
+    An index is a sorted, uncompressed table of strings by key. The first entry
+    of an index has an empty key and contains a `BundleHeaderProto`. The first
+    field of this proto is the number of data files.
     """
     with tf.io.gfile.GFile(index, "rb") as file:
         head = file.read(16)
@@ -215,7 +215,7 @@ def replace_checkpoint(new: str, target: str) -> None:
     checkpoint.
 
     Args:
-      new: Prefix of a checkpoint on the same file system. Its number of data
+      new: Prefix of a checkpoint on the same file system. The number of data
         files must differ from the checkpoint at `target`.
       target: Prefix, as returned by `located`.
 

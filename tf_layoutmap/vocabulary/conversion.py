@@ -305,16 +305,15 @@ def convert_vocabularies(
     Args:
       source: Prefix of a TensorFlow checkpoint, such as the result of
         `tf.train.Checkpoint.save`.
-      target: Prefix of the new checkpoint. It must differ from `source`. If
-        there already is a checkpoint, it is replaced when the new checkpoint is
-        complete. If the process is killed, either the old or the new checkpoint
-        remains.
+      target: Prefix of the new checkpoint. `target` must differ from `source`.
+        An existing checkpoint is replaced when the new checkpoint is complete.
+        If the process is killed, either the old or the new checkpoint remains.
       vocabularies: The tables to convert. Maps each table name to a
         `tlm.OpenVocabulary`, or to the `TableConfig` of a closed table. Other
         tables are copied.
-      optimizer: Optimizer that defines the initial values of slot variables. It
-        is used for tables that get or lose an open vocabulary. None: the
-        optimizer of the `TableConfig`.
+      optimizer: Optimizer that defines the initial values of slot variables.
+        The optimizer is used for tables that get or lose an open vocabulary.
+        None: the optimizer of the `TableConfig`.
 
     Returns:
       The numbers of keys that were kept and dropped, by table name.
@@ -515,10 +514,7 @@ def _tensors(
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
-    """Yields all tensors of the new checkpoint.
-
-    Each is computed when needed.
-    """
+    """Yields the tensors of the new checkpoint. Computes each when needed."""
     values = {
         prefix + name + _VALUE: value
         for prefix, one in converted.items()

@@ -2,9 +2,9 @@
 
 An initializer returns different values in each call, and it cannot compute the
 values of a single key. This module therefore reads the distribution of an
-initializer. Ops then draw the values of each key from the distribution. It
-identifies initializers of TensorFlow, Keras 3 and tf_keras by their class name
-and config, without importing these packages.
+initializer. Ops then draw the values of each key from the distribution. The
+module identifies initializers of TensorFlow, Keras 3 and tf_keras by their
+class name and config, without importing these packages.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-# Kinds of ids. The ops use the same numbers.
+# Kinds of ids, with the numbers that the ops use.
 INTEGERS, STRINGS = 1, 2
 KINDS = {INTEGERS: "integers", STRINGS: "strings"}
-# Parts of error messages. They say how to convert ids of a kind to the other
+# Parts of error messages that say how to convert ids of a kind to the other
 # kind.
 REMEDIES = {
     INTEGERS: "tf.strings.as_string makes strings of them",

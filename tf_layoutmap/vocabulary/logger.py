@@ -20,8 +20,7 @@ _COUNTS = (
     "num_evicted",
     "num_expired",
 )
-# Prefix for the statistics of all tables together, in the same position as a
-# table name.
+# Prefix for the statistics of all tables together, in place of a table name.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
 
@@ -52,7 +51,7 @@ class EpochStats:
 
         Args:
           vocabularies: Function that returns the vocabularies by table name.
-            Its result is empty before the tables are built.
+            Before the tables are built, the result of the function is empty.
           names: Names of the statistics to compute, from `NAMES`.
           log_dir: Folder for TensorBoard, or None.
 
@@ -133,8 +132,8 @@ class EpochStats:
 def _scalar_metadata() -> Any:
     """Returns the metadata of `tf.summary.scalar`.
 
-    `tf.summary.scalar` itself is not used, because it requires an installed
-    TensorBoard.
+    `tf.summary.scalar` is not used, because it works only if TensorBoard is
+    installed.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"

@@ -1,4 +1,4 @@
-"""`OpenVocabulary`, the settings of a table with an open vocabulary."""
+"""`OpenVocabulary`, a class for the settings of an open vocabulary."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class OpenVocabulary:
     """Settings of a table that accepts arbitrary ids as keys.
 
     A key is a string, or any int64 except -2^63. A key gets a row in the first
-    training step that contains the key, if the vocabulary admits the key. It
-    keeps the row until it is evicted. The initial values of the row are a
-    function of `seed`, the table's name, the key and the column. If a key is
-    evicted and later gets a row again, it therefore has the same initial
-    values. Steps without training do not change the vocabulary.
+    training step that contains the key, if the vocabulary admits the key. The
+    key keeps the row until the key is evicted. The initial values of the row
+    are a function of `seed`, the table's name, the key and the column. If a key
+    is evicted and later gets a row again, the row therefore has the same
+    initial values. Steps without training do not change the vocabulary.
 
     >>> import tf_layoutmap as tlm
     >>> words = tlm.OpenVocabulary(
@@ -102,10 +102,10 @@ class OpenVocabulary:
       on_evict: A callable, a path or None. Evicted keys are passed to the
         callable or written to a file, with their rows and slot variables,
         before other keys get these rows. A callable must take one `EvictedKeys`
-        argument. It is called by `enqueue`, `evict`, `evict_expired` and
-        `resize`. If it raises an error, the calling method also raises the
-        error: `enqueue` adds no step, and all keys keep their rows. If
-        `on_evict` is a path, each eviction adds a record to the file
+        argument. The methods `enqueue`, `evict`, `evict_expired` and `resize`
+        call the callable. If the callable raises an error, these methods also
+        raise the error, `enqueue` adds no step, and all keys keep their rows.
+        If `on_evict` is a path, each eviction adds a record to the file
         `{path}-00000`. A record is a `tf.train.Example` with `table`, `keys`,
         `rows` (flat) and `slot/{name}`. When a program restarts, or if a record
         could not be written, later records are written to a file with the next

@@ -126,7 +126,7 @@ NUMBERS_HELD = (
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """The number of keys that a conversion of a table kept, and dropped.
+    """The numbers of keys that a conversion of a table kept and dropped.
 
     Attributes:
       num_kept: Number of keys that have a row in the new table.
@@ -153,7 +153,10 @@ def shards_of(variable: Any) -> list[tf.Variable]:
 
 
 class Vocabulary:
-    """The keys of one table. The values of `embedding.vocabularies`.
+    """The keys of one table.
+
+    `embedding.vocabularies` contains one object of this class for each table
+    with an open vocabulary.
 
     Attributes:
       settings: The `OpenVocabulary` of the table.

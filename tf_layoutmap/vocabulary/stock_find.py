@@ -31,9 +31,9 @@ def find_rows(
       `[num_keys]` int64.
     """
     first = _bucket_of(keys, num_buckets)
-    # Most keys are in the first bucket that is searched. It is therefore
-    # searched separately, because a gather of all four buckets would read 256
-    # bytes per key.
+    # Most keys are in the first bucket that is searched. This bucket is
+    # therefore searched separately, because a gather of all four buckets would
+    # read 256 bytes per key.
     row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)

@@ -104,8 +104,8 @@ def sharded_initializer(
       shape: Shape of the full table.
       dtype: Dtype of the table.
       known_draw: Function that returns the `Draw` of an initializer and
-        advances its stateful seed. It returns None if the initializer has no
-        `Draw`.
+        advances its stateful seed. The function returns None if the initializer
+        has no `Draw`.
 
     Returns:
       `initializer` if it accepts shard arguments. Otherwise a callable with a

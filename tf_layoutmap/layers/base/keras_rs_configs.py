@@ -20,8 +20,8 @@ from tf_layoutmap.embedding import inputs
 class ScheduledRate:
     """Learning rate of tables that follows a Keras schedule.
 
-    It is a callable without arguments, as a table's optimizer requires. A
-    schedule is a function of the step number. The layer that owns the tables
+    The object is a callable without arguments, as a table's optimizer requires.
+    A schedule is a function of the step number. The layer that owns the tables
     therefore counts the updates in the variable `updates`.
 
     Attributes:
@@ -239,8 +239,8 @@ def _max_ids(feature) -> int | None:
 
 def _read_table(table):
     where = f"(table {table.name!r})"
-    # The ids-per-partition settings are ignored. They determine the buffer
-    # sizes of a SparseCore, and the host engine has no such buffers.
+    # The ids-per-partition settings are ignored, because they determine the
+    # buffer sizes of a SparseCore, and the host engine has no such buffers.
     if table.placement != "auto":
         raise ValueError(
             '`placement` of a TableConfig of keras-rs must be "auto": this '

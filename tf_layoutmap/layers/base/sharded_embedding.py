@@ -203,12 +203,12 @@ class EmbeddingCore(LayerBase):
           embeddings_regularizer: None, or the name or object of a Keras
             regularizer, or a callable. If `optimizer` is set, the regularizer
             is applied only to the rows that a call looks up. Each of these rows
-            counts once. Otherwise it is applied to the full table.
+            counts once. Otherwise the function is applied to the full table.
           embeddings_constraint: None, or the name or object of a Keras
             constraint, or a callable. If `optimizer` is set, the constraint is
             applied only to the rows that a step has changed, and must treat
-            each row independently (`axis=1`). Otherwise it is applied to the
-            full table.
+            each row independently (`axis=1`). Otherwise the function is applied
+            to the full table.
           optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
             of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`. The
             learning rate of this object may also be a Keras schedule. If None,

@@ -2,11 +2,11 @@
 
 The embedding engine, not Keras, holds the tables and their gradients. For
 Keras, the layer has one small trainable weight, the mark weight. When the tape
-computes gradients, the engine stores the gradients of each lookup. It returns a
-mark, a number that identifies the stored gradients, and the tape uses the mark
-as the gradient of the mark weight. The model's optimizer passes the sum of the
-marks to `EmbeddingSteps.apply`, which applies the stored gradients. The tables
-are therefore updated if and only if the optimizer's step is applied.
+computes gradients, the engine stores the gradients of each lookup. The engine
+returns a mark, a number that identifies the stored gradients, and the tape uses
+the mark as the gradient of the mark weight. The model's optimizer passes the
+sum of the marks to `EmbeddingSteps.apply`, which applies the stored gradients.
+The tables are therefore updated if and only if the optimizer's step is applied.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def activation_shapes(
       spec: Tables and features.
       feature_config: Nested structure of features.
       inputs: The same structure of values with an attribute `shape`, which is
-        `[num_samples]` or `[..., ids per sample]`. Alternatively a packed
-        batch.
+        `[num_samples]` or `[..., ids per sample]`. A packed batch is also
+        supported.
 
     Raises:
       TypeError, ValueError: If the structures differ.
@@ -208,8 +208,8 @@ class EmbeddingSteps:
     updated tables are independent of the number of replicas.
 
     On the host, a step may contain several calls, and some calls never get
-    gradients. The engine therefore identifies each call by a token. It
-    identifies the gradients of a call by a mark, which passes through tape and
+    gradients. The engine therefore identifies each call by a token. The
+    gradients of a call are identified by a mark, which passes through tape and
     optimizer like a gradient. A TPU identifies steps only by their order.
     Therefore, each step on a TPU has exactly one call.
     """
@@ -295,7 +295,7 @@ class EmbeddingSteps:
         return self.access.is_on_tpu
 
     def build(self):
-        """Creates the tables. On a TPU, the first step creates them."""
+        """Creates the tables. On a TPU, the first step creates the tables."""
         if self.is_on_tpu:
             return
         self.embedding.build()
@@ -399,8 +399,8 @@ class EmbeddingSteps:
 
         Args:
           step: Value of the mark weight: float32 of `mark_shape`. The gradient
-            of this value is the mark of the call. It is not finite if the
-            gradient of an activation is not finite.
+            of this value is the mark of the call. If the gradient of an
+            activation is not finite, the mark is not finite.
           inputs: Structure of the feature config, as for `enqueue`.
           weights: None, or weights in the same structure as `inputs`.
 

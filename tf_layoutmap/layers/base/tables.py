@@ -232,7 +232,7 @@ class ServersTable(HostTable):
 
 
 class FullTableRegularizer:
-    """Regularizer for one shard. It returns the loss of the full table."""
+    """Regularizer for one shard that returns the loss of the full table."""
 
     def __init__(
         self,

@@ -95,7 +95,8 @@ class TPUEmbeddingCore(LayerBase):
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
           table_stacking: Argument of keras-rs for tables that a SparseCore
-            stores together as one table. It has no effect in this layer.
+            stores together as one table. The argument has no effect in this
+            layer.
           partitioner: As for `tlm.TPUEmbedding`. This argument is not saved
             with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
@@ -138,7 +139,7 @@ class TPUEmbeddingCore(LayerBase):
         self.embedding = self._steps.embedding
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; only models of its Keras version may call it."""
+        """Calls the layer. Models of the other Keras version raise an error."""
         self._check_keras_version(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -149,8 +150,8 @@ class TPUEmbeddingCore(LayerBase):
 
         Args:
           inputs: Inputs in the structure of the feature config, as for
-            `enqueue` of `tlm.TPUEmbedding`. Alternatively a batch from
-            `tlm.pack`.
+            `enqueue` of `tlm.TPUEmbedding`. A batch from `tlm.pack` is also
+            supported.
           weights: None, or weights in the same structure as `inputs`. For a
             packed batch, the weights that were packed with `inputs`.
           training: None or a bool. The tables train if a gradient tape records

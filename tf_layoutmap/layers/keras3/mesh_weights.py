@@ -33,15 +33,15 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Creates the weight. Its value is created later, by `context`.
+        """Creates the weight. The value is created later, by `context`.
 
         Args:
           context: Context with the mesh and the layouts.
           owner: Weak reference to the layer.
           initializer: `initializer(shape, dtype=)` returns the full table.
           shape: `(num_rows, dim)`.
-          optimizer: Optimizer of the table. Its variables are moved to the
-            mesh.
+          optimizer: Optimizer of the table. The variables of the optimizer are
+            moved to the mesh.
           name: Name of the weight.
         """
         _set_mesh_attributes(self, context, owner)
@@ -55,7 +55,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
     @property
     def value(self) -> Any:
-        """The DVariable of the weight. The first access creates it."""
+        """The DVariable of the weight, which the first access creates."""
         # The setting is checked in this property, because an optimizer's
         # `build` reads `value` before it creates variables.
         steps = getattr(

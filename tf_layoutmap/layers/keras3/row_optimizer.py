@@ -26,8 +26,8 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     applies one optimizer step to each row that was looked up. The duration of
     this op does not depend on the number of rows in the table.
 
-    `RowOptimizer` is a Keras optimizer. Its learning rate can be set or
-    scheduled as in other Keras optimizers, and its variables are saved in the
+    `RowOptimizer` is a Keras optimizer. The learning rate can be set or
+    scheduled as in other Keras optimizers, and the variables are saved in the
     same way:
 
     >>> import tf_layoutmap as tlm

@@ -67,7 +67,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
-    The table is initialized shard by shard. It is saved as one array in
+    The table is initialized shard by shard. The table is saved as one array in
     `.keras` files, `.weights.h5` files and checkpoints, which can be loaded
     into a layer with any number of shards. This layer can also read a
     checkpoint of `keras.layers.Embedding`, and `keras.layers.Embedding` can
@@ -104,8 +104,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
-      num_shards: Number of shards of the table. It is ignored on a mesh, where
-        the layout determines the shards.
+      num_shards: Number of shards of the table. On a mesh, the layout
+        determines the shards, and this number is ignored.
     """
 
     _keras = keras
@@ -255,7 +255,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def embeddings(self) -> Any:
         """The table, `[input_dim, output_dim]`.
 
-        It is a `ShardedVariable`. On a mesh, it is a `keras.Variable`.
+        The type of the table is `ShardedVariable`, or `keras.Variable` on a
+        mesh.
         """
         return self._embeddings if self._is_on_mesh else super().embeddings
 

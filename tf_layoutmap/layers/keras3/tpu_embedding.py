@@ -26,7 +26,7 @@ class StepWeight(TakesGradients, keras.Variable):
     """
 
     def __init__(self, steps: StepCommitHook):
-        """Creates the weight. It passes the sums of marks to `steps`."""
+        """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
         # An initializer is passed instead of a value, because Keras creates the
         # value later if a function is being traced.
@@ -81,8 +81,8 @@ class StepWeight(TakesGradients, keras.Variable):
         return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # The saved value of this weight is always zero, and under a strategy
-        # Keras would call `assign` to restore it.
+        # The saved value of this weight is always zero. It is not restored,
+        # because under a strategy Keras would call `assign`.
         del restored_tensors
         return self.value
 

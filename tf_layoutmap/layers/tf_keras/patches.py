@@ -17,8 +17,9 @@ from tf_layoutmap.sharded.mixin import table_of
 class SelfTrained:
     """A mixin for a variable that applies its gradients itself.
 
-    An optimizer passes the gradient to a method of the variable. It creates no
-    slot variables for the variable, and does not clip, decay or average it.
+    An optimizer passes the gradient to a method of the variable. The optimizer
+    creates no slot variables for the variable, and does not clip, decay or
+    average the variable.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

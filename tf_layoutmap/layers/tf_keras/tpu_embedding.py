@@ -103,7 +103,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """Looks up all features of a model in tables that have separate optimizers.
 
     This layer is the tf_keras version of `tlm.layers.TPUEmbedding`, and has the
-    same arguments and results. It also supports `OneDeviceStrategy` and
+    same arguments and results. The layer also supports `OneDeviceStrategy` and
     `MirroredStrategy`.
 
     >>> import numpy as np

@@ -27,8 +27,8 @@ class Shards:
       name: Name of the table, for messages.
       axis: Axis that is sharded. 0: each shard holds complete rows. 1: each
         shard holds some columns of all rows.
-      is_exported: Whether a SavedModel is being traced. It must contain only
-        TensorFlow's own operations.
+      is_exported: Whether a SavedModel is being traced. A SavedModel must
+        contain only TensorFlow's own operations.
       argument_devices: Device of each variable. Required if the table is an
         argument of a `tf.function`, because the variables of an argument have
         no device.

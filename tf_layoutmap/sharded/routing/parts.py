@@ -49,7 +49,7 @@ class Part:
 
 
 def parts_of(shards: Shards) -> list[Part]:
-    """Groups the shards of a table into parts. The table has axis 0."""
+    """Groups the shards of a table with sharded rows into parts."""
     checks.check_devices_in_xla(shards)
     groups: dict[str, list[int]] = {}
     is_stock = (
@@ -160,7 +160,7 @@ def assign(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns owner (int32) and local row (dtype of `ids`) of each valid id.
 
-    The function is `RowPartition.locate` for tensors.
+    For tensors, this function does the same as `RowPartition.locate`.
     """
     if partition.placement == "mod":
         num_shards = tf.constant(partition.num_shards, ids.dtype)
@@ -221,7 +221,7 @@ class Route:
 
 
 def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
-    """Assigns valid ids, `[num_ids]`, to parts, in their order."""
+    """Assigns valid ids, `[num_ids]`, to parts. Keeps the order of the ids."""
     rows, numbers = locate(shards, found, flat_ids)
     if len(found) == 1:
         return Route([rows], [None])

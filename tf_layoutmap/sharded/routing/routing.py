@@ -3,8 +3,8 @@
 If all shards are on the CPU of this process, one fused op checks the ids and
 reads or writes the rows. Otherwise the functions first check all ids and
 values, then assign the ids to parts (`parts.py`), and then access the shards.
-If a call raises an error, it has not changed any shard. A table with one shard
-needs no routing. In exported graphs, all tables have one shard.
+If a call raises an error, no shard is changed. A table with one shard needs no
+routing. In exported graphs, all tables have one shard.
 """
 
 from collections.abc import Sequence
