@@ -1,4 +1,4 @@
-"""Checks of the arguments of `ShardedVariable`'s constructors."""
+"""Checks the arguments of `ShardedVariable`'s constructors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -242,7 +242,7 @@ def partition_of(
 
 
 def from_offsets(offsets: Any, name: str) -> RowPartition:
-    """Returns the partition into contiguous shards with these offsets.
+    """Returns a partition into contiguous shards that start at `offsets`.
 
     Args:
       offsets: First row of each shard, followed by the number of rows of the

@@ -86,7 +86,7 @@ class Block:
     def _spec_of(self, shape: list[int], start: int) -> str:
         offset = [0] * len(shape)
         offset[self.axis] = start
-        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
             full_name=self.table.name,
             full_shape=self.table.shape.as_list(),
             var_offset=offset,

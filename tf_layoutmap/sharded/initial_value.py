@@ -2,9 +2,9 @@
 
 If an initializer supports shards, it is called once per shard. The values of
 other initializers may depend on the shape. If such an initializer were called
-once per shard, the rows would differ from the rows of an unsharded table. It is
-therefore called once for the full table. TensorFlow calls initializers of its
-own sharded variables in the same way.
+once per shard, the rows would differ from the rows of an unsharded table. Such
+an initializer is therefore called once for the full table. TensorFlow calls
+initializers of its own sharded variables in the same way.
 """
 
 import inspect

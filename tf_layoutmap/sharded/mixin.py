@@ -43,8 +43,9 @@ class ShardedVariableMixin(
     [3.0, 1.0]
     """
 
-    # With this priority, numpy calls the table's operator for `np.ndarray *
-    # table`. Otherwise numpy would read the table element by element.
+    # With this priority, numpy calls the operator of the table for an
+    # expression such as `array * table`. Otherwise numpy would read the table
+    # element by element.
     __array_priority__ = 100
 
     @arguments.rejects_create_arguments
@@ -134,7 +135,7 @@ class ShardedVariableMixin(
             return
         for variable in shards.variables:
             if table_of(variable) is None:
-                variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+                variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
 
     # Properties of the table.
 

@@ -239,7 +239,7 @@ def install_operators(tables: Any) -> None:
       tables: The class. Objects of the class must have `name`, `dtype` and
         `_shards()`.
     """
-    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
     for operator in known - {"__getitem__"}:
         setattr(tables, operator, _operator_method(tables, operator))
     # TensorFlow uses tables as keys of dictionaries. Tables are therefore

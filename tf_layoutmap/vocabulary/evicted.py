@@ -20,7 +20,7 @@ class EvictedKeys:
 
     Attributes:
       table: Name of the table.
-      keys: `[num_keys]` int64. If the keys are strings, their hashes.
+      keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.
       rows: Rows of the keys, `[num_keys, dim]`, in the dtype of the stored
         table.
       slots: Maps the name of each slot variable to its values for the keys,

@@ -63,8 +63,8 @@ class OpenVocabulary:
 
     Attributes:
       capacity: Number of keys, in [1, 2^32 - 4096]. The capacity is rounded up
-        to complete buckets of 8 keys. For large tables, it is rounded up to a
-        multiple of 512.
+        to complete buckets of 8 keys. For large tables, the capacity is rounded
+        up to a multiple of 512.
       min_count: Number of occurrences after which a key gets a row, in [1,
         255]. Used only if `admission` is `"count"`. Ids without a row are
         counted in a sketch. The table has up to 64 segments, which count

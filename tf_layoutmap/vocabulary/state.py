@@ -252,7 +252,7 @@ class Vocabulary:
         operations.
 
         Args:
-          keys: `[num_keys]` int64. If the ids are strings, their hashes.
+          keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.
           kind: Kind of the ids, one of `key_tensors.KINDS`. The op fails if
             the keys of the table are of another kind.
         """

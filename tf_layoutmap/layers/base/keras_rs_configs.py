@@ -195,7 +195,7 @@ def _to_ragged(ids, weights, max_ids, where):
         weights = tf.identity(weights)
     if ids.shape.rank == 1:
         ids, weights = ids[:, tf.newaxis], weights[:, tf.newaxis]
-    ragged = tf.RaggedTensor.from_tensor(ids)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    ragged = tf.RaggedTensor.from_tensor(ids)  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
     return ragged, ragged.with_values(tf.reshape(weights, [-1]))
 
 

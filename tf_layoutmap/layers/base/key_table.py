@@ -177,7 +177,7 @@ class KeyTable:
                 [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
                 axis=0,
             )
-            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
                 tf.boolean_mask(ids, is_key), splits, validate=False
             )
         if is_trained and steps.may_be_recorded(marks_variable, None):

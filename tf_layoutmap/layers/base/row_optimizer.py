@@ -1,4 +1,4 @@
-"""Base of `RowOptimizer` for both Keras versions.
+"""Base classes of `RowOptimizer` for both Keras versions.
 
 `RowUpdates` applies an optimizer step to the rows that a gradient contains.
 `RowOptimizerSaving` saves the step count, slot variables and settings of the
@@ -188,7 +188,7 @@ class RowUpdates(RowOptimizerSaving):
           layer: Name of the layer, for messages.
 
         Raises:
-          TypeError: If the argument is of another type.
+          TypeError: If the type of the argument is not supported.
           ValueError: If a setting is not supported, or is not a number.
         """
         if optimizer is None:

@@ -427,7 +427,7 @@ class EmbeddingCore(LayerBase):
           `inputs.shape + [output_dim]` in the layer's compute dtype.
 
         Raises:
-          TypeError: If `inputs` have another type.
+          TypeError: If the type of `inputs` is not supported.
           RuntimeError: If a layer of the other Keras version calls this layer.
           tf.errors.InvalidArgumentError: If an id is outside the table.
         """

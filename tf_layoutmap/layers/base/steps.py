@@ -199,7 +199,7 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
 
 
 class EmbeddingSteps:
-    """Steps, lookups and shapes for the layers of both Keras versions.
+    """Runs the steps and lookups of layers, for both Keras versions.
 
     If a tape records, each replica calls `start`. The tape then computes the
     gradients, and `apply` passes the gradients to the tables. The engine sums

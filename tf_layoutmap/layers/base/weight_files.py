@@ -81,8 +81,8 @@ def load_table(
     """Reads a table from an array that `save_table` or Keras wrote.
 
     Raises:
-      ValueError: If the array has another shape. In this case, no variable is
-        changed.
+      ValueError: If the shape of the array differs from the variable. In this
+        case, no variable is changed.
     """
     value = _read_checked(store, key, table)
     if isinstance(table, ShardedVariable):
@@ -114,7 +114,7 @@ def check_table(store: Any, key: str, variable: Any) -> None:
       variable: A table, or any other variable.
 
     Raises:
-      ValueError: If the array has another shape.
+      ValueError: If the shape of the array differs from the variable.
     """
     _read_checked(store, key, variable)
 

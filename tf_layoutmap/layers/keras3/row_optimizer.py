@@ -92,13 +92,14 @@ class TakesGradients:
 
 
 class TrainsItself(TakesGradients):
-    """A mixin for a `keras.Variable` with an `_optimizer` and a `_write`.
+    """A mixin for a `keras.Variable` that a `RowOptimizer` trains.
 
-    `overwrite_with_gradient` is true. The model's optimizer therefore creates
-    no slot variables for the weight, and passes the gradient to `assign` in
-    `apply`. This gradient is the sum over all calls of the layer in the step.
-    The weight is not trained by predictions, or by gradients that are computed
-    and not applied.
+    The class of the variable must define `_optimizer`, the `RowOptimizer`, and
+    `_write`, a method that assigns a value. `overwrite_with_gradient` is true.
+    The model's optimizer therefore creates no slot variables for the weight,
+    and passes the gradient to `assign` in `apply`. This gradient is the sum
+    over all calls of the layer in the step. The weight is not trained by
+    predictions, or by gradients that are computed and not applied.
     """
 
     _optimizer: Any

@@ -120,8 +120,8 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
       False, no variable was changed.
 
     Raises:
-      ValueError: If an array has another shape. In this case, no variable is
-        changed.
+      ValueError: If the shape of an array differs from its variable. In this
+        case, no variable is changed.
     """
     joined = [
         _complete(one) if isinstance(one, SlotTable) else one

@@ -81,8 +81,8 @@ class StepWeight(TakesGradients, keras.Variable):
         return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # The saved value of this weight is always zero. It is not restored,
-        # because under a strategy Keras would call `assign`.
+        # The saved value of this weight is always zero. The value is not
+        # restored, because under a strategy Keras would call `assign`.
         del restored_tensors
         return self.value
 
