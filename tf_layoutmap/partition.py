@@ -41,7 +41,7 @@ class RowPartition:
     Attributes:
       placement: `"div"`: contiguous blocks of even sizes, where the first
         `num_rows % num_shards` shards have one row more than the others.
-        `"mod"`: row `r` is local row `r // num_shards` of shard `r %
+        `"mod"`: shard `r % num_shards` holds row `r` as its local row `r //
         num_shards`. `"offsets"`: contiguous blocks of any sizes. `"callable"`:
         the attribute `function` computes the placement.
       offsets: Cumulative shard sizes from 0 to `num_rows`, of length

@@ -43,9 +43,9 @@ class Devices:
         '/job:localhost/replica:0/task:0/device:TPU:1'
 
         Args:
-          device: Device of a core: `"/task:{host}/device:TPU:{core of that
-            host}"`, as in programs for a TPU, or the logical CPU that
-            represents the core. The name of any other device is returned
+          device: Device of a core, either as in programs for a TPU,
+            `"/task:{host}/device:TPU:{core of that host}"`, or the logical CPU
+            that represents the core. The name of any other device is returned
             unchanged.
 
         Raises:

@@ -292,9 +292,10 @@ def convert_vocabularies(
       many keys for the new capacity, the most recently used keys are kept, or
       the most frequently used keys, according to `evict` of the new vocabulary.
       The counts of keys without a row are discarded.
-    - From a closed table of n rows to an open vocabulary: the keys are 0 to n -
-      1. Each key has the count 1, and its last use is before the first step. If
-      there are too many keys for the new capacity, the lowest keys are kept.
+    - From a closed table of n rows to an open vocabulary: the keys are the row
+      indices 0 to n - 1. Each key has the count 1, and its last use is before
+      the first step. If there are too many keys for the new capacity, the
+      lowest keys are kept.
     - From an open vocabulary to a closed table of n rows: keys 0 to n - 1 keep
       their values. Other keys are dropped. Rows without a key are initialized
       as in a new table.

@@ -68,15 +68,16 @@ class OpenVocabulary:
       min_count: Number of occurrences after which a key gets a row, in [1,
         255]. Used only if `admission` is `"count"`. Ids without a row are
         counted in a sketch. The table has up to 64 segments, which count
-        separately. A window is the number of rows in a segment, and at least
-        128. Each time that a segment has counted as many ids as a window, all
-        its counts decrease by one. A key that occurs n times while its segment
-        counts N ids has a row if `n - ceil(N / window) >= min_count`. If all
-        occurrences of a key are within one window, `min_count + 1` occurrences
-        are always sufficient. A key that occurs more than once in each window
-        eventually gets a row, for all values of `min_count` and `capacity`. If
-        keys share cells of the sketch, their counts can be too high. Of the
-        keys that occurred once, fewer than one in ten have the count 2.
+        separately. The window is the number of rows in a segment, or 128 if a
+        segment has fewer rows. Each time that a segment has counted as many ids
+        as a window, all its counts decrease by one. A key that occurs n times
+        while its segment counts N ids has a row if `n - ceil(N / window) >=
+        min_count`. If all occurrences of a key are within one window,
+        `min_count + 1` occurrences are always sufficient. A key that occurs
+        more than once in each window eventually gets a row, for all values of
+        `min_count` and `capacity`. If keys share cells of the sketch, their
+        counts can be too high. Of the keys that occurred once, fewer than one
+        in ten have the count 2.
       admission: `"all"`: each new key gets a row. `"count"`: a key gets a row
         after `min_count` occurrences. If a key occurs several times in a step,
         all occurrences count. `"probability"`: in each step that contains the
