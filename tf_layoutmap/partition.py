@@ -41,9 +41,9 @@ class RowPartition:
     Attributes:
       placement: `"div"`: contiguous blocks of even sizes, where the first
         `num_rows % num_shards` shards have one row more than the others.
-        `"mod"`: shard `r % num_shards` holds row `r` as its local row `r //
-        num_shards`. `"offsets"`: contiguous blocks of any sizes. `"callable"`:
-        the attribute `function` computes the placement.
+        `"mod"`: shard `r % num_shards` holds row `r` as its local row
+        `r // num_shards`. `"offsets"`: contiguous blocks of any sizes.
+        `"callable"`: the attribute `function` computes the placement.
       offsets: Cumulative shard sizes from 0 to `num_rows`, of length
         `num_shards + 1`. For `"mod"` and `"callable"`, the offsets only define
         the sizes of the shards, because the rows of a shard are not contiguous.
