@@ -49,7 +49,7 @@ def compute_full_value(
     dtype: tf.DType,
     name: str,
 ) -> Any:
-    """Calls an initializer with a shape, and with the dtype if supported.
+    """Calls an initializer with a shape, and with the dtype if it takes one.
 
     Raises:
       TypeError: If the initializer takes no shape.
@@ -71,7 +71,7 @@ def check_full_shape(
     """Checks that an initializer returned the requested shape.
 
     Raises:
-      ValueError: If the value has another shape.
+      ValueError: If the shape of the value differs from `shape`.
     """
     if tuple(value.shape) != shape:
         raise ValueError(
@@ -81,7 +81,7 @@ def check_full_shape(
 
 
 class FullValue:
-    """Value of a full table, computed once by an initializer and cached."""
+    """Value of a full table. An initializer computes it once."""
 
     def __init__(
         self,
@@ -111,9 +111,10 @@ class FullValue:
 
         Raises:
           TypeError: If the initializer takes no shape.
-          ValueError: If the initializer returns another shape.
+          ValueError: If the shape of the returned value differs from the table.
         """
-        # A tensor of one graph cannot be used in another graph.
+        # The value is computed once per graph, because a tensor of one graph
+        # cannot be used in another graph.
         here = (
             None
             if tf.executing_eagerly()
@@ -219,11 +220,11 @@ def shard_of_value(
 
 
 class ShardInfo(NamedTuple):
-    """The part of a table that an initializer has to return.
+    """Describes the shard for which an initializer must return values.
 
     Attributes:
       shape: Shape of the shard.
-      offset: Index of the shard's first element in the full table, one number
+      offset: Position of the shard's first element in the full table: one index
         per axis.
     """
 
@@ -287,8 +288,8 @@ def of_shard(
 
     Raises:
       TypeError: The initializer accepts none of the argument lists.
-      ValueError: The initializer requires an offset and the rows of a shard
-        are not contiguous, or it returns another shape.
+      ValueError: The initializer requires an offset and the rows of a shard are
+        not contiguous, or the initializer returns a value of a wrong shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]
@@ -325,8 +326,8 @@ def of_shard(
 def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
     """Returns whether a parameter server can compute the initial values.
 
-    Other initializers may depend on this process, for example on its files or
-    its Python objects.
+    The values of other initializers may depend on this process, for example on
+    its files or its Python objects.
 
     Args:
       initializer: A callable, or the result of `for_shards`.

@@ -9,40 +9,39 @@ numbers directly into large pages (`random_tensors`).
 
 import contextlib
 import math
-import secrets
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, random_tensors
 
-# Seconds until the bar appears, and between its updates. If the output is not a
-# terminal, each update is a line of a file.
+# Seconds until the bar appears, and seconds between two updates of the bar. If
+# the output is a file, each update writes a line, so updates are less frequent.
 FIRST_SECONDS = 3.0
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
 
-# Smaller tables are ready before the bar would appear.
+# No bar is shown for smaller tables, because they are initialized before the
+# bar would appear.
 LEAST_BYTES = 1 << 28
 
 _MIB = 1 << 20
 
 
 class _Progress:
-    """Bytes of initial values that this process has computed."""
+    """Counts the bytes of initial values that this process has computed."""
 
     def __init__(self) -> None:
         # Bytes that the op `random_block` did not write.
         self.by_others = 0
-        # Whether a bar is visible. Only one bar is visible at a time, although
-        # a model creates several tables, and a table creates several shards.
+        # Whether a bar is visible. Only one bar is visible at a time, because a
+        # model creates several tables, and a table creates several shards.
         self.is_shown = False
 
     def bytes(self) -> int:
-        """Returns all bytes so far, including bytes of an op that runs."""
+        """Returns the bytes so far, including the op that is running."""
         return self.by_others + int(ops.bytes_drawn())
 
 
@@ -56,9 +55,10 @@ def add_progress(num_bytes: int) -> None:
 
 @contextlib.contextmanager
 def show_progress(num_bytes: int) -> Iterator[None]:
-    """Shows, after a few seconds, how much of `num_bytes` is initialized.
+    """Context that shows a progress bar if its body takes some seconds.
 
-    No bar is shown for small tables, inside another bar, or during tracing.
+    The bar shows how much of `num_bytes` is initialized. No bar is shown for
+    small tables, if another bar is visible, or while a function is traced.
     """
     if (
         num_bytes < LEAST_BYTES
@@ -80,14 +80,14 @@ def show_progress(num_bytes: int) -> Iterator[None]:
 class _Bar:
     """A progress bar that a separate thread updates.
 
-    The thread reads the number of bytes where no device, mesh or strategy of
-    the user's program is active.
+    A separate thread is used, so that no device, mesh or strategy of the user's
+    program is active when the number of bytes is read.
     """
 
     def __init__(self, num_bytes: int):
-        """Starts the thread, and returns after it has started to count."""
-        # Whether all values are ready, including values of variable creators
-        # of the user's program, which are not counted.
+        """Starts the thread, and waits until it counts bytes."""
+        # Whether all values are computed, including values from the user's own
+        # variable creators. The bytes of these values are not counted.
         self.is_complete = False
         self._num_bytes = num_bytes
         self._counts = threading.Event()
@@ -97,7 +97,7 @@ class _Bar:
         self._counts.wait()
 
     def end(self) -> None:
-        """Shows the final state if the bar is visible, and ends the thread."""
+        """Stops the thread, and shows the final state if the bar is visible."""
         self._ended.set()
         self._thread.join()
 
@@ -110,7 +110,7 @@ class _Bar:
             return
         total = max(self._num_bytes // _MIB, 1)
         print("Making tables", flush=True)
-        # `tf.keras` is the Keras version that the user's program uses.
+        # `tf.keras` is the Keras version of the user's program.
         bar = tf.keras.utils.Progbar(total, unit_name="MiB")
         pause = TERMINAL_SECONDS if sys.stdout.isatty() else FILE_SECONDS
         is_last = False
@@ -128,7 +128,7 @@ _LEAST_SIZE = 1 << 22
 
 
 def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns `tf.fill` of an integer type; large results use large pages.
+    """Returns integers of equal value, in large pages if the result is large.
 
     Args:
       shape: Shape of the result.
@@ -142,7 +142,8 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
         or random_tensors.is_on_stock_server()
     ):
         return tf.fill(shape, constant)
-    # The op writes floats, so it gets a float with the same bits.
+    # The op can write only floats, so this function writes floats with the same
+    # bits as the integer.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
     values = random_tensors.RandomTensor(
         shape,
