@@ -57,7 +57,7 @@ def _contestants() -> dict[str, Callable[[int], None]]:
         )
         model.weights[-1].numpy()
 
-    def under_the_scope(init: str) -> None:
+    def under_the_scope() -> None:
         layout_map = tlm.LayoutMap(mesh)
         for parity, axes in (
             ("[02468]", ["unsharded", "model"]),
@@ -65,13 +65,12 @@ def _contestants() -> dict[str, Callable[[int], None]]:
         ):
             layout_map[rf"d\d*{parity}\.kernel"] = dtensor.Layout(axes, mesh)
             layout_map[rf"d\d*{parity}\.bias"] = dtensor.Layout(axes[1:], mesh)
-        with tlm.layout_map_scope(layout_map, init=init):
+        with tlm.layout_map_scope(layout_map):
             make()
 
     return {
         "keras": lambda i: make(),
-        "tlm.sharded": lambda i: under_the_scope("sharded"),
-        "tlm.host": lambda i: under_the_scope("host"),
+        "tlm": lambda i: under_the_scope(),
     }
 
 

@@ -160,9 +160,8 @@ def run(report: Report, mesh, *, steps: int, num_layers: int, seed: int):
     )
     layout_map = keras_hub.models.LlamaBackbone.get_layout_map(device_mesh)
     single = build_model(num_layers, seed)
-    # With `init="host"`, the initial weights are the same as on a single
-    # device.
-    with tlm.layout_map_scope(layout_map, init="host"):
+    # The initial weights are the same as on a single device.
+    with tlm.layout_map_scope(layout_map):
         sharded = build_model(num_layers, seed)
     losses, accuracies = [], []
     for model in (single, sharded):

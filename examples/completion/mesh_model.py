@@ -109,7 +109,7 @@ class MeshCompleter(Completer):
 
     def make_tower(self, plan: Plan) -> keras.Model:
         """Returns a tower on the mesh with the host's initial weights."""
-        with tlm.layout_map_scope(self.layout_map, init="host"):
+        with tlm.layout_map_scope(self.layout_map):
             return tower_of(plan)
 
     def train_step(self, features, target, negatives, log_expected):

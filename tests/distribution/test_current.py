@@ -48,7 +48,7 @@ def program(distribution, **options):
 def test_a_program_runs_after_changing_only_the_import():
     plain = pairs.plain(pairs.dense_model)
     expected = pairs.fit(plain, validation_split=0.25)
-    model, history, predicted = program(ours, init="host")
+    model, history, predicted = program(ours)
     pairs.assert_alike(expected, history)
     pairs.assert_same_weights(plain, model)
     assert not isinstance(plain.layers[0].kernel, MeshVariable)

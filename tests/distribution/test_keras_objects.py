@@ -53,7 +53,7 @@ def test_a_model_with_a_keras_map_matches_a_model_without_a_mesh(
 ):
     layout_map = map_by(theirs, mesh_by(mesh_of_library))
     layout_map["sequential.*/d1/kernel"] = (None, "model")
-    with tlm.layout_map_scope(layout_map, init="host") as given:
+    with tlm.layout_map_scope(layout_map) as given:
         assert given is layout_map
         model = pairs.plain(pairs.dense_model)
     assert_sharded(model)

@@ -20,7 +20,7 @@ def test_model_parallel_shards_weights_and_matches_one_device():
     mesh = DeviceMesh((2, 2), ("rows", "model"), CPUS)
     layout_map = LayoutMap(mesh)
     layout_map["d1.*kernel"] = (None, "model")
-    distribution = ModelParallel(layout_map=layout_map, init="host")
+    distribution = ModelParallel(layout_map=layout_map)
     assert distribution.batch_dim_name == "rows"
     with distribution.scope():
         model = pairs.plain(pairs.dense_model)

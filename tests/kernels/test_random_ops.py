@@ -94,35 +94,71 @@ STATELESS = {
 words = st.integers(0, 2**64 - 1)
 
 
+sizes = st.integers(0, 70)
+
+
+@st.composite
+def blocks(draw):
+    """Returns a full shape, and the start, shape and row step of a block.
+
+    The sizes include products near 2,048, the number of values that the kernel
+    draws at a time, and near multiples of 4. Some blocks end behind the tensor.
+    """
+    full = draw(st.lists(sizes, max_size=3))
+    start = [draw(st.integers(0, size + 1)) for size in full]
+    shape = [draw(st.integers(0, size + 2)) for size in full]
+    if draw(st.booleans()):
+        # Blocks of complete rows are the most frequent blocks.
+        start[1:], shape[1:] = [0] * len(full[1:]), full[1:]
+    return full, start, shape, draw(st.integers(1, 3)) if full else 1
+
+
+def block_of(full, start, shape, row_step):
+    """Returns a block of an array, with zeros outside of the array."""
+    block = np.zeros(shape, full.dtype)
+    for index in np.ndindex(*shape):
+        source = tuple(
+            begin + i * (row_step if dim == 0 else 1)
+            for dim, (begin, i) in enumerate(zip(start, index, strict=True))
+        )
+        if all(i < size for i, size in zip(source, full.shape, strict=True)):
+            block[index] = full[source]
+    return block
+
+
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
-    # These sizes include products near 2,048, the number of values in a block,
-    # and near multiples of 4.
-    st.lists(st.integers(0, 70), max_size=3),
+    blocks(),
     st.sampled_from([tf.float16, tf.bfloat16, tf.float32, tf.float64]),
     st.sampled_from([*STATELESS, "constant"]),
     st.tuples(words, words, words),
     st.floats(-2, 2),
     st.floats(-2, 2),
 )
-def test_new_rows_match_tensorflow(
-    shape, dtype, distribution, generator, factor, offset
+def test_random_blocks_match_tensorflow(
+    block, dtype, distribution, generator, factor, offset
 ):
+    full, start, shape, row_step = block
     counter, key = generator[:2], generator[2:]
     factor, offset = (tf.cast(one, dtype) for one in (factor, offset))
-    rows = ops.new_rows(
-        shape=tf.constant(shape, tf.int32),
-        generator=tf.constant(generator, tf.uint64),
-        factor=factor,
-        offset=offset,
-        distribution=distribution,
+    found = ops.random_block(
+        **arguments(
+            shape=tf.constant(shape, tf.int64, [len(shape)]),
+            full_shape=tf.constant(full, tf.int64, [len(full)]),
+            start=tf.constant(start, tf.int64, [len(start)]),
+            row_step=tf.constant(row_step, tf.int64),
+            generator=tf.constant(generator, tf.uint64),
+            factor=factor,
+            offset=offset,
+            distribution=distribution,
+        )
     )
     expected = (
-        tf.fill(shape, offset)
+        tf.fill(full, offset)
         if distribution == "constant"
         else (
             STATELESS[distribution](
-                shape=tf.constant(shape, tf.int32),
+                shape=tf.constant(full, tf.int32, [len(full)]),
                 key=tf.constant(key, tf.uint64),
                 counter=tf.constant(counter, tf.uint64),
                 alg=PHILOX,
@@ -133,8 +169,23 @@ def test_new_rows_match_tensorflow(
         )
     )
     np.testing.assert_array_equal(
-        tf.cast(rows, tf.float64), tf.cast(expected, tf.float64)
+        tf.cast(found, tf.float64),
+        block_of(tf.cast(expected, tf.float64).numpy(), start, shape, row_step),
     )
+
+
+def arguments(**changed):
+    return {
+        "shape": tf.constant([2, 3], tf.int64),
+        "full_shape": tf.constant([4, 3], tf.int64),
+        "start": tf.constant([2, 0], tf.int64),
+        "row_step": tf.constant(1, tf.int64),
+        "generator": tf.constant([1, 2, 3], tf.uint64),
+        "factor": tf.constant(1.0),
+        "offset": tf.constant(1.0),
+        "distribution": "uniform",
+        **changed,
+    }
 
 
 @pytest.mark.parametrize(
@@ -147,11 +198,31 @@ def test_new_rows_match_tensorflow(
         ({"generator": tf.constant(1, tf.uint64)}, "`generator`"),
         ({"factor": tf.constant([1.0])}, "`factor`"),
         ({"offset": tf.constant([1.0])}, "`offset`"),
-        ({"shape": tf.constant([-2])}, "must be|invalid|>= 0|-2"),
-        ({"shape": tf.constant([2**31 - 1] * 3)}, r"more than 2\*\*63"),
+        ({"shape": tf.constant([-2, 3], tf.int64)}, "must be|invalid|>= 0|-2"),
+        (
+            {"shape": tf.constant([2**62, 3], tf.int64)},
+            r"more than 2\*\*63|overflow|too large|[Mm]ultipl",
+        ),
+        (
+            {"start": tf.constant([0], tf.int64)},
+            "`start` must have one number per dimension.*start with 1 numbers",
+        ),
+        (
+            {"full_shape": tf.constant([4], tf.int64)},
+            "must have one number per dimension",
+        ),
+        (
+            {"start": tf.constant([0, -1], tf.int64)},
+            r"`start` must not be negative. Received: start\[1\]=-1",
+        ),
+        (
+            {"row_step": tf.constant(0, tf.int64)},
+            "`row_step` must be at least 1. Received: row_step=0",
+        ),
+        ({"row_step": tf.constant([1], tf.int64)}, "`row_step`"),
     ],
 )
-def test_invalid_input_of_new_rows_raises(changed, words):
+def test_invalid_input_of_random_block_raises(changed, words):
     with pytest.raises(
         (
             tf.errors.InvalidArgumentError,
@@ -160,13 +231,4 @@ def test_invalid_input_of_new_rows_raises(changed, words):
         ),
         match=words,
     ):
-        ops.new_rows(
-            **{
-                "shape": tf.constant([2, 3]),
-                "generator": tf.constant([1, 2, 3], tf.uint64),
-                "factor": tf.constant(1.0),
-                "offset": tf.constant(1.0),
-                "distribution": "uniform",
-                **changed,
-            }
-        )
+        ops.random_block(**arguments(**changed))

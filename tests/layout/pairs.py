@@ -66,7 +66,7 @@ def on_mesh(make, axes=None, mesh=None, **options):
     for key, value in (DENSE if axes is None else axes).items():
         layout_map[key] = layout_of(mesh, *value)
     keras.utils.set_random_seed(3)
-    with tlm.layout_map_scope(layout_map, init="host", **options):
+    with tlm.layout_map_scope(layout_map, **options):
         model = make()
     return model
 

@@ -513,7 +513,7 @@ def run(program: Program) -> str:
             layout_map[f"^{path}$"] = layout_of(mesh, *axes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with tlm.layout_map_scope(layout_map, init="host"):
+            with tlm.layout_map_scope(layout_map):
                 model = build(program)
             model.set_weights(values)
             result = train(model, program)

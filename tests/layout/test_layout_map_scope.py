@@ -174,7 +174,7 @@ def test_initial_weights_match_the_same_model_without_a_mesh(layout_map, make):
         return model
 
     plain = built()
-    with tlm.layout_map_scope(layout_map, init="host"):
+    with tlm.layout_map_scope(layout_map):
         spread = built()
     assert [v.path for v in plain.weights] == [v.path for v in spread.weights]
     for a, b in zip(plain.weights, spread.weights):

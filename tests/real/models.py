@@ -95,13 +95,13 @@ def _run(case: ModelCase) -> None:
             layouts, remark = placement.own_map(case.backbone)
             if remark:
                 say("REASON", sentence=remark)
-    with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
+    with check("make") as made, tlm.layout_map_scope(layouts):
         model = _fresh(case)
     if made.status != "trained":
         return
 
     def on_mesh() -> list[float]:
-        with tlm.layout_map_scope(layouts, init="host"):
+        with tlm.layout_map_scope(layouts):
             model = _fresh(case)
         return _fit(model, x, y)
 

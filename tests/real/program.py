@@ -90,7 +90,7 @@ def losses_move(losses: Sequence[float]) -> bool:
 def _on_mesh(case: ProgramCase, layouts: tlm.LayoutMap) -> Trained:
     if not case.scope:
         return _with_distribution(case.program, layouts)
-    with tlm.layout_map_scope(layouts, init="host"):
+    with tlm.layout_map_scope(layouts):
         return _from_start(case.program)
 
 
@@ -99,7 +99,7 @@ def _with_distribution(
 ) -> Trained:
     tlm.distribution.set_distribution(
         tlm.distribution.ModelParallel(
-            layout_map=layouts, batch_dim_name="batch", init="host"
+            layout_map=layouts, batch_dim_name="batch"
         )
     )
     try:

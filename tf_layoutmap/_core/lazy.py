@@ -120,6 +120,15 @@ def warn_of_old_value(argument: str, old: str, new: str) -> None:
     )
 
 
+def warn_of_unused_argument(argument: str, stacklevel: int) -> None:
+    """Warns that an accepted argument no longer has an effect."""
+    warnings.warn(
+        f"Argument `{argument}` has no effect and is removed in {_REMOVED_IN}.",
+        DeprecationWarning,
+        stacklevel=stacklevel,
+    )
+
+
 def renamed_property(old: str, new: str) -> property:
     """Returns a property `old` that issues a warning and returns `new`."""
 

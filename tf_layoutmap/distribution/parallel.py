@@ -30,6 +30,7 @@ from tf_layoutmap.layout.layout_map_scope import (
     as_table,
     layout_map_scope,
     prepared_context,
+    warn_of_init,
 )
 from tf_layoutmap.layout.layout_table import LayoutTypeError
 from tf_layoutmap.layout.mesh.device_mesh import (
@@ -214,7 +215,6 @@ class ByLayoutMap(Distribution):
         layout_map: AnyLayoutMap | keras.distribution.LayoutMap,
         batch_dim_name: str | None,
         auto_shard_dataset: bool,
-        init: literals.Init,
     ):
         self._layout_map = layout_map
         self._table = as_table(layout_map)
@@ -228,7 +228,6 @@ class ByLayoutMap(Distribution):
             else (checks.check_one_of("batch_dim_name", batch_dim_name, names)),
             auto_shard_dataset,
         )
-        self._init: literals.Init = init
         # If user code passes this object to
         # `keras.distribution.set_distribution`, this package is not notified.
         # Therefore, the patches are installed now.
@@ -284,7 +283,7 @@ class ByLayoutMap(Distribution):
 
     def context(self) -> Any:
         """Returns the context of new models, for `set_distribution`."""
-        return prepared_context(self._table, self._init, self._batch_dim_name)
+        return prepared_context(self._table, self._batch_dim_name)
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
@@ -296,7 +295,7 @@ class ByLayoutMap(Distribution):
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns a scope that places new models on the mesh."""
         return layout_map_scope(
-            self._layout_map, init=self._init, batch_dim=self._batch_dim_name
+            self._layout_map, batch_dim=self._batch_dim_name
         )
 
 
@@ -325,7 +324,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         layout_map: AnyLayoutMap | keras.distribution.LayoutMap | None = None,
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
-        init: literals.Init = "sharded",
+        init: literals.Init | None = None,
         **kwargs: Any,
     ):
         """Creates the distribution.
@@ -338,7 +337,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
             the first axis, as in Keras.
           auto_shard_dataset: Must be True if there are several processes. Each
             process gets full batches and uses only its shard of each batch.
-          init: As in `tlm.layout_map_scope`.
+          init: Deprecated, has no effect.
           **kwargs: Only `device_mesh`, which is accepted for compatibility and
             ignored. The mesh of the layout map is used instead.
 
@@ -353,7 +352,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         if kwargs:
             raise TypeError(
                 "Arguments of ModelParallel must be `layout_map`, "
-                "`batch_dim_name`, `auto_shard_dataset` or `init`. Received: "
+                "`batch_dim_name` or `auto_shard_dataset`. Received: "
                 f"{sorted(kwargs)}."
             )
         if layout_map is None:
@@ -365,7 +364,9 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
                 "Argument `layout_map` must be a `LayoutMap` instance. "
                 f"Received: layout_map={layout_map!r}"
             )
-        super().__init__(layout_map, batch_dim_name, auto_shard_dataset, init)
+        if init is not None:
+            warn_of_init(init, stacklevel=4)
+        super().__init__(layout_map, batch_dim_name, auto_shard_dataset)
 
 
 class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
@@ -423,11 +424,7 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
                 "sharding.",
                 stacklevel=2,
             )
-        # With "host", the initial values of all replicas and of a model without
-        # a mesh are bitwise identical.
-        super().__init__(
-            LayoutMap(device_mesh), None, auto_shard_dataset, init="host"
-        )
+        super().__init__(LayoutMap(device_mesh), None, auto_shard_dataset)
 
 
 def set_distribution(value: Any) -> None:

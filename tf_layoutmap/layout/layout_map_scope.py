@@ -5,15 +5,15 @@ keys match as in Keras: a key must match the full path of a variable.
 """
 
 import contextlib
+import typing
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeVar
 
 import keras
 
-from tf_layoutmap._core import checks, keras_private, literals
+from tf_layoutmap._core import checks, keras_private, lazy, literals
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
-from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.key_matching import Match
 from tf_layoutmap.layout.layout_table import LayoutTable
@@ -118,12 +118,13 @@ AnyLayoutMap = TypeVar(
 def layout_map_scope(
     layout_map: AnyLayoutMap,
     *,
-    init: literals.Init = "sharded",
     batch_dim: str | None = None,
+    init: literals.Init | None = None,
 ) -> Iterator[AnyLayoutMap]:
     """Places the weights of layers that are created in the scope on a mesh.
 
-    Each weight becomes a `dtensor.DVariable`. Its layout is the layout that
+    Each weight becomes a `dtensor.DVariable`. Its initial value is bitwise
+    identical to its initial value without a mesh. Its layout is the layout that
     `layout_map` returns for its name. If the map has no layout for a weight,
     the weight is replicated. Weights may be built inside the scope or later.
 
@@ -152,12 +153,9 @@ def layout_map_scope(
       layout_map: `tlm.LayoutMap`, `tlm.distribution.LayoutMap`, or
         `keras.distribution.LayoutMap`. As in Keras, the keys of a Keras map
         must match the full path of a variable.
-      init: `"sharded"`: each device draws its shard of a weight, so no device
-        ever holds more than its shard. `"host"`: the initial values are
-        bitwise identical to the values without a mesh; the host holds one
-        unsharded weight at a time.
       batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` shard
         batches. None selects the axis named `"batch"` or `"data"`, if any.
+      init: Deprecated, has no effect.
 
     Yields:
       `layout_map`.
@@ -168,23 +166,31 @@ def layout_map_scope(
         mesh, or, on exit, if a layout does not fit a variable.
       RuntimeError: If an unsafe pass of DTensor is enabled in this process.
     """
-    context = prepared_context(as_table(layout_map), init, batch_dim)
+    if init is not None:
+        # The generator of the context manager adds a frame.
+        warn_of_init(init, stacklevel=5)
+    context = prepared_context(as_table(layout_map), batch_dim)
     with activated(context), _tf_keras_scope(context):
         yield layout_map
         context.initialize_pending()
     context.check_all_patterns_used()
 
 
+def warn_of_init(init: str, stacklevel: int) -> None:
+    """Warns that the argument `init` has no effect."""
+    checks.check_one_of("init", init, typing.get_args(literals.Init))
+    lazy.warn_of_unused_argument("init", stacklevel)
+
+
 def prepared_context(
-    layout_map: LayoutTable, init: str, batch_dim: str | None
+    layout_map: LayoutTable, batch_dim: str | None
 ) -> MeshContext:
     """Prepares the process for DTensor and returns a context for new models.
 
     The arguments and errors are the same as for `layout_map_scope`, except that
     `layout_map` must be a result of `as_table`.
     """
-    checks.check_one_of("init", init, initial_values.INITS)
-    context = MeshContext(layout_map, init, batch_dim)
+    context = MeshContext(layout_map, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
     prepare_process(context.mesh)
     dtensor_switches.check_process(context.mesh)

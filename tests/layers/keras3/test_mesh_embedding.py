@@ -56,15 +56,15 @@ def model_of(optimizer, calls=1, **options):
     return keras.Model(ids, rows[0] if calls == 1 else keras.layers.add(rows))
 
 
-def scope(mesh, axes=ROWS, init="host"):
+def scope(mesh, axes=ROWS):
     layout_map = tlm.LayoutMap(mesh)
     if axes is not None:
         layout_map["words.embeddings"] = layout_of(mesh, *axes)
-    return tlm.layout_map_scope(layout_map, init=init)
+    return tlm.layout_map_scope(layout_map)
 
 
-def on_mesh(mesh, optimizer, axes=ROWS, init="host", **options):
-    with scope(mesh, axes, init):
+def on_mesh(mesh, optimizer, axes=ROWS, **options):
+    with scope(mesh, axes):
         return model_of(optimizer, **options)
 
 
@@ -247,7 +247,7 @@ def test_an_optimizer_made_outside_the_scope_moves_to_the_mesh(mesh):
 
 
 def test_each_device_holds_only_its_rows(mesh):
-    meshed = on_mesh(mesh, RULES["adam"](), init="sharded")
+    meshed = on_mesh(mesh, RULES["adam"]())
     fit(meshed, 1)
     num_parts = mesh.dim_size("model")
     layer = table_of(meshed)

@@ -48,14 +48,14 @@ def model_of(num_rows, rule="adagrad", seed=5, **options):
     return keras.Model(ids, layer(ids))
 
 
-def scope(mesh, init="host"):
+def scope(mesh):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["words.embeddings"] = layout_of(mesh, "model", None)
-    return tlm.layout_map_scope(layout_map, init=init)
+    return tlm.layout_map_scope(layout_map)
 
 
-def on_mesh(mesh, *args, init="host", **options):
-    with scope(mesh, init):
+def on_mesh(mesh, *args, **options):
+    with scope(mesh):
         return model_of(*args, **options)
 
 
@@ -197,18 +197,17 @@ def test_files_exclude_the_padding(mesh, num_rows, way, tmp_path):
         assert_same_tables(again, meshed)
 
 
-@pytest.mark.covering(2)
-@pytest.mark.parametrize("init", ["sharded", "host"])
-@pytest.mark.parametrize("initializer", ["uniform", "zeros", "glorot_uniform"])
-def test_initial_values_depend_on_the_unpadded_shape(mesh, initializer, init):
-    meshed = on_mesh(mesh, 21, init=init, embeddings_initializer=initializer)
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "initializer", ["uniform", "zeros", "glorot_uniform", "truncated_normal"]
+)
+def test_initial_values_do_not_depend_on_the_padding(mesh, initializer):
+    keras.utils.set_random_seed(3)
+    meshed = on_mesh(mesh, 21, embeddings_initializer=initializer)
     found = table_of(meshed).embeddings.numpy()
+    keras.utils.set_random_seed(3)
     host = table_of(model_of(21, embeddings_initializer=initializer))
-    if init == "host" or initializer != "uniform":
-        np.testing.assert_array_equal(found, host.embeddings.numpy())
-    else:
-        assert np.abs(found).max() <= 0.05
-        assert len(np.unique(found)) > 80
+    np.testing.assert_array_equal(found, host.embeddings.numpy())
 
 
 def test_a_table_too_small_for_its_mesh_raises():

@@ -764,7 +764,7 @@ def test_seeds_built_outside_the_scope_move_to_the_mesh():
 
 def test_batch_axis_may_have_any_name():
     layout_map = tlm.LayoutMap(mesh_of(rows=2, columns=2))
-    with tlm.layout_map_scope(layout_map, init="host", batch_dim="columns"):
+    with tlm.layout_map_scope(layout_map, batch_dim="columns"):
         model = pairs.plain(pairs.dense_model)
     history = pairs.fit(model)
     pairs.assert_alike(pairs.fit(pairs.plain(pairs.dense_model)), history)

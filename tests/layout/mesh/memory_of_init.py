@@ -2,10 +2,9 @@
 
 `test_bytes_per_device` starts this program. The program prints the size of the
 weight and three measurements, all in bytes. A measurement is the growth of the
-peak memory of the process while it creates the weight with sharded
-initialization, creates Adagrad's slot variable, and creates the weight with
-initialization on the host. The eight logical devices share the memory of the
-process.
+peak memory of the process while it creates a weight that is sharded by rows,
+creates Adagrad's slot variable of this weight, and creates a weight that is
+sharded by columns. The eight logical devices share the memory of the process.
 """
 
 import json
@@ -17,13 +16,14 @@ from benchmarks import peak_memory
 from tests.layout.meshes import layout_of, mesh_of
 
 DIM = 1024
+ROWS, COLUMNS = ("model", None), (None, "model")
 
 
-def make(num_rows, init):
+def make(num_rows, axes):
     mesh = mesh_of(model=8)
     layout_map = tlm.LayoutMap(mesh)
-    layout_map["e.embeddings"] = layout_of(mesh, "model", None)
-    with tlm.layout_map_scope(layout_map, init=init):
+    layout_map["e.embeddings"] = layout_of(mesh, *axes)
+    with tlm.layout_map_scope(layout_map):
         layer = keras.layers.Embedding(
             num_rows, DIM, name="e", embeddings_initializer="normal"
         )
@@ -41,20 +41,20 @@ def build(optimizer, weight):
 def main():
     kept = []
     # Loads code and kernels before the measurement.
-    for init in ("sharded", "host"):
-        build(keras.optimizers.Adagrad(), make(64, init).embeddings)
+    for axes in (ROWS, COLUMNS):
+        build(keras.optimizers.Adagrad(), make(64, axes).embeddings)
     num_rows = 1 << 15
     grown = {"total": 4 * DIM * num_rows}
     # All objects are kept, because reused memory would not be counted.
-    grown["sharded"] = peak_memory.extra_bytes(
-        lambda: kept.append(make(num_rows, "sharded"))
+    grown["rows"] = peak_memory.extra_bytes(
+        lambda: kept.append(make(num_rows, ROWS))
     )
     optimizer = keras.optimizers.Adagrad()
     grown["slot"] = peak_memory.extra_bytes(
         lambda: kept.append(build(optimizer, kept[0].embeddings))
     )
-    grown["host"] = peak_memory.extra_bytes(
-        lambda: kept.append(make(num_rows, "host"))
+    grown["columns"] = peak_memory.extra_bytes(
+        lambda: kept.append(make(num_rows, COLUMNS))
     )
     print(json.dumps(grown))
 

@@ -60,7 +60,7 @@ def on_mesh(function):
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.kernel"] = layout_of(mesh, None, "model")
     keras.utils.set_random_seed(3)
-    with tlm.layout_map_scope(layout_map, init="host"):
+    with tlm.layout_map_scope(layout_map):
         return function(), mesh
 
 

@@ -48,12 +48,12 @@ def assert_sharded(variables, shares):
     assert sum(held.values()) >= total  # The devices together hold all bytes.
 
 
-def trained(layers, axes, sizes, x, optimizer, init):
+def trained(layers, axes, sizes, x, optimizer):
     mesh = mesh_of(**sizes)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
-    with tlm.layout_map_scope(layout_map, init=init):
+    with tlm.layout_map_scope(layout_map):
         model = keras.Sequential(
             [keras.Input(x.shape[1:], dtype=x.dtype.name), *layers()]
         )
@@ -72,21 +72,19 @@ def slots_of(model, weight):
 
 
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("init", ["sharded", "host"])
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(
     "axes",
     [(None, "model"), ("model", None), ("batch", "model"), ("batch", None)],
     ids=str,
 )
-def test_weight_and_its_slots_are_sharded_over_their_axes(sizes, axes, init):
+def test_weight_and_its_slots_are_sharded_over_their_axes(sizes, axes):
     model = trained(
         lambda: [keras.layers.Dense(32, use_bias=False, name="d")],
         {"d.kernel": axes},
         sizes,
         FEATURES,
         "adam",
-        init,
     )
 
     kernel = model.layers[0].kernel
@@ -106,7 +104,6 @@ def test_keras_embedding_is_sharded_by_rows_and_by_columns(rule, axes):
         MESHES["2x4"],
         IDS,
         rule,
-        "sharded",
     )
 
     table = model.layers[0].embeddings

@@ -239,7 +239,7 @@ def tf_keras_fit(me, size, learning_rate):
     mesh = mesh_of("batch", "model")
     layout_map = tlm.LayoutMap(mesh)
     layout_map["d1.kernel"] = dtensor.Layout(["unsharded", "model"], mesh)
-    with tlm.layout_map_scope(layout_map, init="host"):
+    with tlm.layout_map_scope(layout_map):
         model = tf_keras_model()
     return tf_keras_history(model, size, learning_rate)
 

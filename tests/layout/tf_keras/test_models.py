@@ -99,7 +99,7 @@ def on_mesh(make, axes=AXES, mesh=None, strict=False, **options):
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
     tf_keras.utils.set_random_seed(3)
-    with tlm.layout_map_scope(layout_map, init="host", **options):
+    with tlm.layout_map_scope(layout_map, **options):
         return make()
 
 

@@ -97,7 +97,7 @@ def _run(case: RecommenderCase) -> None:
         layouts = _layouts(plain)
         if not len(layouts):
             raise ValueError("no weight of the model is sharded")
-    with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
+    with check("make") as made, tlm.layout_map_scope(layouts):
         model = _model(case)
     if made.status != "trained":
         return

@@ -131,7 +131,7 @@ def _run(case: LayerCase) -> None:
         layouts = _layouts(plain)
         losses = _fit(plain, x)
         predicted = plain.predict(x, verbose=0)
-    with check("make") as made, tlm.layout_map_scope(layouts, init="host"):
+    with check("make") as made, tlm.layout_map_scope(layouts):
         model = _model(case)
     if made.status != "trained":
         return

@@ -106,9 +106,8 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
     def create(next_creator, **keywords):
         name, shape, dtype, initializer = extract_variable_info(keywords)
         rows = partition.RowPartition.div(shape[0], min(len(hosts), shape[0]))
-        initializer = initial_value.for_shards(
-            initializer, shape, dtype, rows.num_shards, name
-        )
+        # As in TensorFlow's class, each host calls the initializer with the
+        # shape of its shard.
         shards = []
         for shard in range(rows.num_shards):
             with tf.device(hosts[shard]):

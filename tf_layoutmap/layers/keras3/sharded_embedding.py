@@ -197,7 +197,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.embeddings_regularizer!r} and "
                 f"{self.embeddings_constraint!r} (layer {self.name!r})."
             )
-        initializer = self._full_table_initializer(context.init)
+        initializer = self._full_table_initializer()
         if self.optimizer:
             self._embeddings = mesh_weights.MeshTableWeight(
                 context, owner, initializer, shape, optimizer=self.optimizer
@@ -212,17 +212,15 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 constraint=self.embeddings_constraint,
             )
 
-    def _full_table_initializer(self, init: str) -> Callable[..., Any]:
+    def _full_table_initializer(self) -> Callable[..., Any]:
         initializer = self.embeddings_initializer
-        if init == "sharded" and isinstance(
-            initializer, keras.initializers.Initializer
-        ):
+        if isinstance(initializer, keras.initializers.Initializer):
             return initializer
 
         # The initial values are bitwise identical for any number of shards,
         # because the same function computes the values of one shard and of
         # several shards.
-        def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
+        def full_table(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
                 initializer,
                 tuple(shape),
@@ -232,7 +230,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 self.name,
             )
 
-        return whole
+        return full_table
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
         """Returns the reasons why the table cannot have the layout `axes`."""

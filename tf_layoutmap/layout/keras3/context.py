@@ -51,9 +51,8 @@ _registries_lock = threading.Lock()
 class MeshContext:
     """A layout map with the mesh and the options of a scope."""
 
-    def __init__(self, layout_map: Any, init: str, batch_dim: str | None):
+    def __init__(self, layout_map: Any, batch_dim: str | None):
         self.layout_map = layout_map
-        self.init = init
         self.mesh = layout_map.mesh_in_use()
         self.batch_dim = batch_dim
         with _registries_lock:
@@ -127,7 +126,6 @@ class MeshContext:
                 tuple(variable._shape),
                 variable._dtype,
                 assigned.settled_layout(),
-                variable._mesh_context.init,
             )
             variable._value = initial_values.make_variable(
                 value,

@@ -1,16 +1,12 @@
 """Creates the DVariable of a weight from its initializer and layout.
 
-The module creates the initial values in one of three ways:
-
-* Each device fills its shard with a constant.
-* With `init="sharded"`, each device draws its shard with a random initializer
-  of Keras.
-* In all other cases, the host computes the initial value and then shards it.
+Initial values do not depend on the mesh: they are bitwise identical to the
+values that the initializer returns on one device. Constants and the random
+initializers of Keras, tf_keras and TensorFlow compute each shard on its device
+(`random_tensors`), so no device holds a full sharded weight. All other initial
+values are computed in full on the host and then sharded.
 """
 
-import copy
-import json
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,27 +14,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
-from tf_layoutmap.layout.mesh import (
-    device_mesh,
-    shard_shapes,
-    tracing,
-    transfer,
-)
+from tf_layoutmap._core import random_tensors
+from tf_layoutmap.layout.mesh import shard_shapes, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     axes_of_layout,
     mesh_sizes,
+    prepare_process,
 )
 from tf_layoutmap.layout.mesh.variable import PaddedVariable, StoredVariable
-from tf_layoutmap.layout.ops import random_ops
 
 dtensor = tf.experimental.dtensor
-
-# "sharded": every device draws its own shard, so no device holds a full weight.
-# "host": the weight is drawn on the host and then sharded; its values are
-# bitwise identical to the values of a model without a mesh.
-INITS = ("sharded", "host")
 
 _CONSTANTS = {
     keras.initializers.Zeros: lambda _: 0,
@@ -46,41 +32,22 @@ _CONSTANTS = {
     keras.initializers.Constant: lambda i: i.value,
 }
 
-# Maps (initializer, shape, dtype, layout) to a function. All weights that
-# differ only in their seed share one function, because the compilation of a
-# function takes 50 to 100 ms.
-_drawn: dict[tuple, Callable[..., Any]] = {}
-_drawn_lock = threading.Lock()
-
-
-class SeedArgument(keras.random.SeedGenerator):
-    """A SeedGenerator that returns a given seed tensor."""
-
-    def __init__(self, seed: Any):
-        self._seed = seed
-
-    def next(self, ordered: bool = True) -> Any:
-        return self._seed
-
 
 def initial_value(
     initializer: Callable[..., Any],
     shape: tuple[int, ...],
     dtype: str,
     layout: Layout,
-    init: str,
 ) -> Any:
     """Returns the initial value of a variable, on the mesh of `layout`.
 
     Args:
       initializer: Callable; `initializer(shape, dtype=dtype)` returns the full
         value.
-      shape: Shape of the full variable. Rows of padding are added if `layout`
-        does not divide the number of rows evenly.
+      shape: Shape of the full variable. If `layout` does not divide the number
+        of rows evenly, rows of zeros are appended.
       dtype: Keras' name of the dtype.
       layout: `dtensor.Layout` of the variable.
-      init: One of INITS. If it is "sharded" and DTensor cannot partition the
-        initializer, the host computes the value.
 
     Returns:
       An eager DTensor.
@@ -88,21 +55,36 @@ def initial_value(
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None and np.ndim(constant(initializer)) == 0:
         return _filled(constant(initializer), shape, dtype, layout)
-    if (
-        init == "sharded"
-        and not layout.is_fully_replicated()
-        and (type(initializer).__module__.startswith("keras."))
-    ):
-        value = _drawn_on_mesh(initializer, shape, dtype, layout)
-        if value is not None:
-            return value
+    if not layout.is_fully_replicated():
+        with tf.init_scope():
+            values = random_tensors.random_tensor(
+                initializer, shape, tf.as_dtype(dtype)
+            )
+        if values is not None:
+            return _drawn(values, layout)
     return transfer.padded_to_mesh(
         on_host(lambda: initializer(shape, dtype=dtype)), layout
     )
 
 
+def is_computed_on_host(
+    initializer: Callable[..., Any], dtype: str, layout: Layout
+) -> bool:
+    """Returns whether the host computes the full initial value of a weight.
+
+    This is False for replicated weights, because each device holds them in
+    full.
+    """
+    constant = _CONSTANTS.get(type(initializer))
+    return not (
+        layout.is_fully_replicated()
+        or (constant is not None and np.ndim(constant(initializer)) == 0)
+        or random_tensors.is_known(initializer, tf.as_dtype(dtype))
+    )
+
+
 def on_host(make: Callable[[], Any]) -> Any:
-    """Calls `make` on the host and returns the result as an eager tensor."""
+    """Returns `make()`, computed on the host, as an eager host tensor."""
     with tf.init_scope(), tf.device("CPU:0"):
         value = make()
         if tracing.on_mesh(value):
@@ -125,64 +107,25 @@ def _filled(
     return dtensor.pack(components, layout)
 
 
-def _drawn_on_mesh(
-    initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
-) -> Any:
-    """Draws each shard on its device; returns None if this is not possible."""
-    if not isinstance(initializer, keras_private.RandomInitializer) or (
-        isinstance(initializer, keras_private.Orthogonal)
-    ):
-        return None
-    padded = shard_shapes.padded_rows(
-        axes_of_layout(layout), shape, mesh_sizes(layout.mesh)
+def _drawn(values: random_tensors.RandomTensor, layout: Layout) -> Any:
+    """Computes each shard on its device."""
+    prepare_process(layout.mesh)
+    local = shard_shapes.local_shape(
+        axes_of_layout(layout), values.shape, mesh_sizes(layout.mesh)
     )
-    if padded != shape and isinstance(
-        initializer, keras.initializers.VarianceScaling
-    ):
-        # The variance of the initial values depends on the shape, so padding
-        # would change it.
-        return None
-    shape = padded
-    seed = initializer.seed
-    if isinstance(seed, int):
-        seed = np.array([seed, 0])
-    else:
-        seed = on_host(seed.next).numpy()
-    draw = _draw_function(initializer, shape, dtype, layout)
-    replicated = dtensor.Layout.replicated(layout.mesh, 1)
-    seed = transfer.to_mesh(seed.astype(np.int64), replicated)
-    with device_mesh.grappler_disabled():
-        return dtensor.call_with_layout(draw, layout, seed)
-
-
-def _draw_function(
-    initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
-) -> Callable[..., Any]:
-    config = {k: v for k, v in initializer.get_config().items() if k != "seed"}
-    key = (
-        type(initializer),
-        json.dumps(config, sort_keys=True, default=repr),
-        shape,
-        dtype,
-        layout.to_string(),
-    )
-    with _drawn_lock:
-        if key not in _drawn:
-            template = copy.copy(initializer)
-            template.seed = None
-
-            # `call_with_layout` applies the layout to the result of a function,
-            # but not to its intermediate tensors. Without the function, the
-            # layout would apply to every intermediate tensor.
-            @tf.function(autograph=False)
-            def draw(seed: Any) -> Any:
-                drawing = copy.copy(template)
-                drawing.seed = SeedArgument(seed)
-                with random_ops.sharded_draws():
-                    return tf.cast(drawing(shape, dtype=dtype), dtype)
-
-            _drawn[key] = draw
-        return _drawn[key]
+    devices = layout.mesh.local_devices()
+    # The op that draws the values runs on CPUs only. On a mesh of other
+    # devices, the host computes one shard at a time.
+    is_cpu = layout.mesh.device_type() == "CPU"
+    components = [None] * len(devices)
+    for shard in transfer.unique_shards(values.shape, layout):
+        start = [one.start for one in shard.slices]
+        with tf.device(devices[shard.devices[0]] if is_cpu else "CPU:0"):
+            block = values.block(start, local)
+        for device in shard.devices:
+            with tf.device(devices[device]):
+                components[device] = tf.identity(block)
+    return dtensor.pack(components, layout)
 
 
 def make_variable(

@@ -11,7 +11,6 @@ import inspect
 import secrets
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +18,6 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import corrections
 
 dtensor = tf.experimental.dtensor
@@ -28,7 +26,6 @@ _SHARED_SEED = "tf_layoutmap/seed_of_random_operations"
 _WAIT_SECONDS = 60.0
 _lock = threading.Lock()
 _seeds: list[int] = []
-_draws_shards = ThreadValue(False)
 
 
 def correct(
@@ -128,18 +125,8 @@ def seeded(
 def stateless(
     original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Draws all numbers on every device, except inside `sharded_draws`."""
-    if _draws_shards.get():
-        return original(*args, **kwargs)
+    """Draws all numbers on every device."""
     return tracing.pin_replicated(original(*args, **kwargs), mesh)
-
-
-def sharded_draws() -> AbstractContextManager[None]:
-    """Lets each device draw only its shard inside the context.
-
-    Used for the initial values of weights.
-    """
-    return _draws_shards.set_to(True)
 
 
 def _new_seed() -> int:

@@ -24,7 +24,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private, tf_private
+from tf_layoutmap._core import (
+    random_tensors,
+    tf_keras_private,
+    tf_private,
+)
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh import tracing, transfer
@@ -259,9 +263,7 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
         key=lambda pair: _number_of(pair[0].variable),
     ):
         old = getattr(one.variable, "_variable", one.variable)
-        new = swapped[id(old)] = _create_variable(
-            old, target.settled_layout(), context.init
-        )
+        new = swapped[id(old)] = _create_variable(old, target.settled_layout())
         if old is not one.variable:
             one.variable._variable = new
         else:
@@ -300,14 +302,14 @@ def _draw_seed_now(generator: Any) -> None:
         generator._maybe_init()
 
 
-def _create_variable(variable: Any, layout: Layout, init: str) -> Any:
+def _create_variable(variable: Any, layout: Layout) -> Any:
     name = variable.name.removesuffix(":0")
     with tf.init_scope():
         if not isinstance(variable, tf_keras_private.LazyInitVariable):
             value = transfer.to_mesh(variable.numpy(), layout)
         else:
             value = initial_values.initial_value(
-                *_initializer(variable, init), layout, init
+                *_initializer(variable), layout
             )
         variable_on_mesh = make_variable(
             value, name=name, trainable=variable.trainable
@@ -316,28 +318,20 @@ def _create_variable(variable: Any, layout: Layout, init: str) -> Any:
         return variable_on_mesh
 
 
-def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
-    """Returns the initializer of a variable, its shape and its dtype.
-
-    If `init` is "sharded", the initializer is the Keras 3 initializer with the
-    same config, so that each device draws its own shard.
-    """
+def _initializer(variable: Any) -> tuple[Any, tuple, str]:
+    """Returns the initializer of a variable, its shape and its dtype."""
     initial = variable._initial_value
     shape, dtype = tuple(variable.shape), variable.dtype.name
     if not callable(initial):
         return (lambda shape, dtype: tf.cast(initial, dtype)), shape, dtype
     drawn = initial.func if isinstance(initial, functools.partial) else None
-    if isinstance(
-        drawn, (tf_keras.initializers.Zeros, tf_keras.initializers.Ones)
-    ) or (
-        init == "sharded"
-        and isinstance(drawn, tf_keras.initializers.Initializer)
-    ):
-        same = getattr(keras.initializers, type(drawn).__name__, None)
-        if same is not None and (
-            type(drawn).__module__.startswith("tf_keras.")
-        ):
-            return same.from_config(drawn.get_config()), shape, dtype
+    # Constants of Keras 3 are filled on each device, for all dtypes.
+    if type(drawn) is tf_keras.initializers.Zeros:
+        return keras.initializers.Zeros(), shape, dtype
+    if type(drawn) is tf_keras.initializers.Ones:
+        return keras.initializers.Ones(), shape, dtype
+    if random_tensors.is_known(drawn, variable.dtype):
+        return drawn, shape, dtype
     return (lambda shape, dtype: initial()), shape, dtype
 
 
