@@ -11,6 +11,10 @@ HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 # The API pages import the package; TensorFlow's notes at start-up say nothing.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Jupyter kernels import the package from this checkout, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+)
 
 import tf_layoutmap  # noqa: E402
 
@@ -20,7 +24,8 @@ author = "the tf_layoutmap authors"
 language = "en"
 
 extensions = [
-    "myst_parser",
+    # Reads all pages with MyST, and runs the code cells of the tutorials.
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -31,7 +36,7 @@ extensions = [
     "public_names",
     "replaced_names",
 ]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_ext", "_static"]
 
 # `make docs` makes each warning an error. What is checked by it: links to
@@ -40,6 +45,14 @@ nitpicky = True
 # Types in signatures are often TensorFlow's or private: they are no links.
 nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
 myst_heading_anchors = 3
+
+# Each build runs the tutorials and fails if a cell raises an error.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_execution_timeout = 120
+# TensorFlow writes its notes at start-up to the standard error.
+nb_output_stderr = "remove"
 
 # The order in which a file has them, which goes from what is used most.
 autodoc_member_order = "bysource"

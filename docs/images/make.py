@@ -1,10 +1,11 @@
-"""Draws the picture of README.md: the rows of a table on four devices.
+"""Draws the pictures of README.md and of examples/README.md.
 
     python docs/images/make.py
 
-The program runs the snippet of README.md and writes `shards.svg`. All numbers
-in the picture come from the snippet. Requires matplotlib, which the extra
-`docs` installs.
+The program runs the snippet of README.md and writes `shards.svg`: the rows of a
+table on four devices. All numbers in the picture come from the snippet. Then
+the program runs the tutorial and writes its loss curves to `losses.svg`.
+Requires matplotlib, which the extra `docs` installs.
 """
 
 import contextlib
@@ -93,8 +94,32 @@ def draw_devices(
     axes.axis("off")
 
 
+def run_tutorial() -> dict[str, Any]:
+    """Returns the variables of the tutorial after all its code cells ran."""
+    page = ROOT / "docs" / "tutorials" / "language_model.md"
+    cells = re.findall(
+        r"^```{code-cell} ipython3\n(.*?)^```",
+        page.read_text(encoding="utf-8"),
+        re.M | re.S,
+    )
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    for code in cells:
+        # Cells with tags configure the notebook only.
+        if not code.startswith(":tags:"):
+            exec(compile(code, str(page), "exec"), names)
+    return names
+
+
+def save(figure: Any, name: str) -> None:
+    """Writes a figure next to this file, with the same bytes in each run."""
+    matplotlib.rcParams["svg.hashsalt"] = name
+    figure.patch.set_facecolor("white")
+    figure.tight_layout()
+    figure.savefig(HERE / name, metadata={"Date": None})
+
+
 def main() -> None:
-    """Writes the picture next to this file."""
+    """Writes the pictures next to this file."""
     names, (before, after) = run_snippet()
     table = names["model"].get_layer("tokens").embeddings
     num_rows = table.shape[0]
@@ -103,10 +128,7 @@ def main() -> None:
         for shard in transfer.unique_shards(table.shape, table.layout)
         for device in shard.devices
     }
-    # A fixed salt and no date make the file equal in each run.
-    matplotlib.rcParams["svg.hashsalt"] = "shards"
     figure, both = pyplot.subplots(1, 2, figsize=(9.6, 2.9))
-    figure.patch.set_facecolor("white")
     draw_devices(
         both[0],
         "replicated on each device",
@@ -121,8 +143,8 @@ def main() -> None:
         [rows[device] for device in sorted(rows)],
         after,
     )
-    figure.tight_layout()
-    figure.savefig(HERE / "shards.svg", metadata={"Date": None})
+    save(figure, "shards.svg")
+    save(run_tutorial()["figure_of_losses"], "losses.svg")
 
 
 if __name__ == "__main__":
