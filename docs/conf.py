@@ -1,6 +1,7 @@
 """How `make docs` builds the pages: Sphinx with MyST and the theme Furo.
 
 Nothing is fetched, neither when the pages are built nor when they are read.
+Links to TensorFlow, Keras and NumPy come from the lists in `inventories`.
 """
 
 import os
@@ -32,6 +33,7 @@ extensions = [
     "sphinx_copybutton",
     "api_links",
     "docstring_markdown",
+    "inventories",
     "no_network",
     "public_names",
     "replaced_names",
