@@ -1,8 +1,10 @@
-"""Code like `tlm.ShardedVariable` leads to the entry of that name.
+"""Sphinx extension that links public names to their API entries.
 
-In pages and in docstrings alike. A name that has no entry is a warning, so that
-no page goes on naming what was renamed. Code like `tf.Variable` links to the
-page of TensorFlow, Keras or NumPy, if `docs/inventories` lists the name.
+In pages and docstrings, code such as `tlm.ShardedVariable` becomes a link to
+the API entry of that name. A name without an entry causes a Sphinx warning, so
+that the build detects pages that still use an old name. Code such as
+`tf.Variable` becomes a link to the page of TensorFlow, Keras or NumPy if
+`docs/inventories` lists the name.
 """
 
 import re
@@ -14,7 +16,8 @@ from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
 NAME = re.compile(r"(\w+(?:\.\w+)+)(?:\(\))?")
-# What is a link already, or goes into the table of contents.
+# Names inside these nodes do not become links: they are links already, or
+# they are titles, which also appear in the table of contents.
 LEFT_ALONE = (nodes.reference, addnodes.pending_xref, nodes.title)
 
 
@@ -35,7 +38,7 @@ def target_of(name: str) -> str | None:
 
 
 class LinkNames(SphinxTransform):
-    """Wraps literals that are public names into cross references."""
+    """Turns code literals that are public names into cross references."""
 
     default_priority = 500
 
