@@ -9,6 +9,7 @@ initializer returns on one device.
 
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs" / "initial_values.md"
 START, END = "<!-- results -->\n", "<!-- end of results -->\n"
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-SHAPES = {"2-D": (12, 20), "3-D": (4, 6, 10)}
+SHAPES = {"2-D": (12, 20), "3-D": (4, 6, 12)}
 # Mesh axes of each dimension, by name, for each rank.
 LAYOUTS = {
     "rows": {2: ("a", None), 3: ("a", None, None)},
@@ -47,7 +48,8 @@ RANDOM = (
 LIBRARIES = {
     "Keras 3": keras.initializers,
     "tf_keras": tf_keras.initializers,
-    "TensorFlow": tf.initializers,
+    # `tf.initializers` is the module of Keras 3.
+    "TensorFlow": sys.modules[tf.zeros_initializer.__module__],
 }
 
 

@@ -45,15 +45,15 @@ class _Library(NamedTuple):
       generator: Function that is called as `generator(initializer)` and returns
         the generator of the next call; None if it is not known. It advances the
         state of the initializer as a call does.
-      limit: Function that is called as `limit(value, dtype)` and converts the
-        limit of a uniform distribution as the library does.
+      to_dtype: Function that is called as `to_dtype(value, dtype)` and converts
+        a constant, or a limit of a uniform distribution, as the library does.
     """
 
     module: str
     constants: str
     fans: Callable[[Any, tuple[int, ...]], tuple[int, int]]
     generator: Callable[[Any], tf.Tensor | None]
-    limit: Callable[[Any, tf.DType], tf.Tensor]
+    to_dtype: Callable[[Any, tf.DType], tf.Tensor]
 
 
 class RandomTensor(NamedTuple):
@@ -215,17 +215,16 @@ def _parameters(
     def uniform(low: Any, high: Any):
         if np.ndim(low) or np.ndim(high):
             return None
-        low, high = library.limit(low, dtype), library.limit(high, dtype)
+        low, high = library.to_dtype(low, dtype), library.to_dtype(high, dtype)
         return "uniform", high - low, low
 
-    if kind.__module__ == library.constants:
-        values = {"Zeros": 0, "Ones": 1}
-        value = values.get(kind.__name__, getattr(initializer, "value", None))
-        if kind.__name__ not in (*values, "Constant") or not isinstance(
-            value, (int, float)
-        ):
+    if kind.__name__ in ("Zeros", "Ones", "Constant"):
+        value = {"Zeros": 0, "Ones": 1}.get(
+            kind.__name__, getattr(initializer, "value", None)
+        )
+        if not isinstance(value, (int, float)):
             return None
-        return scaled("constant", 0, value)
+        return "constant", tf.zeros([], dtype), library.to_dtype(value, dtype)
     if kind.__name__ == "RandomUniform":
         return uniform(initializer.minval, initializer.maxval)
     if kind.__name__ == "RandomNormal":
