@@ -211,3 +211,26 @@ def test_ten_thousand_unallocated_variables_are_explained(mesh):
 def test_argument_that_is_not_a_model_raises(mesh, wrong):
     with pytest.raises(TypeError, match="a Keras model or layer"):
         map_of(mesh).explain(wrong)
+
+
+def test_weights_that_the_host_initializes_in_full_are_reported(mesh):
+    layout_map = map_of(
+        mesh, d1__kernel=(None, "model"), d2__kernel=("model", "batch")
+    )
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                L.Dense(6, kernel_initializer="orthogonal", name="d1"),
+                L.Dense(8, name="d2"),
+                # A replicated weight is not reported.
+                L.Dense(4, kernel_initializer="orthogonal", name="d3"),
+            ]
+        )
+    report = layout_map.explain(model)
+    assert [v.name for v in report.variables if v.initialized_in_full] == [
+        "d1.kernel"
+    ]
+    assert "Initial value computed in full on the host: d1.kernel." in str(
+        report
+    )

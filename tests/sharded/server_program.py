@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import initial_values
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.local_cluster import free_ports
 from tf_layoutmap.sharded import initial_value
@@ -112,6 +113,21 @@ def first_values(strategy, coordinator):
     return found
 
 
+def all_initializers(strategy, coordinator):
+    """Returns the combinations whose values on the servers differ."""
+    del coordinator
+    wrong = {}
+    for case in initial_values.cases():
+        with strategy.scope():
+            # TensorFlow draws four float32 or two float64 numbers at a time.
+            found = initial_values.in_shards(
+                case, ["2-D"], ["float32", "float64"], [3]
+            )
+        if found:
+            wrong[f"{case.library} {case.name}"] = found
+    return wrong
+
+
 def trained_table(strategy, coordinator):
     with strategy.scope():
         table = tlm.ShardedVariable.create(ROWS, num_shards=2)
@@ -197,6 +213,7 @@ CASES = [
     table_as_the_strategy_divides,
     trained_table,
     first_values,
+    all_initializers,
     keras_layer,
     tf_keras_layer,
     keras_layer_that_trains_itself,

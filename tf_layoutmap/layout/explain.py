@@ -16,6 +16,7 @@ import keras
 
 from tf_layoutmap._core import checks, keras_private, lazy
 from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.layout_map_scope import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
@@ -44,6 +45,9 @@ class VariableReport:
       bytes_per_device: Bytes that one device holds; 0 if there are problems.
       bytes_total: Bytes of the unsharded variable.
       problems: Problems and how to fix them; empty if the layout fits.
+      initialized_in_full: Whether the host computes the full initial value of
+        a sharded variable, because its initializer cannot compute blocks
+        (`docs/initial_values.md`).
     """
 
     name: str
@@ -57,6 +61,7 @@ class VariableReport:
     bytes_per_device: int
     bytes_total: int
     problems: tuple[str, ...]
+    initialized_in_full: bool = False
 
     losers = lazy.renamed_property("losers", "shadowed")
 
@@ -164,6 +169,11 @@ class Explanation:
                 f"{', '.join(self.unbuilt)}."
             )
         lines += [
+            f"Initial value computed in full on the host: {v.name}."
+            for v in self.variables
+            if v.initialized_in_full
+        ][:_SHOWN]
+        lines += [
             f"Replicated on every device: {one}."
             for one in self.replicated_ops[:_SHOWN]
         ]
@@ -254,7 +264,19 @@ def _report(assigned: assignments.LayoutAssignment) -> VariableReport:
         bytes_per_device=assigned.bytes_per_device,
         bytes_total=assignments.num_bytes(shape, variable._dtype),
         problems=tuple(assigned.problems),
+        initialized_in_full=any(assigned.axes)
+        and _is_initialized_in_full(variable),
     )
+
+
+def _is_initialized_in_full(variable: Any) -> bool:
+    initializer = getattr(variable, "_initializer", None)
+    if initializer is None:
+        # The variable has a value. The attribute was set when the value was
+        # created on a mesh.
+        variable = getattr(variable, "variable", variable)
+        return getattr(variable, "_initialized_in_full", False)
+    return initial_values.is_computed_in_full(initializer, variable._dtype)
 
 
 def _unused(

@@ -42,6 +42,10 @@ def one_process():
     return model, two_clients.train(model)
 
 
+def test_initial_values_match_one_process(found):
+    assert [one["initial_values"] for one in found] == [{}, {}]
+
+
 def test_losses_and_predictions_match_one_process(found, one_process):
     assert len(found) == 2
     assert found[0] == found[1]

@@ -23,6 +23,7 @@ if __name__ == "__main__":
         [tf.config.LogicalDeviceConfiguration()] * 2,
     )
 
+from tests import initial_values
 from tests.layout import pairs
 from tests.layout.meshes import axes_of
 from tf_layoutmap.distribution import initialize
@@ -106,6 +107,15 @@ def main(folder: Path) -> None:
             v, dtensor.Layout.batch_sharded(mesh, "batch", v.ndim)
         ),
     )
+    # Each process compares its own shards.
+    ab_mesh = dtensor.create_distributed_mesh(
+        [("a", 2), ("b", 2)], device_type="CPU"
+    )
+    found["initial_values"] = {
+        case.name: wrong
+        for case in initial_values.cases()
+        if (wrong := initial_values.on_meshes(case, {"2x2": ab_mesh}))
+    }
     found["axes"] = [axes_of(w) for w in model.weights]
     # Saving gathers the weights, so all processes must save at the same time.
     # Each process writes a separate file.

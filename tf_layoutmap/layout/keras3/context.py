@@ -120,6 +120,9 @@ class MeshContext:
 
     def _initialize(self, assigned: assignments.LayoutAssignment) -> None:
         variable = assigned.variable
+        variable._initialized_in_full = initial_values.is_computed_in_full(
+            variable._initializer, variable._dtype
+        )
         with tf.init_scope():
             value = initial_values.initial_value(
                 variable._initializer,

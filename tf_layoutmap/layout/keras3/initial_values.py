@@ -67,18 +67,11 @@ def initial_value(
     )
 
 
-def is_computed_on_host(
-    initializer: Callable[..., Any], dtype: str, layout: Layout
-) -> bool:
-    """Returns whether the host computes the full initial value of a weight.
-
-    This is False for replicated weights, because each device holds them in
-    full.
-    """
+def is_computed_in_full(initializer: Callable[..., Any], dtype: str) -> bool:
+    """Returns whether the host computes the full value of a sharded weight."""
     constant = _CONSTANTS.get(type(initializer))
     return not (
-        layout.is_fully_replicated()
-        or (constant is not None and np.ndim(constant(initializer)) == 0)
+        (constant is not None and np.ndim(constant(initializer)) == 0)
         or random_tensors.is_known(initializer, tf.as_dtype(dtype))
     )
 

@@ -304,17 +304,21 @@ def _draw_seed_now(generator: Any) -> None:
 
 def _create_variable(variable: Any, layout: Layout) -> Any:
     name = variable.name.removesuffix(":0")
+    in_full = False
     with tf.init_scope():
         if not isinstance(variable, tf_keras_private.LazyInitVariable):
             value = transfer.to_mesh(variable.numpy(), layout)
         else:
+            initializer, shape, dtype = _initializer(variable)
+            in_full = initial_values.is_computed_in_full(initializer, dtype)
             value = initial_values.initial_value(
-                *_initializer(variable), layout
+                initializer, shape, dtype, layout
             )
         variable_on_mesh = make_variable(
             value, name=name, trainable=variable.trainable
         )
         variable_on_mesh._constraint = variable.constraint
+        variable_on_mesh._initialized_in_full = in_full
         return variable_on_mesh
 
 
