@@ -5,12 +5,14 @@ batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
 `scope()`, or after `set_distribution` for the current thread.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import keras
 import numpy as np
@@ -24,6 +26,7 @@ from tf_layoutmap.distribution.layout_map import (
     TensorLayout,
 )
 from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
 from tf_layoutmap.layout.layout_map_scope import (
     as_table,
@@ -40,10 +43,21 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     list_devices,
 )
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import AnyDistribution
+
 _current = threading.local()
 
+_Dataset = TypeVar("_Dataset")
 
-def distribution() -> Any:
+
+class _IgnoredArguments(TypedDict, total=False):
+    """Arguments of Keras' `ModelParallel` that have no effect."""
+
+    device_mesh: AnyMesh | None
+
+
+def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
     Also returns a `tlm.distribution` object that was passed to
@@ -123,7 +137,7 @@ class Distribution(keras_private.Distribution):
             )
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> AnyMesh:
         """The mesh, as passed."""
         return self._device_mesh
 
@@ -152,23 +166,29 @@ class Distribution(keras_private.Distribution):
         """Number of shards of a batch."""
         raise NotImplementedError
 
-    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+    def get_data_layout(
+        self, data_shape: Sequence[int]
+    ) -> keras.distribution.TensorLayout:
         """Returns the layout of a batch of this shape."""
         raise NotImplementedError
 
-    def get_variable_layout(self, variable: Any) -> Any:
+    def get_variable_layout(
+        self, variable: keras.Variable
+    ) -> keras.distribution.TensorLayout:
         """Returns the layout of a variable, or the layout it would get."""
         raise NotImplementedError
 
-    def get_tensor_layout(self, path: str) -> Any:
+    def get_tensor_layout(
+        self, path: str
+    ) -> keras.distribution.TensorLayout | None:
         """Returns the layout that the layout map has for a name, or None."""
         raise NotImplementedError
 
-    def distribute_dataset(self, dataset: Any) -> Any:
+    def distribute_dataset(self, dataset: _Dataset) -> _Dataset:
         """Returns `dataset` unchanged: steps select the shard of each batch."""
         return dataset
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext | None:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
@@ -189,7 +209,9 @@ class Distribution(keras_private.Distribution):
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Any]:
+    def scope(
+        self,
+    ) -> Iterator[AnyLayoutMap | keras.distribution.LayoutMap | None]:
         """Returns the scope in which models are created."""
         before = recorded_distribution()
         with self._place_new_models() as layout_map:
@@ -231,7 +253,7 @@ class ByLayoutMap(Distribution):
         engine.ensure("keras3")
 
     @property
-    def layout_map(self) -> Any:
+    def layout_map(self) -> AnyLayoutMap | keras.distribution.LayoutMap:
         """The layout map, as passed."""
         return self._layout_map
 
@@ -247,7 +269,7 @@ class ByLayoutMap(Distribution):
         )
 
     def get_variable_layout(
-        self, variable: Any
+        self, variable: keras.Variable
     ) -> keras.distribution.TensorLayout:
         """Returns the layout of a variable, or the layout it would get."""
         layout = keras_private.given_layout(variable)
@@ -278,7 +300,7 @@ class ByLayoutMap(Distribution):
     def _layout(self, axes: tuple[str | None, ...]) -> TensorLayout:
         return TensorLayout(axes, self.device_mesh)
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext:
         """Returns the context of new models, for `set_distribution`."""
         return prepared_context(self._table, self._init, self._batch_dim_name)
 
@@ -322,7 +344,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
         init: literals.Init = "sharded",
-        **kwargs: Any,
+        **kwargs: Unpack[_IgnoredArguments],
     ):
         """Creates the distribution.
 
@@ -425,7 +447,7 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         )
 
 
-def set_distribution(value: Any) -> None:
+def set_distribution(value: AnyDistribution | None) -> None:
     """Sets the distribution of objects that this thread creates from now on.
 
     For objects that are created inside a `scope()` or `tlm.layout_map_scope`,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Self
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
 
 if TYPE_CHECKING:
+    from tf_layoutmap._core.types import KerasLayer
     from tf_layoutmap.layout.explain import Explanation
 
 
@@ -33,14 +36,16 @@ class LayoutMap(LayoutTable):
     again.
     """
 
-    def scope(self, **options: Any) -> Any:
-        """Returns `tlm.layout_map_scope(self, **options)`."""
+    def scope(
+        self, *, init: literals.Init = "sharded", batch_dim: str | None = None
+    ) -> contextlib.AbstractContextManager[Self]:
+        """Returns `tlm.layout_map_scope` of this map and these arguments."""
         # The import is here because it imports Keras.
         from tf_layoutmap.layout.layout_map_scope import layout_map_scope
 
-        return layout_map_scope(self, **options)
+        return layout_map_scope(self, init=init, batch_dim=batch_dim)
 
-    def explain(self, model: Any) -> Explanation:
+    def explain(self, model: KerasLayer) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.
 
         Nothing is allocated. `print` shows the report as a table.

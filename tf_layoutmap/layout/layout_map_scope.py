@@ -4,6 +4,8 @@ A `keras.distribution.LayoutMap` is read as a `LayoutTable`. Its keys match as
 in Keras: a key must match the full path of a variable.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, TypeVar

@@ -1,20 +1,32 @@
 """`ShardedVariable`: a sharded table that is used like a `tf.Variable`."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, strategies, tf_private
-from tf_layoutmap.partition import Partitioner, RowPartition
+from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, gradient, new_rows
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        Placement,
+        ShapeLike,
+        ShardCounts,
+        StockShardedVariable,
+        TensorLike,
+    )
 
 
 class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
@@ -51,18 +63,18 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     @classmethod
     def create(
         cls,
-        initial_value: Any,
-        shape: Any = None,
-        dtype: Any = None,
+        initial_value: TensorLike | Callable[..., object],
+        shape: ShapeLike | None = None,
+        dtype: DTypeLike | None = None,
         *,
-        partitioner: Partitioner | Callable | None = None,
+        partitioner: ShardCounts | None = None,
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         axis: int = 0,
-        placement: Any = None,
+        placement: Placement | None = None,
         name: str = "ShardedVariable",
         trainable: bool = True,
-    ) -> "ShardedVariable":
+    ) -> ShardedVariable:
         """Creates a table and its shards, named `<name>/part_0` and so on.
 
         >>> table = ShardedVariable.create(
@@ -115,7 +127,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tf.TensorShape(shape)
+        # The stubs of TensorFlow accept fewer types than TensorFlow.
+        shape = tf.TensorShape(cast("Any", shape))
         if not shape.is_fully_defined() or shape.rank <= axis:
             raise ValueError(
                 checks.message(
@@ -126,8 +139,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tuple(shape.as_list())
-        dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
+        shape = cast("tuple[int, ...]", tuple(shape.as_list()))
+        dtype = tf.float32 if dtype is None else tf.as_dtype(cast("Any", dtype))
         if (
             partitioner is None
             and num_shards is None
@@ -200,7 +213,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         return cls(variables, name=name, axis=axis, placement=partition)
 
     @classmethod
-    def from_tf(cls, sharded: Any) -> "ShardedVariable":
+    def from_tf(cls, sharded: StockShardedVariable) -> ShardedVariable:
         """Returns a table with the variables of TensorFlow's own class.
 
         The variables are shared, not copied. Use this method for the variables
@@ -232,7 +245,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             )
         )
 
-    def to_tf(self) -> Any:
+    def to_tf(self) -> StockShardedVariable:
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:

@@ -1,13 +1,18 @@
 """The type of a `ShardedVariable` as an argument of a `tf.function`."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap.sharded import arguments, indexing
 from tf_layoutmap.sharded.routing.checks import Shards
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Placement, VariableSpec
 
 # TensorFlow cannot hash functions in the serialization of a TypeSpec, so a
 # callable placement is replaced by its id.
@@ -30,10 +35,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     def __init__(
         self,
-        *variable_specs: Any,
+        *variable_specs: VariableSpec,
         name: str = "ShardedVariable",
         axis: int = 0,
-        placement: Any = "offsets",
+        placement: Placement = "offsets",
         devices: Sequence[str] | None = None,
     ):
         """Creates the spec.
@@ -93,7 +98,7 @@ class ShardedVariableSpec(tf.TypeSpec):
     @classmethod
     def _deserialize(cls, serialization):
         name, axis, placement, devices, *variable_specs = serialization
-        placement = _FUNCTIONS.get(placement, placement)
+        placement = cast("Placement", _FUNCTIONS.get(placement, placement))
         return cls(
             *variable_specs,
             name=name,
@@ -124,7 +129,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     def _from_components(self, components):
         partition = arguments.partition_of(
-            [int(spec.shape[self._axis]) for spec in self._variable_specs],
+            [
+                int(cast(int, spec.shape[self._axis]))
+                for spec in self._variable_specs
+            ],
             self._placement,
             self._axis,
             self._name,

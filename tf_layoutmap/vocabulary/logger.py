@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary.state import Vocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Logs
+    from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
+    from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 # Counts of one epoch.
 _COUNTS = (
@@ -151,7 +156,7 @@ class VocabularyLoggerBase:
 
     def __init__(
         self,
-        layer: Any,
+        layer: TPUEmbeddingCore | EmbeddingCore,
         log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
@@ -185,7 +190,7 @@ class VocabularyLoggerBase:
     def on_epoch_begin(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Stores the statistics at the beginning of the epoch."""
         self._stats.begin()
@@ -193,7 +198,7 @@ class VocabularyLoggerBase:
     def on_epoch_end(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Adds the statistics to the logs and the history."""
         found = self._stats.end(epoch)

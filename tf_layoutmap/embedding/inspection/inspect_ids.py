@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,13 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        FeatureConfigs,
+        TableConfig,
+        TableOptimizer,
+    )
 
 # Number of slot variables of each optimizer, which all have the shape of the
 # table.
@@ -107,12 +114,12 @@ class IdReport:
 
 
 def inspect_ids(
-    dataset: Iterable[Any],
-    feature_config: Any,
+    dataset: Iterable[object],
+    feature_config: FeatureConfigs,
     *,
-    optimizer: Any = None,
+    optimizer: TableOptimizer | None = None,
     max_batches: int | None = None,
-    open_tables: Iterable[Any] = (),
+    open_tables: Iterable[str | TableConfig] = (),
     kept_share: float = 0.95,
 ) -> IdReport:
     """Reads a dataset and reports how its ids use the tables.

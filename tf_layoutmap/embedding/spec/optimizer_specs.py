@@ -17,7 +17,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,6 +432,17 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
 
 
 LearningRate = float | Callable[[], Any]
+
+
+class HostOptions(TypedDict, total=False):
+    """Arguments that all optimizers of the host engine have."""
+
+    use_gradient_accumulation: bool
+    clip_weight_min: float | None
+    clip_weight_max: float | None
+    weight_decay_factor: float | None
+    multiply_weight_decay_factor_by_learning_rate: bool | None
+    clipvalue: float | tuple[float | None, float | None] | None
 
 
 class HostOptimizer:
