@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     import keras
     import numpy.typing as npt
     import tensorflow as tf
-    from keras.distribution import DataParallel, ModelParallel
-
-    from tf_layoutmap.distribution.parallel import Distribution
-    from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
-    from tf_layoutmap.embedding.table_access import TableAccess
-    from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
-    from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-    from tf_layoutmap.partition import RowPartition
 
 _Leaf = TypeVar("_Leaf")
 _Object = TypeVar("_Object", covariant=True)
@@ -49,11 +41,6 @@ ShapeLike: TypeAlias = (
 
 DTypeLike: TypeAlias = "tf.DType | npt.DTypeLike | int"
 """A value that `tf.as_dtype` accepts."""
-
-Placement: TypeAlias = (
-    "str | Iterable[SupportsIndex] | RowPartition | Callable[..., object]"
-)
-"""Name of a placement, offsets, a partition, or a callable of global rows."""
 
 ShardCounts: TypeAlias = "Callable[..., Sequence[int]]"
 """A partitioner: a callable of shape and dtype with a number for each axis."""
@@ -149,11 +136,8 @@ class EmbeddingOptimizer(Protocol):
     def use_gradient_accumulation(self) -> bool: ...
 
 
-TableOptimizer: TypeAlias = "EmbeddingOptimizer | OptimizerSpec"
-"""The optimizer of a table, as an object or as its spec."""
-
 LayerOptimizer: TypeAlias = (
-    "TableOptimizer | keras.optimizers.Optimizer | str | None"
+    "EmbeddingOptimizer | keras.optimizers.Optimizer | str | None"
 )
 """The optimizer of a layer's tables; also one of Keras, or its name."""
 
@@ -178,16 +162,34 @@ class KerasLayer(Protocol):
     def count_params(self) -> object: ...
 
 
-AnyEmbedding: TypeAlias = "TableAccess | TPUEmbeddingCore | EmbeddingCore"
-"""A `tlm.TPUEmbedding`, or a layer of `tlm.layers` with tables."""
+class HasEmbedding(Protocol):
+    """A layer of `tlm.layers` with tables, for Keras 3 or tf_keras."""
 
+    @property
+    def embedding(self) -> object: ...
+
+
+class HasTables(Protocol):
+    """A `tlm.TPUEmbedding`, or a layer with the same property."""
+
+    @property
+    def embedding_tables(self) -> object: ...
+
+
+class HasSlots(Protocol):
+    """A table on the host or on a mesh that creates its slot variables."""
+
+    @property
+    def name(self) -> str: ...
+
+    def new_slot(self, name: str, initial: float) -> object: ...
+
+
+AnyEmbedding: TypeAlias = "HasEmbedding | HasTables"
+"""A `tlm.TPUEmbedding`, or a layer of `tlm.layers` with tables."""
 
 # Key of a mapping from tables or layers.
 TableOrLayer = TypeVar("TableOrLayer", bound="str | TableConfig | AnyEmbedding")
-
-
-AnyDistribution: TypeAlias = "Distribution | DataParallel | ModelParallel"
-"""A distribution of `tlm.distribution` or `keras.distribution`."""
 
 
 class Logs(Protocol):

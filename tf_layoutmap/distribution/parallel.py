@@ -12,7 +12,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import keras
 import numpy as np
@@ -43,12 +43,17 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     list_devices,
 )
 
-if TYPE_CHECKING:
-    from tf_layoutmap._core.types import AnyDistribution
-
 _current = threading.local()
 
 _Dataset = TypeVar("_Dataset")
+
+KerasDistribution: TypeAlias = (
+    keras.distribution.ModelParallel | keras.distribution.DataParallel
+)
+"""A distribution of Keras that has a counterpart in this package."""
+
+AnyDistribution: TypeAlias = "Distribution | KerasDistribution"
+"""A distribution of this package or of Keras."""
 
 
 class _IgnoredArguments(TypedDict, total=False):

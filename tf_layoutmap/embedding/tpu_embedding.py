@@ -22,7 +22,7 @@ from tf_layoutmap.embedding.divided import backend as divided_backend
 from tf_layoutmap.embedding.host import backend as host_backend
 from tf_layoutmap.embedding.host import multi_process
 from tf_layoutmap.embedding.servers import backend as servers_backend
-from tf_layoutmap.embedding.spec import config, open_tables
+from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
 from tf_layoutmap.embedding.table_access import TableAccess
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         ShapeLike,
         ShardCounts,
         TableKey,
-        TableOptimizer,
     )
 
 _WIRE_DTYPES = ("float32", "bfloat16")
@@ -102,7 +101,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def __init__(
         self,
         feature_config: FeatureConfigs,
-        optimizer: TableOptimizer | None,
+        optimizer: optimizer_specs.TableOptimizer | None,
         pipeline_execution_with_tensor_core: bool = False,
         *,
         partitioner: ShardCounts | None = None,

@@ -22,7 +22,7 @@ from tf_layoutmap.sharded import (
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import Placement, ShardCounts
+    from tf_layoutmap._core.types import ShardCounts
 
 
 def table_of(variable: Any) -> Any:
@@ -58,7 +58,7 @@ class ShardedVariableMixin(
         name: str = "ShardedVariable",
         *,
         axis: int = 0,
-        placement: Placement | None = None,
+        placement: arguments.Placement | None = None,
     ):
         """Creates a table whose shards are existing variables.
 
@@ -236,7 +236,7 @@ class ShardedVariableMixin(
         num_shards: int | None = None,
         *,
         partitioner: ShardCounts | None = None,
-        placement: Placement | None = None,
+        placement: arguments.Placement | None = None,
         devices: Sequence[str] | None = None,
     ) -> Self:
         """Replaces the shards of this table by new shards, in place.

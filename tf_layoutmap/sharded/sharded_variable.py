@@ -21,7 +21,6 @@ from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import (
         DTypeLike,
-        Placement,
         ShapeLike,
         ShardCounts,
         StockShardedVariable,
@@ -71,7 +70,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         axis: int = 0,
-        placement: Placement | None = None,
+        placement: arguments.Placement | None = None,
         name: str = "ShardedVariable",
         trainable: bool = True,
     ) -> ShardedVariable:

@@ -12,7 +12,7 @@ from tf_layoutmap.sharded import arguments, indexing
 from tf_layoutmap.sharded.routing.checks import Shards
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import Placement, VariableSpec
+    from tf_layoutmap._core.types import VariableSpec
 
 # TensorFlow cannot hash functions in the serialization of a TypeSpec, so a
 # callable placement is replaced by its id.
@@ -38,7 +38,7 @@ class ShardedVariableSpec(tf.TypeSpec):
         *variable_specs: VariableSpec,
         name: str = "ShardedVariable",
         axis: int = 0,
-        placement: Placement = "offsets",
+        placement: arguments.Placement = "offsets",
         devices: Sequence[str] | None = None,
     ):
         """Creates the spec.
@@ -98,12 +98,12 @@ class ShardedVariableSpec(tf.TypeSpec):
     @classmethod
     def _deserialize(cls, serialization):
         name, axis, placement, devices, *variable_specs = serialization
-        placement = cast("Placement", _FUNCTIONS.get(placement, placement))
+        placement = _FUNCTIONS.get(placement, placement)
         return cls(
             *variable_specs,
             name=name,
             axis=axis,
-            placement=placement,
+            placement=cast(arguments.Placement, placement),
             devices=devices,
         )
 

@@ -31,7 +31,7 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Conversion
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import TableConfig, TableOptimizer
+    from tf_layoutmap._core.types import TableConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -284,7 +284,7 @@ def convert_vocabularies(
     vocabularies: Mapping[str, OpenVocabulary]
     | Mapping[str, TableConfig]
     | Mapping[str, OpenVocabulary | TableConfig],
-    optimizer: TableOptimizer | None = None,
+    optimizer: optimizer_specs.TableOptimizer | None = None,
 ) -> dict[str, Conversion]:
     """Writes a checkpoint for tables with other vocabularies.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import tensorflow as tf
 
@@ -12,9 +12,7 @@ from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import Logs
-    from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
-    from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
+    from tf_layoutmap._core.types import HasEmbedding, Logs
 
 # Counts of one epoch.
 _COUNTS = (
@@ -156,7 +154,7 @@ class VocabularyLoggerBase:
 
     def __init__(
         self,
-        layer: TPUEmbeddingCore | EmbeddingCore,
+        layer: HasEmbedding,
         log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
@@ -185,7 +183,8 @@ class VocabularyLoggerBase:
                 f"Argument `layer` must be a {self._layer_name}. Received: "
                 f"{layer!r}."
             )
-        self._stats = EpochStats(layer._named_vocabularies, names, log_dir)
+        vocabularies = cast("Any", layer)._named_vocabularies
+        self._stats = EpochStats(vocabularies, names, log_dir)
 
     def on_epoch_begin(
         self,

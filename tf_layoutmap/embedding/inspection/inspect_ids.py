@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.inspection import html_report, id_counts
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import config, optimizer_specs
 from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import (
         FeatureConfigs,
         TableConfig,
-        TableOptimizer,
     )
 
 # Number of slot variables of each optimizer, which all have the shape of the
@@ -117,7 +116,7 @@ def inspect_ids(
     dataset: Iterable[object],
     feature_config: FeatureConfigs,
     *,
-    optimizer: TableOptimizer | None = None,
+    optimizer: optimizer_specs.TableOptimizer | None = None,
     max_batches: int | None = None,
     open_tables: Iterable[str | TableConfig] = (),
     kept_share: float = 0.95,

@@ -17,7 +17,10 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import EmbeddingOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,6 +435,10 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
 
 
 LearningRate = float | Callable[[], Any]
+
+
+TableOptimizer: TypeAlias = "EmbeddingOptimizer | OptimizerSpec"
+"""The optimizer of a table, as an object or as its spec."""
 
 
 class HostOptions(TypedDict, total=False):

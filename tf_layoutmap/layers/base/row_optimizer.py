@@ -25,9 +25,7 @@ from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import EmbeddingOptimizer, Weights
-    from tf_layoutmap.layers.base.tables import HostTable
-    from tf_layoutmap.layers.keras3.mesh_weights import MeshTable
+    from tf_layoutmap._core.types import EmbeddingOptimizer, HasSlots, Weights
 
 
 class RowOptimizerSaving:
@@ -276,7 +274,7 @@ class RowUpdates(RowOptimizerSaving):
             if hasattr(self, slot.name)
         }
 
-    def create_slots(self, table: HostTable | MeshTable) -> None:
+    def create_slots(self, table: HasSlots) -> None:
         """Creates the slot variables of a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
