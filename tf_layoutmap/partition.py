@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
@@ -322,7 +322,10 @@ class Partitioner:
     """
 
     def __call__(
-        self, shape: Iterable[int | None], dtype: DTypeLike, axis: int = 0
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
     ) -> list[int]:
         """Returns the number of shards along each axis.
 
@@ -357,7 +360,10 @@ class FixedShardsPartitioner(Partitioner):
         self._num_shards = _check_positive("num_shards", num_shards)
 
     def __call__(
-        self, shape: Iterable[int | None], dtype: DTypeLike, axis: int = 0
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
     ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         return _shards_along(shape, axis, self._num_shards)
@@ -398,7 +404,10 @@ class MinSizePartitioner(Partitioner):
         )
 
     def __call__(
-        self, shape: Iterable[int | None], dtype: DTypeLike, axis: int = 0
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
     ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         num_bytes = math.prod(shape) * _element_bytes(
@@ -451,7 +460,10 @@ class MaxSizePartitioner(Partitioner):
         )
 
     def __call__(
-        self, shape: Iterable[int | None], dtype: DTypeLike, axis: int = 0
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
     ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         slice_bytes = _element_bytes(dtype, self._bytes_per_string) * (

@@ -98,9 +98,11 @@ def export(
     | Mapping[TableOrLayer, literals.RowFormatName] = "float32",
     fuse: bool = True,
     *,
-    input_signature: Sequence[Nested[tf.TypeSpec | keras.KerasTensor]]
+    input_signature: Sequence[
+        Nested[tf.TypeSpec | keras.KerasTensor | keras.InputSpec]
+    ]
     | None = None,
-    dataset: Iterable[Sequence[object]] | None = None,
+    dataset: Iterable[Iterable[object]] | None = None,
 ) -> ExportReport:
     """Writes a SavedModel that uses TensorFlow's own operations only.
 

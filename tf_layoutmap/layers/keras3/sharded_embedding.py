@@ -343,7 +343,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def compute_mask(
         self,
-        inputs: TensorLike | keras.KerasTensor,
+        inputs: TensorLike | tf.RaggedTensor | keras.KerasTensor,
         mask: TensorLike | keras.KerasTensor | None = None,
     ) -> tf.Tensor | keras.KerasTensor | None:
         """Returns whether ids are not padding; None without `mask_zero`."""

@@ -189,7 +189,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         keras_version_guard.check_not_keras3(self, inputs)
 
     def compute_mask(
-        self, inputs: TensorLike, mask: TensorLike | None = None
+        self,
+        inputs: TensorLike | tf.RaggedTensor,
+        mask: TensorLike | None = None,
     ) -> tf.Tensor | None:
         """Returns whether ids are not padding; None without `mask_zero`."""
         del mask
