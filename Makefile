@@ -1,6 +1,6 @@
-# Builds everything from a fresh machine: `make demo`, `make test`. `make` lists
-# all targets. Each step runs once, and again only when one of its dependencies
-# has changed.
+# Installs the required packages, builds the project, and runs tests and checks.
+# `make` without arguments lists all targets. A step runs again only if one of
+# its dependencies has changed.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,35 +8,36 @@ MAKEFLAGS += --no-builtin-rules
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-# The interpreter of .venv, for example: PYTHON=python3.12 make demo
+# The Python interpreter that creates .venv. To use another interpreter, set the
+# variable, for example: PYTHON=python3.12 make demo
 PYTHON ?= python3
-# Number of test files that run at the same time, each in a separate process
-# that uses up to 4 GB. The default is one more than two cores, because some
-# tests wait for other processes.
+# Number of test files that run at the same time. Each test file runs in a
+# separate process that uses up to 4 GB of memory. The default of 3 is suitable
+# for two cores, because some tests only wait for other processes.
 TEST_WORKERS ?= 3
-# Distributes the tests by file. Files start in the order of
+# pytest distributes the tests by file. The files start in the order of
 # tests/long_files.txt.
 BY_FILES := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 FUZZ_SECONDS ?= 20
 FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
-# `tensorflow-cpu` exists for x86-64 only; on other machines, `tensorflow` is
-# equivalent.
+# The package `tensorflow-cpu` exists only for x86-64. On other machines, the
+# package `tensorflow` is equivalent.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
     tf_layoutmap/_core/requirements.py)
 
-# keras-hub and the packages that its import requires.
+# The package keras-hub, and the packages that it imports.
 HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
-# Packages with models for tf_keras.
+# Packages that contain models for tf_keras.
 RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
 VENV := .venv
-# Bazel, setup.py and the tests must use one interpreter. Otherwise Bazel would
-# configure the build again for each of them.
+# Bazel, setup.py and the tests must use the same interpreter. Otherwise, Bazel
+# would configure the build again each time the interpreter changes.
 export PYTHON_BIN_PATH := $(CURDIR)/$(VENV)/bin/python
 RUN := $(VENV)/bin/python
-# setup.py writes this file last.
+# setup.py writes this file after all other files of the build.
 BUILT := tf_layoutmap/_build_info.py
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 
@@ -51,29 +52,29 @@ help:  ## Lists the targets of this Makefile.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | \
 	    awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 
-# The packages of a build and of the demo.
+# Installs the packages that the build and the demo require.
 $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
 	bash .ci/make_venv $(VENV) $(PYTHON)
 	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
 	    "setuptools>=66" wheel pybind11
-	# Runs the build here, because pip does not show its output. pip then reuses
-	# the result.
+	# The build runs before pip, because pip does not show the output of a build.
+	# pip then reuses the result.
 	$(RUN) setup.py -q build_ext --inplace
-	# In compat mode editors and type checkers resolve the package.
+	# Editors and type checkers can find the package only in compat mode.
 	$(RUN) -m pip install -q --no-build-isolation \
 	    --config-settings editable_mode=compat -e '.[$(TF_PACKAGE)]'
 	touch $@
 
-# The packages of tests and checks. The package itself is installed, so pip
-# installs only what its extras name.
+# Installs the packages that the tests and checks require. tf_layoutmap is
+# already installed, so pip installs only the packages of the extras.
 $(VENV)/.develop: $(VENV)/.packages
 	$(RUN) -m pip install -q 'tf_layoutmap[datasets,develop]'
-	# Required only by tests. Its dependencies would install `tensorflow` over
-	# tensorflow-cpu.
+	# Only tests require tf_keras. It is installed without its dependencies,
+	# because they would install `tensorflow` over tensorflow-cpu.
 	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
-	# Packages with models for tests/real. Their dependencies would install
-	# `tensorflow`, too.
+	# tests/real requires these packages. Their dependencies would also install
+	# `tensorflow`.
 	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES) \
 	    $(RECOMMENDER_PACKAGES)
 	touch $@
@@ -107,7 +108,7 @@ cc-test: build
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
 
-# Stops without an error after EXHAUSTIVE_SECONDS.
+# Time limit of `make test-rest`. Reaching the limit is not an error.
 EXHAUSTIVE_SECONDS ?= 1800
 .PHONY: test-rest
 test-rest: build $(VENV)/.develop  ## Runs the exhaustive cases for at most EXHAUSTIVE_SECONDS.
@@ -124,8 +125,8 @@ bench: build $(VENV)/.develop  ## Measures speed against TensorFlow's own ops an
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
-# Benchmarks of FBGEMM's tables on the CPU, for comparison. They run without
-# TensorFlow in the environment.
+# FBGEMM's tables on the CPU are measured for comparison. They run in a separate
+# environment without TensorFlow.
 PEERS := build/peers
 PEER_PACKAGES := torch==2.13.0 fbgemm-gpu-cpu==1.8.0 numpy
 
@@ -145,7 +146,7 @@ bench-peers: build $(VENV)/.develop $(PEERS)/.packages  ## Measures tables again
 bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers, and the bytes that they send.
 	$(RUN) -m benchmarks cluster --json=build/cluster.json $(BENCH_FLAGS)
 
-# The package is already installed, so this command installs only the packages
+# tf_layoutmap is already installed, so this command installs only the packages
 # of the extra.
 $(VENV)/.docs_packages: $(VENV)/.develop
 	$(RUN) -m pip install -q 'tf_layoutmap[docs]'
@@ -194,7 +195,7 @@ fuzz:  ## Runs each fuzz target for FUZZ_SECONDS (20), parsers for FUZZ_PARSER_S
 lint: $(VENV)/.develop .tools/buildifier  ## Checks Python, its types, C++ and BUILD files.
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	# Without this variable, pyright warns that a newer version of itself exists.
+	# Without this variable, pyright warns if a newer version of pyright exists.
 	env PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(RUN) -m pyright
 	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
 	.tools/buildifier -mode=check -lint=warn $(BAZEL_FILES)

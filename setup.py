@@ -1,8 +1,8 @@
 """Builds the native parts of tf_layoutmap with Bazel.
 
 pyproject.toml contains the other settings for pip. The op library is compiled
-against TensorFlow: `pip install .` downloads TensorFlow for the build alone.
-Without a network, the build can use the installed packages:
+against TensorFlow, so `pip install .` downloads TensorFlow only for the build.
+Without a network, the build can use packages that are already installed:
 
     pip install "tensorflow-cpu==2.21.*" pybind11 setuptools wheel
     pip install --no-build-isolation .
@@ -23,14 +23,15 @@ from setuptools.command import build_ext
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "tf_layoutmap"
 
-# The minor version of TensorFlow that this version of the package supports. The
-# file imports nothing, so this script can run it without the package.
+# The minor version of TensorFlow that this version of the package supports.
+# requirements.py has no imports, so setup.py can run it before the package is
+# installed.
 TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_core" / "requirements.py"))[
     "TENSORFLOW"
 ]
 
-# Passes the folders of pip's isolated build environment to
-# third_party/tf/probe.py, which Bazel also runs.
+# Name of the environment variable that passes the folders of pip's isolated
+# build environment to third_party/tf/probe.py. Bazel also runs that script.
 BUILD_PACKAGES = "TF_LAYOUTMAP_BUILD_PACKAGES"
 
 NO_BAZEL = """\
@@ -46,7 +47,7 @@ Received: TensorFlow {found} in {python}. Install the right version:
   pip install "tensorflow-cpu=={wanted}.*" """
 
 
-# 2 GB is the memory that GCC 14 takes for the largest files with TensorFlow's
+# GCC 14 uses up to 2 GB of memory for a file that includes TensorFlow's
 # headers.
 BUILDING = """\
 Building tf_layoutmap's native parts with Bazel: the first build takes about \
@@ -67,7 +68,7 @@ def find_bazel() -> str:
 
 
 def announce_build() -> None:
-    """Prints one line before the build; `pip install` shows it with -v."""
+    """Prints one line before the build. `pip install -v` shows the line."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     print(
         BUILDING.format(
@@ -85,16 +86,18 @@ def is_serving() -> bool:
             if option in process.read_bytes().split(b"\0"):
                 return True
         except OSError:
-            continue  # It has ended, or belongs to another user.
+            # The process has ended or belongs to another user.
+            continue
     return False
 
 
 def build_packages() -> str:
-    """Returns folders of TensorFlow and pybind11 that `python -I` does not see.
+    """Returns the folders of packages that `python -I` cannot import.
 
-    In an isolated build, pip before 26 runs the same interpreter with another
-    search path, which it passes in PYTHONPATH. Returns an empty string if the
-    build is not isolated.
+    The packages are TensorFlow and pybind11. In an isolated build, pip before
+    version 26 runs the same interpreter with another search path, which pip
+    passes in PYTHONPATH. If the build is not isolated, the function returns an
+    empty string.
     """
     folders = []
     for name in ("tensorflow", "pybind11"):
@@ -108,7 +111,7 @@ def build_packages() -> str:
 
 
 def build_environment() -> dict[str, str]:
-    """Returns the environment of the probe and of Bazel."""
+    """Returns the environment variables for the probe and for Bazel."""
     environment = dict(os.environ)
     if not environment.get("PYTHON_BIN_PATH"):
         environment["PYTHON_BIN_PATH"] = sys.executable
@@ -119,10 +122,10 @@ def build_environment() -> dict[str, str]:
 
 
 def probe_packages(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the values that third_party/tf/probe.py finds."""
+    """Returns the values that third_party/tf/probe.py prints."""
     python = environment["PYTHON_BIN_PATH"]
-    # With -I, the result is the same as in Bazel, which does not pass on
-    # PYTHONPATH.
+    # The option -I ignores PYTHONPATH. Bazel also runs the probe without
+    # PYTHONPATH, so both results are the same.
     probe = subprocess.run(
         [python, "-I", str(HERE / "third_party/tf/probe.py")],
         stdout=subprocess.PIPE,
@@ -143,11 +146,11 @@ def probe_packages(environment: dict[str, str]) -> dict[str, str]:
 
 
 def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies `source` beside `target` and moves the copy over it.
+    """Replaces `target` with a copy of `source`.
 
-    A process that has mapped the old library keeps it. Writing into the old
-    file would crash such a process, or fail, because Bazel's outputs are
-    read-only.
+    The function creates a new file and renames it. A process that has loaded
+    the old library can continue to use it. Writing to the old file would crash
+    such a process. It could also fail, because Bazel's outputs are read-only.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(target.name + ".new")
@@ -165,11 +168,12 @@ class BazelBuild(build_ext.build_ext):
         environment = build_environment()
         found = probe_packages(environment)
         announce_build()
-        # After `setup.py build_ext`, which the Makefile runs, another build is
-        # likely, so the Bazel server keeps running. After `pip install` no
-        # other build follows, and the server would occupy 300 MB.
+        # The Makefile runs `setup.py build_ext`. Another build is likely to
+        # follow, so the Bazel server keeps running. After `pip install`, the
+        # server is shut down, because it would occupy 300 MB of memory.
         shut_down = "build_ext" not in sys.argv and not is_serving()
-        # In a log one line every 20 seconds shows that the build goes on.
+        # If the output is not a terminal, one line every 20 seconds shows that
+        # the build is running.
         progress = ["--show_progress"]
         if not sys.stderr.isatty():
             progress += ["--curses=no", "--show_progress_rate_limit=20"]
@@ -205,11 +209,11 @@ class BazelBuild(build_ext.build_ext):
         )
 
     def get_source_files(self):
-        return []  # MANIFEST.in lists the files of an sdist.
+        return []  # MANIFEST.in lists the source files.
 
 
 class NativeDistribution(setuptools.Distribution):
-    """A distribution whose wheel depends on Python and the platform."""
+    """A distribution whose wheel depends on the Python version and platform."""
 
     def has_ext_modules(self):
         return True

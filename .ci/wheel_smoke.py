@@ -1,8 +1,8 @@
-"""Checks that an installed wheel works; run it outside the checkout.
+"""Checks that an installed wheel works. Run the script outside the checkout.
 
-The script is short, because the tests check that the code is correct. This
-script checks that the wheel contains all files, and that its libraries load on
-this machine.
+The script checks that the wheel contains all files, and that its libraries can
+be loaded on this machine. It is short, because the tests check that the code is
+correct.
 """
 
 import importlib.metadata
@@ -22,7 +22,8 @@ def check_installed() -> None:
     strays = {"tests", "examples", "benchmarks", "cc"}
     top_level = {path.name for path in package.parent.iterdir()}
     assert not strays & top_level, strays & top_level
-    # Type checkers read the annotations of a package only if this file exists.
+    # Type checkers use the annotations of a package only if the file py.typed
+    # exists.
     assert (package / "py.typed").exists()
     assert importlib.metadata.version("tf_layoutmap") == tlm.__version__
 
@@ -62,14 +63,15 @@ def check_embedding_step() -> None:
         embedding.dequeue()["title"], [[2, 2], [1, 1]]
     )
     embedding.apply_gradients({"title": tf.ones([2, 2])})
-    # Row 2 occurs twice, so both of its gradients are applied.
+    # Row 2 occurs twice in the batch, so the update applies two gradients to
+    # it.
     np.testing.assert_array_equal(
         embedding.embedding_tables[words], [[0.5, 0.5], [1, 1], [0, 0], [1, 1]]
     )
 
 
 def check_emulation() -> None:
-    """Checks TensorFlow's TPUEmbedding, which loads the second library."""
+    """Checks the emulation library with TensorFlow's TPUEmbedding."""
     tpu = tf.tpu.experimental.embedding
     words = tpu.TableConfig(
         vocabulary_size=4,

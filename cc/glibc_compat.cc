@@ -1,11 +1,11 @@
-// Lets the shared libraries load with glibc 2.28 and the libstdc++ of GCC 8,
-// also if they are built on a newer system.
+// Makes it possible to load the shared libraries with glibc 2.28 and the
+// libstdc++ of GCC 8, even if they are built on a newer system.
 //
 // glibc 2.34 moved the functions of libpthread and libdl into libc and gave
-// them new symbol versions; a library that is linked there requires them. Each
-// function below replaces such a reference inside of one shared library: it is
-// hidden, so other libraries do not see it, and calls the oldest version of the
-// same function, which every glibc for x86-64 has.
+// them new symbol versions. A library that is linked with glibc 2.34 requires
+// the new versions. Each function below replaces such a function inside one
+// shared library. It is hidden, so other libraries do not use it. It calls the
+// oldest version of the same function, which every glibc for x86-64 has.
 
 #include <errno.h>
 
@@ -38,8 +38,9 @@ int layoutmap_old_pthread_rwlock_unlock(pthread_rwlock_t* lock);
 int layoutmap_old_pthread_rwlock_wrlock(pthread_rwlock_t* lock);
 }
 
-// libstdc++ reads this variable of glibc 2.32 to skip atomic operations in
-// processes with one thread. With 0 it never skips them.
+// glibc 2.32 introduced this variable. libstdc++ reads it to avoid atomic
+// operations in processes with one thread. If the value is 0, libstdc++ always
+// uses atomic operations.
 LAYOUTMAP_HIDDEN char __libc_single_threaded;
 char __libc_single_threaded = 0;
 
@@ -47,7 +48,8 @@ LAYOUTMAP_HIDDEN void* dlsym(void* handle, const char* name) noexcept {
   return layoutmap_old_dlsym(handle, name);
 }
 
-// `log` is a builtin of the compiler, which ignores another visibility.
+// The compiler ignores the visibility of a function with the name `log`,
+// because it is a builtin. The function therefore has another name in C++.
 LAYOUTMAP_HIDDEN double layoutmap_log(double x) __asm__("log");
 double layoutmap_log(double x) { return layoutmap_old_log(x); }
 
@@ -71,10 +73,10 @@ LAYOUTMAP_HIDDEN int pthread_rwlock_wrlock(pthread_rwlock_t* lock) noexcept {
   return layoutmap_old_pthread_rwlock_wrlock(lock);
 }
 
-// glibc 2.30 added this function. The deadline is converted to the real-time
-// clock, as libstdc++ before GCC 10 did: if that clock is set during the wait,
-// the wait ends earlier or later. Callers check their condition and their own
-// clock again.
+// glibc 2.30 added this function. This version converts the deadline to the
+// real-time clock, as libstdc++ did before GCC 10. If the real-time clock is
+// changed during the wait, the wait ends too early or too late. This is
+// acceptable, because callers check their condition and their own clock again.
 LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
                                             pthread_mutex_t* mutex,
                                             clockid_t clock,
@@ -86,7 +88,8 @@ LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
   }
   constexpr long kNanoseconds = 1000000000;
   timespec until;
-  // About 30 years, so that the sum below cannot overflow.
+  // Maximum wait of about 30 years. It ensures that the sum below cannot
+  // overflow.
   constexpr time_t kMaxSeconds = 1000000000;
   time_t seconds = deadline->tv_sec - now.tv_sec;
   if (seconds > kMaxSeconds) seconds = kMaxSeconds;
@@ -102,19 +105,21 @@ LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
   return pthread_cond_timedwait(condition, mutex, &until);
 }
 
-// The functions below are newer symbols of libstdc++. They are declared by
-// their mangled names, because they are members and functions of namespace std.
+// The functions below replace newer symbols of libstdc++. They are declared
+// with their mangled names, because the symbols belong to namespace std.
 
-// GCC 11: `new T[n]` with a negative `n` calls it.
+// GCC 11 added this function. The expression `new T[n]` calls it if `n` is
+// negative.
 LAYOUTMAP_HIDDEN void layoutmap_throw_bad_array_new_length() __asm__(
     "_ZSt28__throw_bad_array_new_lengthv");
 void layoutmap_throw_bad_array_new_length() {
   throw std::bad_array_new_length();
 }
 
-// GCC 11: the copy constructor and destructor of std::exception_ptr became
-// inline functions that call _M_addref and _M_release. The constructor and the
-// destructor of libstdc++, which every version has, do the same.
+// GCC 11 made the copy constructor and the destructor of std::exception_ptr
+// inline functions that call _M_addref and _M_release. Every version of
+// libstdc++ also exports a copy constructor and a destructor, and the
+// replacements below call these.
 __asm__(
     ".symver layoutmap_old_copy_exception, "
     "_ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");
@@ -127,7 +132,7 @@ extern "C" void layoutmap_old_destroy_exception(void** exception);
 LAYOUTMAP_HIDDEN void layoutmap_add_reference(void** exception) __asm__(
     "_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
 void layoutmap_add_reference(void** exception) {
-  // The copy is never destroyed, so its reference stays.
+  // The copy is never destroyed, so the reference count stays incremented.
   void* copy;
   layoutmap_old_copy_exception(&copy, exception);
 }

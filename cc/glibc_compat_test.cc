@@ -1,5 +1,5 @@
-// This program is linked with glibc_compat, so the functions under test are the
-// replacements.
+// Tests the functions in glibc_compat.cc. The test program is linked with
+// glibc_compat, so it calls the replacements.
 
 #include <dlfcn.h>
 

@@ -13,8 +13,9 @@ load(
 def unit_tests(deps):
     """Defines one test per *_test.cc, and `test_headers` with shared helpers.
 
-    The test of cc/core/rows/route_test.cc is //cc/core:rows/route_test.
-    GoogleTest must be installed in the system (libgtest-dev).
+    For example, the target of cc/core/rows/route_test.cc is
+    //cc/core:rows/route_test. GoogleTest must be installed on the system
+    (libgtest-dev).
 
     Args:
       deps: Libraries under test, and test helpers of other packages.

@@ -1,6 +1,6 @@
-// Measures the best speed of this machine on random rows: plain C++ loops with
-// prefetch, compiled for this processor, on memory in huge pages that has been
-// written before.
+// Measures how fast this machine can read and update random rows. The loops are
+// plain C++ with prefetches and are compiled for this processor. The memory is
+// in huge pages and is written once before the measurement.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -24,11 +24,12 @@ namespace py = pybind11;
 namespace {
 
 constexpr int64_t kAhead = 16;
-// Cache level into which rows are prefetched, as in the rest of the package.
+// Cache level into which rows are prefetched. The kernels of the package use
+// the same level.
 constexpr int kSecondLevel = 2;
 constexpr int64_t kFloatsPerLine = 16;
 
-// A cache line of 16 floats.
+// A vector type for one cache line of 16 floats.
 typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
 
 using Ints = py::array_t<int64_t, py::array::c_style>;
@@ -42,7 +43,8 @@ void Check(const layoutmap::Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Sums rows of kLines cache lines. The sums stay in registers.
+// Sums table rows that are `kLines` cache lines wide. The sums stay in
+// registers.
 template <int kLines>
 void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
                  int64_t end, const float* table, float* out) {
@@ -65,8 +67,9 @@ void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
   }
 }
 
-// Arguments of a table's update: distinct rows, ascending, and the gradients of
-// each row. Row i has the gradients [splits[i], splits[i + 1]).
+// Arguments of the update of one table: the distinct rows in ascending order,
+// and the gradients of each row. The gradients of rows[i] have the indices
+// gradient_of[splits[i]] to gradient_of[splits[i + 1] - 1].
 struct Groups {
   const int64_t* rows;
   const int64_t* splits;
@@ -126,8 +129,8 @@ Loops LoopsOfDim(int64_t dim) {
   }
 }
 
-// Tables with one slot variable each, and the activations and gradients of a
-// batch.
+// The tables of the measurement, which have one slot variable each, and the
+// activations and gradients of a batch.
 class Roof {
  public:
   Roof(const std::vector<int64_t>& num_rows, int64_t dim, int64_t num_samples,
@@ -145,8 +148,9 @@ class Roof {
     }
   }
 
-  // Sums the rows of each sample for each feature and writes the sums. Returns
-  // the duration in milliseconds, without the check of the ids.
+  // For each feature, sums the rows of each sample and writes the sums. Returns
+  // the duration in milliseconds. The duration does not include the check of
+  // the ids.
   double Lookup(const std::vector<Ints>& ids, const std::vector<Ints>& splits) {
     CheckSizes(ids.size());
     CheckSizes(splits.size());
@@ -164,10 +168,11 @@ class Roof {
     });
   }
 
-  // Sums the gradients of each row, then updates the row and its slot row:
-  // Adagrad without the square root. Rows must be distinct. The caller passes
-  // the gradients of each row, because finding them takes no longer than
-  // reading the ids. Returns the duration in milliseconds.
+  // Sums the gradients of each row, and then updates the row and its slot row.
+  // The update rule is Adagrad without the square root and the division. The
+  // rows must be distinct. The caller passes the indices of the gradients for
+  // each row, because computing these indices would take no longer than reading
+  // the ids. Returns the duration in milliseconds.
   double Update(const std::vector<Ints>& rows, const std::vector<Ints>& splits,
                 const std::vector<Ints>& gradient_of) {
     CheckSizes(rows.size());
@@ -202,9 +207,8 @@ class Roof {
     throw py::value_error("The arguments must have one list for each table");
   }
 
-  // Runs `work` on the items of all lists with all threads, block by block, so
-  // that no thread waits for another. A list has `extra` more values than
-  // items.
+  // Runs `work` on the items of all lists. Each thread takes the next block of
+  // items as soon as it is free. Each list has `extra` more values than items.
   template <typename Work>
   double Run(const std::vector<Ints>& lists, int64_t extra, const Work& work) {
     std::vector<int64_t> starts = {0};
@@ -228,8 +232,8 @@ class Roof {
     };
     const auto started = std::chrono::steady_clock::now();
     std::vector<std::thread> threads;
-    // The caller only waits, because a new thread may start on the caller's
-    // core.
+    // The calling thread does not process blocks, because the system may start
+    // a new thread on the core of the calling thread.
     for (int t = 0; t < num_threads_; ++t) threads.emplace_back(take_blocks);
     for (std::thread& thread : threads) thread.join();
     const std::chrono::duration<double, std::milli> took =

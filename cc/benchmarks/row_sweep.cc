@@ -1,5 +1,5 @@
-// Measures lookups and updates of one table with any prefetch distance and
-// tile, to choose the values in cc/core/simd/row_tuning.h.
+// Measures lookups and updates of one table for a given prefetch distance and
+// tile size. The results determine the values in cc/core/simd/row_tuning.cc.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -36,7 +36,8 @@ using layoutmap::RowTuning;
 using layoutmap::RowType;
 using layoutmap::Span;
 
-// Returns a loop that runs its blocks on new threads.
+// Returns a parallel loop that starts new threads and distributes its blocks
+// over them.
 ParallelFor ThreadsFor(int num_threads) {
   return [num_threads](int64_t total, int64_t,
                        const std::function<void(int64_t, int64_t)>& work) {
@@ -70,7 +71,8 @@ std::vector<T> LargePages(int64_t size, T value) {
   return made;
 }
 
-// A table with its accumulators, and a batch of uniform ids.
+// A table with its accumulators, and a batch of ids that are uniformly
+// distributed.
 class Sweep {
  public:
   Sweep(int64_t num_rows, int64_t dim, bool half, int64_t num_samples,
@@ -126,7 +128,8 @@ class Sweep {
         [&] { layoutmap::LookupAll({task}, kernels_, parallel_for_); });
   }
 
-  // Applies Adagrad to the distinct rows. Returns the duration in milliseconds.
+  // Applies Adagrad to the distinct rows of the batch. Returns the duration in
+  // milliseconds.
   double Update(int64_t ahead, int64_t gradients_ahead, int64_t tile) {
     const std::vector<float> hyperparameters = {1e-3f};
     layoutmap::HalfTable half_table;
@@ -148,7 +151,7 @@ class Sweep {
     });
   }
 
-  // Groups the ids by row, as an update requires. Returns the duration in
+  // Groups the ids by row to prepare an update. Returns the duration in
   // milliseconds.
   double Sort() {
     const Span<const uint32_t> segment = ids_;

@@ -9,17 +9,18 @@
 namespace layoutmap {
 namespace {
 
-// Signatures in tensorflow/dtensor/mlir/spmd_expander.h:
+// The header tensorflow/dtensor/mlir/spmd_expander.h declares these functions:
 //
 //   static SPMDExpanderRegistry* Global();
 //   SPMDExpanderBase* GetPropagateFnForFullOpName(const std::string&);
 //   InitOnStartupMarker RegisterPropagateFn(
 //       std::string, std::unique_ptr<SPMDExpanderBase>);
 //
-// In the Itanium ABI, a class with a destructor is passed by value as a pointer
-// to it, a unique_ptr is one pointer in memory, and an empty struct is not
-// returned in a register. Therefore the code declares plain pointers and does
-// not require TensorFlow's class definitions.
+// The code below declares the parameters as plain pointers, so that it does not
+// require TensorFlow's class definitions. This is valid in the Itanium ABI for
+// three reasons. First, an argument of a class with a destructor is passed as a
+// pointer to the object. Second, a unique_ptr is one pointer in memory. Third,
+// an empty struct is not returned in a register.
 using GlobalFn = void* (*)();
 using GetFn = void* (*)(void* registry, const std::string& name);
 using RegisterFn = void (*)(void* registry, std::string* name, void** expander);
@@ -55,15 +56,15 @@ Registry Find() {
   return r;
 }
 
-// Repeats the search until it succeeds, because TensorFlow may be imported
-// later.
+// Returns the registry. The function repeats the search in each call until the
+// search succeeds, because a program may import TensorFlow later.
 const Registry& Get() {
   static Registry registry = Find();
   if (registry.registry == nullptr) registry = Find();
   return registry;
 }
 
-// Returns the name of the op in MLIR.
+// Returns the name that the op has in MLIR.
 std::string FullName(const std::string& op) { return "tf." + op; }
 
 }  // namespace
@@ -94,8 +95,8 @@ Status ShareExpander(const std::string& name, const std::string& donor) {
     return FailedPrecondition("Op '" + donor +
                               "' has no expander in this tf.dtensor");
   }
-  // The object has two owners. This is safe because the registry is never
-  // destroyed.
+  // After this call, the registry owns the object twice. This is safe because
+  // the registry is never destroyed.
   std::string full_name = FullName(name);
   r.add(r.registry, &full_name, &expander);
   return Status();

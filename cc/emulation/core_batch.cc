@@ -26,7 +26,7 @@ std::string ShapeString(const std::vector<int64_t>& sizes) {
   return text + "]";
 }
 
-// Reads the indices of a SparseTensor.
+// Converts the indices of a SparseTensor to activation rows.
 class SparseLocations {
  public:
   SparseLocations(const std::string& feature, const std::vector<int64_t>& shape,
@@ -35,8 +35,8 @@ class SparseLocations {
         shape_(shape),
         indices_(indices),
         num_columns_(num_columns),
-        // The indices of a sequence of rank 2 may omit the column along which
-        // ids are combined.
+        // If the activations have two axes, the indices may omit the column
+        // along which ids are combined.
         num_axes_(num_columns == 2 && shape.size() == 2 ? 2 : num_columns - 1) {
   }
 
@@ -50,8 +50,8 @@ class SparseLocations {
         to_string(num_columns_) + " columns");
   }
 
-  // Computes the activation row of id i, or -1 if the id is after the end of a
-  // sequence.
+  // Sets `output` to the activation row of id i, or to -1 if the id is after
+  // the maximum length of a sequence.
   Status FindOutput(int64_t i, int64_t* output) const {
     *output = 0;
     bool is_cut_off = false;
@@ -123,8 +123,8 @@ Status MakeSparse(const TpuConfig& config, size_t f, const FeatureSpec& spec,
     ids.push_back(input.ids[i]);
     if (!input.weights.empty()) weights.push_back(input.weights[i]);
   }
-  // Checks all ids, including truncated ones, at this point, because the
-  // samples of the truncated ids are not known later.
+  // The ids are checked here, because the error message names the sample. The
+  // samples of truncated ids are not known later.
   LM_RETURN_IF_ERROR(CheckNamedIds(
       input.ids, spec.num_rows, spec.table,
       [&](int64_t i) { return NameOfId(spec, sample_of[i], input.ids[i]); }));

@@ -15,24 +15,29 @@
 
 namespace layoutmap {
 
-// The shapes of the op's inputs determine the type of the feature:
+// The inputs of one feature. The shape of the input `locations` determines the
+// type of the feature:
 //
-//   locations   rank 2, [num_ids, c]   SparseTensor: its indices
-//               rank 1, not empty      RaggedTensor: its row_splits
-//               rank 1, empty          dense
+//   * If `locations` has the shape [num_ids, c], it contains the indices of a
+//     SparseTensor.
+//   * If `locations` has rank 1 and is not empty, it contains the row_splits of
+//     a RaggedTensor.
+//   * If `locations` has rank 1 and is empty, the ids are dense.
 //
-// The activations of a feature have the shape [d0, d1, ...]. The indices of a
-// SparseTensor have one column for each of these axes and one additional
-// column, along which ids are combined. If d1 exists, a RaggedTensor with d0
-// rows is a sequence: id p of row s becomes activation [s, p], and ids after
-// the last position are truncated. If it has d0 * d1 * ... rows, each row is
-// one activation, as for dense ids.
+// Let [d0, d1, ...] be the shape of a feature's activations. The indices of a
+// SparseTensor have one column for each axis of this shape, and one additional
+// column along which ids are combined. A RaggedTensor with d0 rows is a
+// sequence if the shape has an axis d1. Id p of row s then becomes activation
+// [s, p], and ids after the last position are truncated. If the RaggedTensor
+// has d0 * d1 * ... rows, each row becomes one activation. The ids of a dense
+// tensor are treated in the same way.
 template <typename Tid>
 struct CoreInput {
-  int64_t num_columns = 0;  // of sparse indices; 0 if not sparse
+  // Number of columns of the sparse indices. 0 if the ids are not sparse.
+  int64_t num_columns = 0;
   Span<const int64_t> locations;
   Span<const Tid> ids;
-  Span<const float> weights;  // if empty, 1 for each id
+  Span<const float> weights;  // If empty, all weights are 1.
 };
 
 template <typename Tid>

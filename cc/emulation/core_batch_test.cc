@@ -14,7 +14,8 @@
 namespace layoutmap {
 namespace {
 
-// Returns a configuration of features with 10 rows and these activation shapes.
+// Returns a configuration with one feature for each activation shape. The table
+// has 10 rows.
 TpuConfig MakeConfig(const std::vector<std::vector<int64_t>>& shapes) {
   WireWriter config = WriteSystem(1, 1);
   config.Message(1, WriteTable("ads", 10, 2, 1, kSgdField));
@@ -108,7 +109,7 @@ TEST(CoreBatchTest, ErrorsNameTheWrongInput) {
   ExpectRefused(
       {2}, {2, {0, 0, 1, 0}, {7, 10}, {}},
       "Feature 'shown', sample 1: id 10 is outside table 'ads' with 10 rows");
-  // Truncated ids of a sequence are checked, too.
+  // Ids that are truncated from a sequence are also checked.
   ExpectRefused({2, 1}, {3, {0, 0, 0, 1, 4, 0}, {7, -1}, {}},
                 "sample 1: id -1 is outside");
   ExpectRefused({2, 2}, {0, {0, 1, 2}, {7, 10}, {}}, "sample 1: id 10");

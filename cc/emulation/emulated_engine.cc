@@ -92,7 +92,8 @@ Status EmulatedEngine::Make(const std::string& serialized, int32_t num_cores,
 }
 
 Status EmulatedEngine::CheckConfig(const std::string& serialized) const {
-  // TensorFlow omits the configuration from most ops, because it is long.
+  // Most ops have an empty configuration, because TensorFlow omits it to save
+  // space.
   if (serialized.empty() || serialized == serialized_) return Status();
   return FailedPrecondition(
       "The TPU is initialized for another embedding than the embedding of this "
@@ -146,8 +147,8 @@ Status EmulatedEngine::Enqueue(int32_t core, int64_t ticket, bool training,
       return NotYet("for the batches that were enqueued before it");
     }
   }
-  // Only the holder of the first ticket enqueues, so the queue still has room
-  // when it does.
+  // Only the caller with the first ticket can enqueue, so the queue still has
+  // room when `EnqueueBatch` is called.
   if (!engine_->HasRoom(core)) return NotYet("for room in the queue");
   return engine_->EnqueueBatch(core, training, made, std::move(batch),
                                parallel_for);
@@ -159,8 +160,8 @@ Status EmulatedEngine::Receive(int32_t core, const Allocate& allocate,
   LM_RETURN_IF_ERROR(ApplyPendingUpdate(core, false, parallel_for));
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(engine_->BeginDequeue(core, &batch));
-  // `CatchAll` ensures that the engine is notified of the end of the dequeue if
-  // the lookup throws. The same holds for the updates below.
+  // If the lookup throws an exception, `CatchAll` converts it to a status, so
+  // that `FinishDequeue` is called in any case.
   const Status status =
       CatchAll([&] { return LookUp(*batch, allocate, parallel_for); });
   engine_->FinishDequeue(core, status.ok());
@@ -243,7 +244,8 @@ Status EmulatedEngine::Send(int32_t core, BatchGradients gradients,
   }
   std::shared_ptr<HostEngine::Step> step;
   LM_RETURN_IF_ERROR(engine_->BeginApply(core, std::move(gradients), &step));
-  if (step == nullptr) return Status();  // no update is due yet
+  // No update can run yet.
+  if (step == nullptr) return Status();
   const Status status =
       CatchAll([&] { return RunUpdate(*step, parallel_for); });
   engine_->FinishApply(core, status.ok());
@@ -293,8 +295,8 @@ Status EmulatedEngine::Load(int32_t table, int32_t shard,
         "' must not be loaded or restored while steps are in flight:\n" +
         Report());
   }
-  // Applies the pending update first, so that it does not change the loaded
-  // values.
+  // The pending update must be applied first. Otherwise, it would change the
+  // loaded values later.
   LM_RETURN_IF_ERROR(ApplyPendingUpdate(0, true, parallel_for));
   std::unique_lock<std::shared_mutex> lock(tables_mutex_);
   Table& kept = tables_[table];

@@ -1,5 +1,5 @@
-// The embedding engine of one TPU system: the host engine with private tables,
-// sharded over the hosts. Its calls may have to wait.
+// The embedding engine of one TPU system. It owns a host engine and tables that
+// are sharded over the hosts. A call may have to wait for other calls.
 
 #ifndef TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
 #define TF_LAYOUTMAP_EMULATION_EMULATED_ENGINE_H_
@@ -27,29 +27,30 @@ namespace layoutmap {
 
 class EmulatedEngine {
  public:
-  // Allocates memory for the activations of each feature, when they are
-  // available.
+  // Function that allocates memory for the activations of each feature. It is
+  // called when the activations are available.
   using Allocate = std::function<Status(std::vector<float*>* activations)>;
 
-  // One shard of a table: its rows, then its slot variables in the optimizer's
-  // order.
+  // The values of one table shard. The first element contains the rows. The
+  // following elements contain the slot variables in the optimizer's order.
   using ShardValues = std::vector<Span<const float>>;
 
   // Creates an engine. `serialized` is a TPUEmbeddingConfiguration for
-  // `num_cores` cores and `num_hosts` hosts. May throw std::bad_alloc, because
-  // it allocates the tables.
+  // `num_cores` cores and `num_hosts` hosts. The function allocates the tables
+  // and can therefore throw std::bad_alloc.
   static Status Make(const std::string& serialized, int32_t num_cores,
                      int32_t num_hosts, std::shared_ptr<EmulatedEngine>* made);
 
   const TpuConfig& config() const { return config_; }
   PendingCalls& pending_calls() { return pending_calls_; }
 
-  // Fails if an op was traced for another configuration.
+  // Returns an error if `serialized`, the configuration of an op, is not the
+  // configuration of the engine.
   Status CheckConfig(const std::string& serialized) const;
 
-  // The following methods return Code::kNotYet if the caller must try again
-  // after a change. Batches of a core enter its queue in the order of their
-  // tickets.
+  // The following methods return Code::kNotYet if the caller must repeat the
+  // call after another call has changed the state. The batches of a core enter
+  // its queue in the order of their tickets.
   int64_t TakeEnqueueTicket(int32_t core);
   void ReturnEnqueueTicket(int32_t core, int64_t ticket);
   Status Enqueue(int32_t core, int64_t ticket, bool training,
@@ -57,34 +58,40 @@ class EmulatedEngine {
                  const ParallelFor& parallel_for);
   Status Receive(int32_t core, const Allocate& allocate,
                  const ParallelFor& parallel_for);
-  // Computes `gradients.hyperparameters` from `rates`.
+  // Passes gradients to the engine. `rates` are the dynamic learning rates. The
+  // method computes `gradients.hyperparameters` from them.
   Status Send(int32_t core, BatchGradients gradients, Span<const float> rates,
               const ParallelFor& parallel_for);
 
   Status FindTable(const std::string& name, int64_t id, int32_t* table) const;
-  // Checks the arguments of a load or retrieve op against the configuration.
+  // Returns an error if the arguments of a load or retrieve op do not match the
+  // configuration.
   Status CheckShard(int32_t table, Optimizer optimizer, int64_t shard,
                     int64_t num_shards) const;
   Status Load(int32_t table, int32_t shard, const ShardValues& values,
               const ParallelFor& parallel_for);
-  // Copies the values into memory of the shard's size.
+  // Copies the values of a shard to `values`, whose memory must have the size
+  // of the shard.
   Status Retrieve(int32_t table, int32_t shard,
                   const std::vector<Span<float>>& values,
                   const ParallelFor& parallel_for);
 
-  // Discards all steps in flight but keeps the tables.
+  // Discards all steps in flight. The tables stay unchanged.
   void Reset();
 
-  // Returns a few lines: the number of batches in the queue of each core, and
-  // the waiting calls.
+  // Returns a text of a few lines that contains the number of batches in the
+  // queue of each core, and the names of the waiting calls.
   std::string Report() const;
 
  private:
-  // Rows or one slot variable of a table, [shard size, dim] for each host.
+  // The rows or one slot variable of a table. Each host has one shard, [shard
+  // size, dim].
   using Shards = std::vector<std::vector<float>>;
   struct Table {
-    std::vector<Shards> values;   // rows, then slot variables
-    std::vector<bool> is_loaded;  // by host
+    // The rows, followed by the slot variables.
+    std::vector<Shards> values;
+    // Whether the shard of each host is loaded.
+    std::vector<bool> is_loaded;
   };
 
   EmulatedEngine() = default;
@@ -106,12 +113,14 @@ class EmulatedEngine {
 
   mutable std::mutex tickets_mutex_;
   int64_t num_tickets_ = 0;
-  std::vector<std::deque<int64_t>> tickets_;  // by core
+  // The tickets of each core.
+  std::vector<std::deque<int64_t>> tickets_;
 
   mutable std::shared_mutex tables_mutex_;
   std::vector<Table> tables_;
 
-  // Must be the last member, because its calls use all members above.
+  // This must be the last member, because the pending calls use all members
+  // above.
   PendingCalls pending_calls_;
 };
 

@@ -34,10 +34,9 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr int64_t kNumSamples = 4;  // per core
+constexpr int64_t kNumSamples = 4;  // Per core.
 
-// Returns the ids of a step of one core: ragged, with the lengths of the
-// sequences.
+// Returns the batch of one core in one step. The ids are ragged.
 std::shared_ptr<const Batch> MakeTestBatch(const TpuConfig& config, int core,
                                            int step) {
   std::mt19937 random(100 * core + step);
@@ -59,7 +58,8 @@ std::shared_ptr<const Batch> MakeTestBatch(const TpuConfig& config, int core,
   return batch;
 }
 
-// Cores whose calls are pending calls, like the calls of the kernels.
+// The cores of a TPU. Their calls are pending calls, like the calls of the
+// kernels.
 class Cores {
  public:
   Cores(int num_hosts, int num_cores, bool is_pipelined = false) {
@@ -87,7 +87,7 @@ class Cores {
     return status;
   }
 
-  // Computes the sum of the core's activations.
+  // Receives the activations of a core and computes their sum.
   Status Receive(int core, double* sum) {
     std::vector<std::vector<float>> values;
     for (size_t f = 0; f < 3; ++f) {
@@ -149,7 +149,8 @@ class Cores {
   }
 
  private:
-  // Blocks the thread, unlike the kernels.
+  // Runs a pending call and waits for its end. This blocks the thread, which
+  // the kernels do not do.
   Status Run(std::function<Status()> attempt) {
     std::mutex mutex;
     std::condition_variable ended;
@@ -195,9 +196,9 @@ void ExpectRefused(const Status& status, const std::string& words) {
       << status.message();
 }
 
-// Trains `num_steps` steps with two threads per core, one for its enqueues and
-// one for its other calls. Like in TensorFlow, the order between the two
-// threads is undefined.
+// Trains `num_steps` steps with two threads per core. One thread enqueues the
+// batches, and the other thread runs the other calls. The order between the two
+// threads is undefined, as it is in TensorFlow.
 std::vector<float> TrainAtOnce(Cores* cores, int num_cores, int num_steps) {
   std::vector<std::thread> threads;
   std::atomic<int> num_wrong{0};

@@ -22,11 +22,12 @@ class PendingCalls::Ticket {
 
   Call call;
   const Clock::time_point deadline;
-  // Guarded by the mutex of `State`:
+  // The mutex of `State` guards the following members.
   bool is_parked = false;
   bool is_finished = false;
   bool is_cancelled = false;
-  Status why;  // reason of the cancellation or of waiting
+  // The reason for the cancellation, or the condition that the call waits for.
+  Status why;
 };
 
 struct PendingCalls::State : std::enable_shared_from_this<State> {
@@ -34,17 +35,19 @@ struct PendingCalls::State : std::enable_shared_from_this<State> {
 
   mutable std::mutex mutex;
   std::condition_variable deadlines_changed;
-  std::list<TicketPtr> parked;  // in the order of arrival
+  // The parked calls in the order of their arrival.
+  std::list<TicketPtr> parked;
   int64_t num_changes = 0;
   bool is_closed = false;
   Status why_closed;
   bool is_watched = false;
-  bool is_abandoned = false;  // PendingCalls was deleted; `Watch` ends
+  // Set if PendingCalls was deleted. `Watch` must then return.
+  bool is_abandoned = false;
 
   void Attempt(const TicketPtr& ticket);
   void Changed();
-  // Ends a parked call, with the mutex held. The caller finishes it without the
-  // mutex.
+  // Removes a parked call that ends. The caller must hold the mutex, and must
+  // release it before it calls `finish`.
   void Unpark(const TicketPtr& ticket) {
     parked.remove(ticket);
     ticket->is_parked = false;
@@ -74,13 +77,13 @@ void PendingCalls::State::Attempt(const TicketPtr& ticket) {
       if (status.code() != Code::kNotYet) {
         ticket->is_finished = true;
         lock.unlock();
-        // Finishes the call before `Changed`, so that its own error is reported
-        // before the errors that it causes in other calls.
+        // `finish` is called before `Changed`, so that an error of this call is
+        // reported before the errors that it causes in other calls.
         ticket->call.finish(End::kAttempted, status);
         Changed();
         return;
       }
-      // A change may have occurred during the attempt.
+      // If the state has changed during the attempt, the attempt is repeated.
       if (ticket->is_cancelled || is_closed ||
           num_changes != num_changes_before) {
         continue;
@@ -126,10 +129,10 @@ void PendingCalls::State::Watch() {
       WaitOn(deadlines_changed, lock);
       continue;
     }
-    // The loop must not keep a reference to a call while it waits, because the
-    // call may end meanwhile. The reference would keep its resources alive, and
-    // releasing the last reference, which may also be the last one to this
-    // object, would happen with the mutex held.
+    // The loop must not have a reference to a call while it waits. The call may
+    // end during the wait, and the reference would keep its resources alive.
+    // The loop would then release the last reference while it holds the mutex,
+    // and could destroy this object.
     const Clock::time_point deadline = (*next)->deadline;
     if (deadline > Clock::now()) {
       deadlines_changed.wait_until(lock, deadline);
@@ -159,7 +162,8 @@ std::shared_ptr<PendingCalls::Ticket> PendingCalls::Admit(Call call) {
 }
 
 void PendingCalls::Start(const std::shared_ptr<Ticket>& ticket) {
-  // The call may release the last reference to this object.
+  // The call may release the last reference to this PendingCalls object, so the
+  // code keeps a reference to the state.
   const std::shared_ptr<State> state = state_;
   state->Attempt(ticket);
 }
@@ -172,7 +176,8 @@ void PendingCalls::Cancel(const std::shared_ptr<Ticket>& ticket,
     if (ticket->is_finished || ticket->is_cancelled) return;
     ticket->is_cancelled = true;
     ticket->why = why;
-    if (!ticket->is_parked) return;  // the running attempt reads the flag
+    // The running attempt reads the flag.
+    if (!ticket->is_parked) return;
     state->Unpark(ticket);
   }
   ticket->call.finish(End::kCancelled, why);

@@ -1,8 +1,10 @@
-// Calls that cannot complete yet and wait without blocking a thread.
+// Manages calls that cannot complete yet. The calls wait without blocking a
+// thread.
 //
-// A call is attempted immediately, and again after each change by another call.
-// It ends when its attempt returns something other than Code::kNotYet, when its
-// deadline expires, or when it is cancelled:
+// A call is attempted immediately, and again each time another call has changed
+// the state. The call ends in one of three cases: the result of an attempt is
+// not Code::kNotYet, the deadline of the call expires, or the call is
+// cancelled.
 //
 //   Admit -> attempting -> finished
 //               |  ^
@@ -10,8 +12,9 @@
 //               v  |
 //              parked -> expired, cancelled
 //
-// Each call finishes exactly once. No lock is held while a call's functions
-// run. One thread, started by the first call that parks, checks the deadlines.
+// Each call finishes exactly once. No lock is held while the functions of a
+// call run. One thread checks the deadlines. It is started when the first call
+// parks.
 
 #ifndef TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
 #define TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
@@ -33,13 +36,15 @@ class PendingCalls {
   enum class End { kAttempted, kExpired, kCancelled };
 
   struct Call {
-    std::string name;  // for `Waiting`
+    // The name that `Waiting` returns.
+    std::string name;
     std::function<Status()> attempt;
-    // `status` is the result of the attempt. If the call ended otherwise,
-    // `status` contains the condition that it waited for, or the reason of the
-    // cancellation.
+    // Function that is called at the end of the call. If an attempt ended the
+    // call, `status` is the result of the attempt. If the deadline expired,
+    // `status` contains the condition that the call waited for. If the call was
+    // cancelled, `status` contains the reason.
     std::function<void(End end, const Status& status)> finish;
-    // Runs its argument on another thread.
+    // Function that runs its argument on another thread.
     std::function<void(std::function<void()>)> schedule;
     Clock::duration patience;
   };
@@ -51,22 +56,25 @@ class PendingCalls {
   PendingCalls(const PendingCalls&) = delete;
   PendingCalls& operator=(const PendingCalls&) = delete;
 
-  // Registers a call, which can be cancelled from now on. `Start` attempts it.
+  // Registers a call. After this, the call can be cancelled. `Start` runs the
+  // first attempt.
   std::shared_ptr<Ticket> Admit(Call call);
   void Start(const std::shared_ptr<Ticket>& ticket);
   void Cancel(const std::shared_ptr<Ticket>& ticket, const Status& why);
 
-  // Attempts all parked calls again. Each finished attempt calls this method.
+  // Schedules another attempt of all parked calls. This method is called each
+  // time a call ends.
   void Changed();
   // Cancels all calls, including later ones.
   void Close(const Status& why);
 
-  // Returns the names of the parked calls in the order of arrival.
+  // Returns the names of the parked calls in the order of their arrival.
   std::vector<std::string> Waiting() const;
 
  private:
   struct State;
-  std::shared_ptr<State> state_;  // outlives this object if calls still run
+  // The state outlives this object if calls are still running.
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace layoutmap

@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The result of a call, for which one thread can wait.
+// The result of a call. One thread can wait for the result.
 class Outcome {
  public:
   void Set(PendingCalls::End end, const Status& status) {
@@ -77,7 +77,8 @@ class PendingCallsTest : public testing::Test {
   }
 
   PendingCalls calls;
-  Workers workers{4};  // declared before `calls`, which use them
+  // The workers are declared before `calls`, because the calls use them.
+  Workers workers{4};
 };
 
 Status Never() { return NotYet("for nothing"); }
@@ -98,7 +99,8 @@ TEST_F(PendingCallsTest, ACallWaitsForAChange) {
   Outcome outcome;
   Run([&] { return is_there ? Status() : Never(); }, &outcome);
   EXPECT_EQ(calls.Waiting(), (std::vector<std::string>{"call"}));
-  calls.Changed();  // an unrelated change
+  // This change does not affect the call.
+  calls.Changed();
   EXPECT_EQ(outcome.num_ends(), 0);
   is_there = true;
   calls.Changed();
@@ -193,7 +195,8 @@ TEST_F(PendingCallsTest, EachConcurrentCallEndsOnce) {
   EXPECT_TRUE(calls.Waiting().empty());
 }
 
-// Work that a test runs on its own thread.
+// Stores scheduled work. The test runs the work on its own thread by calling
+// `Run`.
 class Later {
  public:
   void Schedule(std::function<void()> work) {
@@ -207,7 +210,7 @@ class Later {
   std::vector<std::function<void()>> work_;
 };
 
-// Returns a call that waits until `is_there` and owns `kept`.
+// Returns a call that owns `kept` and waits until `*is_there` is true.
 template <typename Kept>
 PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
                            PendingCalls::Clock::duration patience) {
@@ -222,9 +225,9 @@ PendingCalls::Call Holding(Kept kept, const bool* is_there, Later* later,
   return call;
 }
 
-// Waits long enough for `Watch` to wait for the deadline of a call that has
-// just parked. If the time were too short, an incorrect `Watch` could pass the
-// test, but a correct one could not fail.
+// Sleeps until `Watch` probably waits for the deadline of the call that has
+// just parked. If this time is too short, an incorrect `Watch` can pass the
+// test, but a correct `Watch` cannot fail it.
 void LetItWatch() { std::this_thread::sleep_for(milliseconds(20)); }
 
 TEST(PendingCallsLifeTest, AFinishedCallReleasesItsResources) {

@@ -1,4 +1,4 @@
-// Test helper: a few threads that run scheduled functions.
+// Test helper with a few threads that run scheduled functions.
 
 #ifndef TF_LAYOUTMAP_EMULATION_WORKERS_TEST_H_
 #define TF_LAYOUTMAP_EMULATION_WORKERS_TEST_H_
@@ -20,7 +20,7 @@ class Workers {
       threads_.emplace_back([this] { Run(); });
     }
   }
-  // Runs the remaining functions before the threads end.
+  // The threads run the remaining functions before they end.
   ~Workers() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -31,8 +31,9 @@ class Workers {
   }
 
   void Schedule(std::function<void()> work) {
-    // Notifies with the lock held: as soon as the work can run, the test may
-    // end and destroy these workers before this call returns.
+    // The notification is sent while the lock is held. Otherwise, a worker
+    // could run the work, and the test could end and destroy the workers before
+    // the notification is sent.
     std::lock_guard<std::mutex> lock(mutex_);
     work_.push_back(std::move(work));
     changed_.notify_one();

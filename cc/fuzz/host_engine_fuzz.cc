@@ -1,6 +1,6 @@
-// Fuzzes calls of the host engine in any order. No call may end the process,
-// the queue lengths must match the accepted calls, and a rejected call must
-// change nothing.
+// Fuzzes calls of the host engine in any order. The target checks that no call
+// ends the process, that the queue lengths match the accepted calls, and that
+// rejected calls change nothing.
 
 #include <cstddef>
 #include <cstdint>
@@ -129,8 +129,8 @@ class Driver {
     }
   }
 
-  // Enqueues a matrix with marks, numbers of ids and ids, which is usually a
-  // valid batch.
+  // Enqueues a packed batch. In most cases, its marks, numbers of ids and ids
+  // are valid.
   Status EnqueuePacked(int32_t replica, bool training) {
     PackedInput input;
     const int64_t num_samples = input_->Below(4);
@@ -166,7 +166,8 @@ class Driver {
     if (!looked_up) return;
     --pending_[replica];
     batches_[replica] = batch;
-    // Only the engine records whether the step was a training step.
+    // The value is copied from the engine, because the target does not record
+    // whether the step is a training step.
     awaiting_[replica] = engine_->Describe().awaiting[replica];
   }
 
@@ -227,7 +228,8 @@ class Driver {
                    Code::kInvalidArgument);
         break;
       case 2:
-        // Calls Finish without Begin, as after a reset between the two.
+        // Calls FinishDequeue without BeginDequeue. This also happens if the
+        // engine is reset between the two calls.
         engine_->FinishDequeue(0, true);
         break;
       default:
@@ -263,7 +265,7 @@ class Driver {
   const EngineConfig config_;
   std::unique_ptr<HostEngine> engine_;
   std::vector<std::vector<float>> tables_, slots_;
-  // Expected state after the accepted calls.
+  // The expected state of the engine after the accepted calls.
   std::vector<int64_t> pending_;
   std::vector<bool> awaiting_;
   std::vector<std::shared_ptr<const Batch>> batches_;

@@ -1,4 +1,5 @@
-// Converts a fuzzer's bytes to numbers. Returns zeros after the last byte.
+// Converts the bytes of a fuzzer to numbers. After the last byte, all numbers
+// are zero.
 
 #ifndef TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
 #define TF_LAYOUTMAP_FUZZ_INPUT_READER_H_
@@ -10,8 +11,8 @@
 #include <cstring>
 #include <vector>
 
-// Unlike assert, active in every build: a fuzz target without checks would find
-// only crashes.
+// In contrast to assert, this macro is active in every build. Without checks, a
+// fuzz target would detect only crashes.
 #define FUZZ_CHECK(condition)                                              \
   do {                                                                     \
     if (!(condition)) {                                                    \
@@ -36,12 +37,12 @@ class InputReader {
     return value;
   }
 
-  // Returns a number in [0, bound) from one byte. Bounds are small, so that
-  // most inputs are valid and pass the first check.
+  // Reads one byte and returns a number in [0, bound). Callers use small
+  // bounds, so that most inputs are valid and pass the first check.
   int64_t Below(int64_t bound) { return Take<uint8_t>() % bound; }
 
-  // Returns a number in [0, bound) in most cases, and any 64-bit number
-  // otherwise.
+  // In most cases, returns a number in [0, bound). In other cases, returns any
+  // 64-bit number.
   int64_t MostlyBelow(int64_t bound) {
     const uint8_t byte = Take<uint8_t>();
     if (byte >= 250) return Take<int64_t>();
@@ -55,7 +56,7 @@ class InputReader {
     return values;
   }
 
-  // Returns `size` numbers. Only the first few may be nonzero.
+  // Returns `size` numbers. Only the first numbers can be different from zero.
   std::vector<int64_t> State(int64_t size) {
     std::vector<int64_t> state(size, 0);
     for (int64_t i = 0; i < 8; ++i) state[Below(20)] = MostlyBelow(40);

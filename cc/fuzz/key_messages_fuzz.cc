@@ -1,5 +1,5 @@
-// Fuzzes messages to a server with keys: any bytes are rejected, or are keys of
-// its shards.
+// Fuzzes messages with keys to a server. The target checks that the server
+// rejects the bytes, or that the bytes contain keys of the server's shards.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace layoutmap {
 namespace {
 
 constexpr int64_t kDim = 2;
-// Buckets of the vocabulary, and of the server, which has the second of two
-// segments.
+// Number of buckets in the vocabulary, and number of buckets on the server. The
+// vocabulary has two segments, and the server has the second segment.
 constexpr int64_t kBuckets = 8, kHere = 4;
 
 void CheckSteps(InputReader* input) {
@@ -90,8 +90,8 @@ void CheckFetch(InputReader* input) {
   const int64_t change = input->Below(32);
   if (change == 31) bytes.push_back(0);
   if (change == 30) bytes.resize(input->Below(bytes.size() + 1));
-  // Exact capacity, so that AddressSanitizer detects an access after the last
-  // byte.
+  // The capacity must equal the size, so that AddressSanitizer detects an
+  // access after the last byte.
   bytes.shrink_to_fit();
 
   KeyFetchMessage message;

@@ -1,5 +1,5 @@
-// Fuzzes ids, splits and weights: they are rejected with a message, or they
-// form a valid batch whose unique rows match each id.
+// Fuzzes ids, splits and weights. The target checks that they are rejected with
+// a message, or that they form a valid batch whose unique rows match the ids.
 
 #include <cmath>
 #include <cstddef>
@@ -63,7 +63,7 @@ void CheckIds(InputReader* input) {
   FeatureInput<Tid> batch;
   batch.form = static_cast<Form>(input->Below(3));
   batch.num_samples = input->MostlyBelow(12);
-  // Larger valid batches would only use up the fuzzer's memory.
+  // Larger valid batches would only use more memory.
   if (batch.num_samples > 12 && batch.num_samples <= INT32_MAX) {
     batch.num_samples %= 12;
   }

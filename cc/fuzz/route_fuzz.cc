@@ -1,5 +1,5 @@
-// Fuzzes offsets and ids: they are rejected, or routed so that each id maps
-// back to its row.
+// Fuzzes offsets and ids. The target checks that they are rejected, or that the
+// route maps each id to its row.
 
 #include <algorithm>
 #include <cstddef>
@@ -27,8 +27,8 @@ std::vector<int64_t> TakeOffsets(InputReader* input) {
   return offsets;
 }
 
-// Returns the offsets of placement div or mod: even blocks, the first ones
-// longer by one.
+// Returns the offsets of the placements div and mod. The blocks have equal
+// sizes, except that the first blocks can have one more row.
 std::vector<int64_t> EvenOffsets(int64_t num_rows, int64_t num_shards) {
   std::vector<int64_t> offsets = {0};
   for (int64_t s = 0; s < num_shards; ++s) {
@@ -88,8 +88,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Placement placement = static_cast<Placement>(input.Below(3));
   const bool unique = input.Below(2) == 1;
   std::vector<int64_t> offsets = layoutmap::TakeOffsets(&input);
-  // Random blocks are rarely even, but the placements div and mod require even
-  // blocks.
+  // The placements div and mod require even blocks, and random blocks are
+  // rarely even. In most cases, the target therefore uses even blocks.
   if (offsets.size() > 1 && input.Below(4) != 0) {
     offsets = layoutmap::EvenOffsets(input.Below(60), offsets.size() - 1);
   }

@@ -1,5 +1,5 @@
-// Fuzzes messages to a server: any bytes are rejected, or request existing
-// rows.
+// Fuzzes messages to a server. The target checks that the server rejects the
+// bytes, or that the bytes request existing rows.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,8 +35,8 @@ void CheckClosures(InputReader* input) {
     if (!closures.Check(token, &is_repeated).ok() || is_repeated) continue;
     closures.Apply(token, input->Below(9));
     if (!token.has_number()) continue;
-    // The check may fail if invalid counts are too large, but must never report
-    // a new closure.
+    // `Check` may return an error if the counts in the state are invalid. It
+    // must never report the closure as new.
     const Status again =
         closures.Check({token.epoch, token.number, 77}, &is_repeated);
     FUZZ_CHECK(!again.ok() || is_repeated);
@@ -50,7 +50,8 @@ void Append(T value, std::vector<uint8_t>* bytes) {
   std::memcpy(bytes->data() + at, &value, sizeof(value));
 }
 
-// Returns a message that is usually valid, and sometimes truncated or extended.
+// Returns a message. In most cases, the message is valid. In other cases, it is
+// truncated or extended.
 std::vector<uint8_t> Message(InputReader* input, bool is_apply) {
   std::vector<uint8_t> bytes;
   if (is_apply) {
@@ -80,13 +81,13 @@ std::vector<uint8_t> Message(InputReader* input, bool is_apply) {
   const int64_t change = input->Below(32);
   if (change == 31) bytes.push_back(0);
   if (change == 30) bytes.resize(input->Below(bytes.size() + 1));
-  // Exact capacity, so that AddressSanitizer detects an access after the last
-  // byte.
+  // The capacity must equal the size, so that AddressSanitizer detects an
+  // access after the last byte.
   bytes.shrink_to_fit();
   return bytes;
 }
 
-// A server with its shards.
+// A server and its shards.
 struct Server {
   explicit Server(InputReader* input) {
     for (size_t p = 0; p < kPieces; ++p) {

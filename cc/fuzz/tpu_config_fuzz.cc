@@ -1,5 +1,5 @@
-// Fuzzes configurations: any bytes are rejected, or are a consistent
-// configuration from which an engine can be created.
+// Fuzzes TPU configurations. The target checks that the bytes are rejected, or
+// that they are a consistent configuration from which an engine can be created.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,6 @@
-// Fuzzes calls on a vocabulary: keys and rows map one-to-one, counts are
-// consistent, rows in flight are kept, and a rejected call changes nothing.
+// Fuzzes calls on a vocabulary. The target checks that keys and rows map
+// one-to-one, that counts are consistent, that rows in flight are not assigned
+// to other keys, and that rejected calls change nothing.
 
 #include <algorithm>
 #include <cstddef>

@@ -56,18 +56,19 @@ void Kernel::Compute(tensorflow::OpKernelContext* ctx) {
 
 namespace {
 
-// A loop that is split into blocks. Each thread takes the next block when it is
-// free. The caller therefore never waits for a thread to wake up, as it would
-// if each thread had a fixed share: when all blocks are taken, the caller waits
-// only for the blocks that are still running.
+// A loop that is split into blocks. Each thread takes the next block as soon as
+// it is free, and the caller also runs blocks. When no block is left, the
+// caller waits only for the blocks that are still running. If each thread had a
+// fixed share of the loop, the caller would also have to wait until all threads
+// wake up.
 class SharedLoop {
  public:
   SharedLoop(int64_t total, int64_t num_blocks,
              const std::function<void(int64_t, int64_t)>& work)
       : total_(total), num_blocks_(num_blocks), work_(work) {}
 
-  // Runs blocks until no block is left. After `Wait` has returned, no block is
-  // left.
+  // Runs blocks until no block is left. A thread may call this method after
+  // `Wait` has returned, because no block is left at that time.
   void TakeBlocks() {
     while (true) {
       const int64_t block = next_.fetch_add(1, std::memory_order_relaxed);
@@ -79,18 +80,19 @@ class SharedLoop {
       }
       if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
           num_blocks_) {
-        // The lock prevents a notification between the caller's check and its
-        // wait.
+        // With the lock, the notification cannot occur between the caller's
+        // check of the condition and the start of its wait.
         std::lock_guard<std::mutex> lock(mutex_);
         all_done_.notify_one();
       }
     }
   }
 
-  // Waits until all blocks are done. Rethrows an exception of a block.
+  // Waits until all blocks are done. If a block has thrown an exception,
+  // rethrows the exception.
   void Wait() {
-    // The other threads are at their last blocks, so the wait is short.
-    // Yielding until they are done takes about as long as going to sleep.
+    // The other threads run their last blocks, so the wait is short. The loop
+    // yields first, because going to sleep takes about as long as this wait.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!IsDone()) WaitOn(all_done_, lock);

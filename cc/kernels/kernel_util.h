@@ -1,4 +1,5 @@
-// Connects TensorFlow and the core: statuses, threads and tables.
+// Functions that connect TensorFlow and the core. They convert statuses,
+// provide threads, and access inputs and outputs.
 
 #ifndef TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
 #define TF_LAYOUTMAP_KERNELS_KERNEL_UTIL_H_
@@ -23,7 +24,8 @@ namespace layoutmap {
 // Converts a status of the core to a TensorFlow status.
 absl::Status ToTf(const Status& status);
 
-// Returns the result of `run`, or the exception that it throws as a status.
+// Returns the status that `run` returns. If `run` throws an exception, converts
+// the exception to a status.
 template <typename Run>
 absl::Status CatchAllTf(const Run& run) {
   try {
@@ -33,9 +35,9 @@ absl::Status CatchAllTf(const Run& run) {
   }
 }
 
-// Base class of all kernels of this package. Callers choose the sizes of
-// inputs, so an allocation may fail. The call then returns an error, and the
-// process continues.
+// Base class of all kernels in this package. Inputs can have any size, so an
+// allocation can fail. In this case, the op returns an error, and the process
+// continues.
 class Kernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -46,7 +48,8 @@ class Kernel : public tensorflow::OpKernel {
   virtual void Run(tensorflow::OpKernelContext* ctx) = 0;
 };
 
-// Returns a loop over the device's intra-op threads, and their number.
+// These functions return a parallel loop that uses the intra-op threads of the
+// device, and the number of these threads.
 ParallelFor TfParallelFor(tensorflow::OpKernelContext* ctx);
 int NumWorkers(tensorflow::OpKernelContext* ctx);
 
@@ -62,15 +65,17 @@ Span<T> MutableView(tensorflow::Tensor* tensor) {
   return {flat.data(), static_cast<int64_t>(flat.size())};
 }
 
-// Kernels access inputs and outputs by the names that the op definition in
-// cc/ops gives them, never by index. Only the definition determines their
-// order.
+// Kernels access inputs and outputs by the names in the op definition (cc/ops),
+// and never by index. Therefore, kernels do not depend on the order of the
+// inputs and outputs.
 
-// Fails unless the tensor has this rank. `name` is the name of the input.
+// Returns an error if the tensor does not have the rank `rank`. `name` is the
+// name of the input in the error message.
 absl::Status CheckRank(const char* name, const tensorflow::Tensor& tensor,
                        int rank);
 
-// Gets the input `name`, which must have this rank.
+// Gets the input `name`. Returns an error if the input does not have the rank
+// `rank`.
 absl::Status GetInput(tensorflow::OpKernelContext* ctx, const char* name,
                       int rank, const tensorflow::Tensor** tensor);
 
@@ -95,8 +100,8 @@ absl::Status SetScalar(tensorflow::OpKernelContext* ctx, const char* name,
   return absl::OkStatus();
 }
 
-// Sets the output `name` to a vector. The type of `values` may differ from the
-// output type.
+// Sets the output `name` to a vector. The element type of `values` may differ
+// from the type of the output.
 template <typename T, typename U>
 absl::Status SetVector(tensorflow::OpKernelContext* ctx, const char* name,
                        const std::vector<U>& values) {
@@ -108,24 +113,25 @@ absl::Status SetVector(tensorflow::OpKernelContext* ctx, const char* name,
   return absl::OkStatus();
 }
 
-// Reads the attributes `placement` and `optimizer`.
+// These functions read the attribute `placement` and the attribute `optimizer`.
 absl::Status GetPlacement(tensorflow::OpKernelConstruction* ctx,
                           Placement* placement);
 absl::Status GetOptimizer(tensorflow::OpKernelConstruction* ctx,
                           Optimizer* optimizer);
 
-// Creates a partition from the input `offsets` and a placement.
+// Creates a partition from the input `offsets` and the placement.
 absl::Status GetPartition(tensorflow::OpKernelContext* ctx, Placement placement,
                           RowPartition* partition);
 
 }  // namespace layoutmap
 
-// Registers a CPU kernel. `name` is the name of its op without "LayoutMap>".
+// Registers a CPU kernel. `name` is the name of the op without the prefix
+// "LayoutMap>".
 #define LM_REGISTER_KERNEL(name, Kernel) \
   REGISTER_KERNEL_BUILDER(               \
       Name("LayoutMap>" name).Device(tensorflow::DEVICE_CPU), Kernel)
 
-// Registers a kernel template over `Tid` for both dtypes of ids.
+// Registers a CPU kernel template for both dtypes of ids, int32 and int64.
 #define LM_REGISTER_ID_KERNELS(name, Kernel)                    \
   REGISTER_KERNEL_BUILDER(Name("LayoutMap>" name)               \
                               .Device(tensorflow::DEVICE_CPU)   \

@@ -69,7 +69,8 @@ absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
   std::sort(mutexes.begin(), mutexes.end(), std::less<Mutex>());
   mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
   if (mode == Mode::kExclusive && mutexes.size() < variables_.size()) {
-    // Two threads would write to one row at the same time.
+    // If two shards were the same variable, two threads could write to the same
+    // row at the same time.
     return absl::InvalidArgumentError(
         "Each shard and each slot shard must be a separate variable. "
         "Received: the same variable twice");

@@ -1,4 +1,4 @@
-// The shards of one or more tables, with the locks of their variables held.
+// The shards of one or more tables. The locks of their variables are held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
 #define TF_LAYOUTMAP_KERNELS_LOCKED_SHARDS_H_
@@ -19,8 +19,8 @@
 
 namespace layoutmap {
 
-// Fails unless the list `input` has `expected` variables. `needs` is the
-// beginning of the message, for example "Table 'ads' needs".
+// Returns an error if the list `input` does not have `expected` variables.
+// `needs` is the start of the error message, for example "Table 'ads' needs".
 absl::Status CheckNumVariables(const std::string& needs, const char* input,
                                int64_t expected, int64_t received);
 
@@ -33,24 +33,24 @@ class LockedShards {
   LockedShards& operator=(const LockedShards&) = delete;
   ~LockedShards();
 
-  // Looks up the variables of all handles in the input lists `inputs` and locks
-  // each of them once, in the order of their addresses. The order prevents
-  // deadlocks between two ops with the same shards.
+  // Looks up the variables of all handles in the input lists `inputs`. Locks
+  // each variable once. The variables are locked in the order of their
+  // addresses, to prevent a deadlock between two ops with the same shards.
   absl::Status Lock(tensorflow::OpKernelContext* ctx,
                     const std::vector<const char*>& inputs, Mode mode);
 
-  // Returns variables [first, first + num_shards) as the rows of a table. Fails
-  // unless they are initialized and have the type `dtype` and the shape [shard
-  // size, *row_shape]. 16-bit rows of any dtype are viewed as uint16_t.
+  // Returns a view of the variables [first, first + num_shards) as the rows of
+  // a table. Returns an error if a variable is not initialized, or if it does
+  // not have the dtype `dtype` and the shape [shard size, *row_shape]. For
+  // 16-bit rows of any dtype, T must be uint16_t.
   template <typename T>
   absl::Status View(
       int first, const std::string& table, const RowPartition& partition,
       const tensorflow::TensorShape& row_shape, ShardedView<const T>* view,
       tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value) const;
 
-  // Returns a view for writing. If another tensor shares the value of a shard,
-  // the shard gets a private copy first, so that the other tensor does not
-  // change.
+  // Returns a view for writing. If another tensor shares the memory of a shard,
+  // the memory is copied first, so that the other tensor does not change.
   template <typename T>
   absl::Status MutableView(
       tensorflow::OpKernelContext* ctx, int first, const std::string& table,
@@ -58,31 +58,33 @@ class LockedShards {
       ShardedView<T>* view,
       tensorflow::DataType dtype = tensorflow::DataTypeToEnum<T>::value);
 
-  // Returns a view of bytes, for any dtype with a fixed size.
+  // Returns a view of the bytes of the rows. Every dtype with a fixed size is
+  // supported.
   absl::Status ByteView(int first, const std::string& table,
                         const RowPartition& partition,
                         tensorflow::DataType dtype,
                         const tensorflow::TensorShape& row_shape,
                         ShardedView<const char>* view) const;
 
-  // Copies variable `i`. Fails unless the variable is initialized.
+  // Copies variable `i`. Returns an error if the variable is not initialized.
   absl::Status Copy(tensorflow::OpKernelContext* ctx, int i,
                     tensorflow::Tensor* copy) const;
 
-  // Returns a pointer to the value of an int64 scalar, for reading and writing.
+  // Sets `count` to a pointer to the value of variable `i`, which must be an
+  // int64 scalar. The caller may write the value.
   absl::Status MutableCount(tensorflow::OpKernelContext* ctx, int i,
                             const std::string& table, int64_t** count);
 
-  // Gets the row shape of the first variable, of any dtype and row shape.
+  // Gets the row shape of the first variable, which may have any dtype.
   absl::Status FirstRowShape(const std::string& table,
                              tensorflow::TensorShape* row_shape) const;
 
-  // Gets the number of rows of variable `i`, one shard of a table.
+  // Gets the number of rows of variable `i`, which must be a shard of a table.
   absl::Status NumRows(int i, const std::string& table,
                        int64_t* num_rows) const;
 
-  // Returns the number of rows of the first variable. `FirstRowShape` must have
-  // succeeded.
+  // Returns the number of rows of the first variable. Call this method only
+  // after `FirstRowShape` has succeeded.
   int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
 
   // Returns the memory range of each variable's value.
@@ -97,7 +99,8 @@ class LockedShards {
                            const tensorflow::TensorShape& row_shape) const;
   absl::Status OwnValue(tensorflow::OpKernelContext* ctx, int i);
 
-  // Fills the view of checked shards. A row has `dim` values of type T.
+  // Sets the members of a view after the shards were checked. A row has `dim`
+  // values of type T.
   template <typename T>
   void Fill(int first, const RowPartition& partition, int64_t dim,
             ShardedView<T>* view) const {
@@ -110,8 +113,8 @@ class LockedShards {
     }
   }
 
-  // TensorFlow has deprecated the name of this type but not the function that
-  // returns it.
+  // The code does not use the name of this type, because TensorFlow has
+  // deprecated the name. The function that returns the type is not deprecated.
   using Mutex = decltype(std::declval<tensorflow::Var>().mu());
 
   Mode mode_ = Mode::kShared;

@@ -1,4 +1,5 @@
-// Kernels of the pooled gather and the fused update, directly on the variables.
+// Kernels for the pooled gather and for the fused update. They access the
+// variables directly and do not use a host engine.
 
 #include <algorithm>
 #include <cstddef>
@@ -34,7 +35,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Returns the beginning of messages about a wrong number of variables.
+// Returns the start of an error message about a wrong number of variables.
 std::string Needs(const std::string& table) {
   return "Table '" + table + "' needs";
 }
@@ -75,7 +76,8 @@ class LookupRowsOp : public Kernel {
   }
 
  private:
-  // Reads and checks ids and splits. The gains need no further computation.
+  // Reads and checks the ids and the splits. The input already contains the
+  // computed gains.
   absl::Status ReadIds(OpKernelContext* ctx, const RowPartition& partition,
                        RaggedIds* checked, Span<const float>* gains) const {
     const Tensor* ids;
@@ -106,8 +108,8 @@ class LookupRowsOp : public Kernel {
   int64_t dim_;
 };
 
-// Checks the outputs of `FindUniqueRows` again, because a graph may pass other
-// tensors.
+// Checks inputs that are usually the outputs of `FindUniqueRows`. The check is
+// necessary because a graph can pass other tensors.
 template <typename Tid>
 Status CheckUniqueRows(int64_t num_rows, Span<const Tid> rows,
                        Span<const int64_t> splits,
@@ -181,14 +183,15 @@ class ApplyRowGradientsOp : public Kernel {
                                     LockedShards::Mode::kExclusive));
     std::vector<ShardedView<float>> views(1 + NumSlots(optimizer_));
     for (size_t j = 0; j < views.size(); ++j) {
-      // Element 0 is the table; its slot variables follow.
+      // Element 0 is the table. The slot variables follow.
       const int slot = static_cast<int>(j) - 1;
       const int64_t columns = j == 0 ? dim : SlotDim(optimizer_, slot, dim);
       OP_REQUIRES_OK(ctx, shards.MutableView(ctx, j * num_shards, table_,
                                              partition, {columns}, &views[j]));
     }
 
-    // The gradient row and the gain of each position, in summation order.
+    // The loop computes the gradient row and the gain of each position, in
+    // summation order.
     const Span<const int64_t> sample_splits = View<int64_t>(*row_splits);
     std::vector<uint32_t> sample_of(positions.size());
     for (int64_t s = 0; s < num_samples; ++s) {

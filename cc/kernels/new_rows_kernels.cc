@@ -1,4 +1,5 @@
-// Kernels that compute the initial values of a table, in huge pages.
+// Kernels that compute the initial values of a table and write them to huge
+// pages.
 
 #include <algorithm>
 #include <atomic>
@@ -33,20 +34,20 @@ using tensorflow::random::SingleSampleAdapter;
 using tensorflow::random::TruncatedNormalDistribution;
 using tensorflow::random::UniformDistribution;
 
-// Number of values that are drawn and then scaled while they are in the L1
-// cache.
+// Number of values that are drawn at a time. They are scaled while they are
+// still in the first-level cache.
 constexpr int64_t kTile = 2048;
 
-// Number of bytes written by all `NewRows` ops of this process.
+// Total number of bytes that the `NewRows` ops of this process have written.
 std::atomic<int64_t> bytes_drawn{0};
 
 void CountDrawn(int64_t bytes) {
   bytes_drawn.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// Draws `size` numbers, scales them and adds the offset. A distribution
-// generates groups of numbers; each group is independent of the groups before
-// it.
+// Draws `size` random numbers, multiplies them by `factor` and adds `offset`. A
+// distribution generates groups of numbers. The groups are independent of each
+// other and can be generated in parallel.
 template <typename Distribution, typename T>
 void Draw(const PhiloxRandom& generator, T factor, T offset, T* data,
           int64_t size, const ParallelFor& parallel_for) {
@@ -62,7 +63,8 @@ void Draw(const PhiloxRandom& generator, T factor, T offset, T* data,
                    Task::Run(generator, data, size, g, last, Distribution());
                    const int64_t stop = std::min(last * kGroup, size);
                    for (int64_t i = g * kGroup; i < stop; ++i) {
-                     // Rounds twice, like two separate TensorFlow ops.
+                     // The product and the sum are rounded separately, so that
+                     // the result equals the result of two TensorFlow ops.
                      const T scaled = data[i] * factor;
                      data[i] = scaled + offset;
                    }

@@ -1,4 +1,5 @@
-// Kernels for partition assignment, routing, unique rows and packed batches.
+// Kernels that assign ids to shards, route ids, find unique rows, and pack
+// batches.
 
 #include <algorithm>
 #include <cstddef>
@@ -76,8 +77,8 @@ class RouteIdsOp : public Kernel {
     OP_REQUIRES_OK(ctx, GetPartition(ctx, placement_, &partition));
     const Span<const Tid> ids = View<Tid>(*id_values);
     if (!unique_) {
-      // Writes directly to the outputs, because their sizes are known in
-      // advance.
+      // The sizes of the outputs are known in advance, so the route is written
+      // directly to the outputs.
       Tensor *local_rows, *splits, *permutation, *inverse;
       const TensorShape& shape = id_values->shape();
       const TensorShape splits_shape({partition.num_shards() + int64_t{1}});
@@ -88,8 +89,8 @@ class RouteIdsOp : public Kernel {
                      ctx->allocate_output("splits", splits_shape, &splits));
       OP_REQUIRES_OK(ctx,
                      ctx->allocate_output("permutation", shape, &permutation));
-      // `inverse` is a quarter of the work and rarely used, so it is computed
-      // only if the graph uses it.
+      // Computing `inverse` takes a quarter of the time, and graphs rarely use
+      // it. It is therefore computed only if the graph uses it.
       OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverses));
       OP_REQUIRES_OK(
           ctx,
@@ -116,7 +117,8 @@ class RouteIdsOp : public Kernel {
   }
 
  private:
-  // Adds the name of the table to an error about an id.
+  // If `status` is an error about an id, returns an error that also contains
+  // the name of the table.
   absl::Status WithTableName(const RowPartition& partition, Span<const Tid> ids,
                              const Status& status) const {
     if (status.ok()) return absl::OkStatus();

@@ -23,7 +23,8 @@ using tensorflow::TensorShape;
 using tensorflow::random::PhiloxRandom;
 using tensorflow::random::UniformDistribution;
 
-// Number of samples that TensorFlow's kernels skip per value after each call.
+// Number of samples that a generator skips per output value after each call.
+// TensorFlow's kernels use the same number.
 constexpr int kSamplesPerOutput = 256;
 
 class RandomKernel : public Kernel {

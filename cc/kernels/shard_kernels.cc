@@ -1,4 +1,5 @@
-// Kernels on one shard of a table on one device, for use with tf.dtensor.
+// Kernels that access one shard of a table on one device. They are used with
+// tf.dtensor.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,10 +32,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// The global rows [begin, begin + partition.num_rows()) of this device.
+// The shard of this device. It contains the global rows [begin, begin +
+// partition.num_rows()).
 struct LocalShard {
   int64_t begin;
-  RowPartition partition;  // one shard, all local rows
+  // A partition with one shard, which contains all local rows.
+  RowPartition partition;
 };
 
 absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
@@ -65,8 +68,8 @@ absl::Status ReadShard(OpKernelContext* ctx, const LockedShards& shards,
   return absl::OkStatus();
 }
 
-// Selects the local rows of the ids that this shard owns, and their indices in
-// `ids`.
+// Selects the ids that this shard owns. Sets `rows` to their local rows and
+// `places` to their indices in `ids`.
 template <typename Tid>
 void SelectOwned(Span<const Tid> ids, const LocalShard& shard,
                  std::vector<uint32_t>* rows, std::vector<int64_t>* places) {
@@ -99,7 +102,8 @@ class LookupShardOp : public Kernel {
     const Tensor* id_values;
     OP_REQUIRES_OK(ctx, GetInput(ctx, "ids", 1, &id_values));
     const Span<const Tid> ids = View<Tid>(*id_values);
-    // Every device receives all ids, so every device reports an invalid id.
+    // Every device receives all ids, so every device returns an error if an id
+    // is invalid.
     OP_REQUIRES_OK(ctx, ToTf(CheckIds(ids, num_rows_, table_)));
     ShardedView<const float> table;
     OP_REQUIRES_OK(ctx,

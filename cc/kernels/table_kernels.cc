@@ -1,4 +1,5 @@
-// Kernels for gather and scatter over the shards of a table on one device.
+// Kernels that gather and scatter rows of a table. All shards of the table are
+// on one device.
 
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +37,8 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// Base class that reads the inputs of both ops: a partition and checked ids.
+// Base class of both ops. It reads the partition of the table, and reads and
+// checks the ids.
 class TableOp : public Kernel {
  public:
   explicit TableOp(OpKernelConstruction* ctx) : Kernel(ctx) {
@@ -105,9 +107,9 @@ class GatherRowsOp : public TableOp {
   tensorflow::DataType dtype_;
 };
 
-// Functions that combine a row with an update. Integer quotients are truncated
-// toward zero. The only quotient that overflows, the lowest number divided by
-// -1, wraps around instead of ending the process.
+// Divides a value of a row by a value of an update. Integer quotients are
+// truncated toward zero. If the lowest integer is divided by -1, the result
+// wraps around. A division instruction would end the process in this case.
 template <typename T>
 T Quotient(T a, T b) {
   if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
@@ -172,8 +174,8 @@ class ScatterRowsOp : public TableOp {
     ShardedView<T> table;
     OP_REQUIRES_OK(
         ctx, shards.MutableView(ctx, 0, table_, partition, row_shape, &table));
-    // All ids are converted to one dtype, which limits the number of compiled
-    // loops.
+    // All ids are converted to int64, so that the compiler creates the loops
+    // for only one dtype of ids.
     std::vector<int64_t> widened;
     Span<const int64_t> rows;
     if (ids->dtype() == tensorflow::DT_INT32) {
@@ -196,8 +198,8 @@ class ScatterRowsOp : public TableOp {
       ScatterRows(table, ids, values, broadcast, verb_ == "update", write,
                   num_workers, parallel_for);
     };
-    // Combines each row with one scalar update or with an update of the same
-    // shape.
+    // Combines each row with its update, which is a scalar or has the shape of
+    // the row.
     auto scatter_each = [&](auto combine) {
       if (broadcast) {
         scatter([=](T* row, const T* value) {

@@ -1,11 +1,11 @@
 // Attributes that describe the tables and features of a host engine. Every op
-// that needs this configuration declares them;
-// cc/kernels/engine/engine_config_reader.h reads them.
+// that needs this configuration declares these attributes. The kernels read
+// them with cc/kernels/engine/engine_config_reader.h.
 
 #ifndef TF_LAYOUTMAP_OPS_ENGINE_ATTRS_H_
 #define TF_LAYOUTMAP_OPS_ENGINE_ATTRS_H_
 
-// A chain of `.Attr(...)` calls for use inside a REGISTER_OP.
+// A chain of `.Attr(...)` calls. Use it in a REGISTER_OP statement.
 #define LM_ENGINE_CONFIG_ATTRS                                  \
   .Attr("table_names: list(string)")                            \
       .Attr("table_num_rows: list(int)")                        \

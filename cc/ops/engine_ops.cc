@@ -1,4 +1,4 @@
-// Ops of the host engine. docs/ops.md summarizes their contract in one table.
+// Ops of the host engine. docs/ops.md documents the ops.
 
 #include <cstdint>
 #include <vector>
@@ -18,7 +18,7 @@ using tensorflow::shape_inference::NoOutputs;
 using tensorflow::shape_inference::ScalarShape;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Shape function of ops that look up a batch.
+// The shape function of ops that look up a batch.
 absl::Status ActivationShapes(InferenceContext* c) {
   std::vector<int64_t> dims, lengths;
   TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));

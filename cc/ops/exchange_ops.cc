@@ -1,5 +1,5 @@
-// Ops for steps whose tables are sharded over processes. docs/ops.md summarizes
-// their contract in one table.
+// Ops for steps whose tables are sharded over processes. docs/ops.md documents
+// the ops.
 
 #include <cstdint>
 
@@ -30,7 +30,8 @@ REGISTER_OP("LayoutMap>PlanExchange")
     .Attr("mark: int = 0")
     .Attr("num_owners: int >= 1")
     .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Not folded or pruned, like `PlanStep`.
+    // The op rejects invalid ids, so grappler must not fold or prune it.
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int32_t num_owners;
       TF_RETURN_IF_ERROR(c->GetAttr("num_owners", &num_owners));

@@ -1,5 +1,4 @@
-// Ops that read and update tables. docs/ops.md summarizes their contract in one
-// table.
+// Ops that read and update tables. docs/ops.md documents the ops.
 
 #include <cstdint>
 

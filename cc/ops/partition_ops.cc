@@ -1,5 +1,4 @@
-// Ops that process only ids. docs/ops.md summarizes their contract in one
-// table.
+// Ops that process ids and do not access tables. docs/ops.md documents the ops.
 
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/common_shape_fns.h"

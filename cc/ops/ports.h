@@ -1,5 +1,6 @@
-// Access to the inputs and outputs of shape functions by name. Only the op
-// definition then determines the order of the ports.
+// Functions with which shape functions access inputs and outputs by name. Shape
+// functions therefore do not depend on the order of the inputs and outputs in
+// the op definition.
 
 #ifndef TF_LAYOUTMAP_OPS_PORTS_H_
 #define TF_LAYOUTMAP_OPS_PORTS_H_
@@ -13,8 +14,8 @@
 
 namespace layoutmap {
 
-// Gets the shape of the input `name`; for a list, the shape of its first
-// tensor.
+// Gets the shape of the input `name`. If the input is a list, gets the shape of
+// its first tensor.
 inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
                              const char* name,
                              tensorflow::shape_inference::ShapeHandle* shape) {
@@ -24,7 +25,8 @@ inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
   return status;
 }
 
-// Gets the shape of the input `name` and checks that it may have this rank.
+// Gets the shape of the input `name`. Returns an error if the shape cannot have
+// the rank `rank`.
 inline absl::Status GetShape(tensorflow::shape_inference::InferenceContext* c,
                              const char* name, int rank,
                              tensorflow::shape_inference::ShapeHandle* shape) {
@@ -38,8 +40,8 @@ inline absl::Status SetShape(tensorflow::shape_inference::InferenceContext* c,
   return c->set_output(name, {shape});
 }
 
-// Sets the output list `name` to vectors of unknown size. The attribute `count`
-// gives the length of the list.
+// Sets the shapes of the output list `name` to vectors of unknown size. The
+// attribute `count` is the length of the list.
 inline absl::Status SetVectors(tensorflow::shape_inference::InferenceContext* c,
                                const char* name, const char* count) {
   using tensorflow::shape_inference::InferenceContext;
@@ -50,8 +52,9 @@ inline absl::Status SetVectors(tensorflow::shape_inference::InferenceContext* c,
                            size, c->Vector(InferenceContext::kUnknownDim)));
 }
 
-// Sets the output `activations`: [num_samples, dim] for each feature, or
-// [num_samples, length, dim] if the feature is a sequence.
+// Sets the shapes of the output list `activations`. The shape of a feature is
+// [num_samples, dim], or [num_samples, length, dim] if the feature is a
+// sequence.
 inline absl::Status SetActivationShapes(
     tensorflow::shape_inference::InferenceContext* c,
     const std::vector<int64_t>& dims, const std::vector<int64_t>& lengths) {

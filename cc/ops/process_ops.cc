@@ -1,5 +1,4 @@
-// Op that describes a process of a cluster. docs/ops.md summarizes its
-// contract.
+// An op that describes a process of a cluster. docs/ops.md documents the op.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,6 +1,6 @@
-// Uniform random numbers and the initial values of tables. tf.dtensor does not
-// support TensorFlow's own ops for uniform random numbers. docs/ops.md
-// summarizes the contract in one table.
+// Ops that create uniform random numbers and the initial values of tables.
+// These ops exist because tf.dtensor does not support TensorFlow's own ops for
+// uniform random numbers. docs/ops.md documents the ops.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -1,5 +1,5 @@
 // Ops for parameter server steps on tables with open vocabularies. docs/ops.md
-// summarizes their contract in one table.
+// documents the ops.
 
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
@@ -28,7 +28,8 @@ REGISTER_OP("LayoutMap>PlanKeys")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Not folded or pruned: it rejects bad ids.
+    // The op rejects invalid ids, so grappler must not fold or prune it.
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
       return SetVectors(c, "requests", "num_servers");

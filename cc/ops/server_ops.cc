@@ -1,5 +1,4 @@
-// Ops for parameter server steps. docs/ops.md summarizes their contract in one
-// table.
+// Ops for parameter server steps. docs/ops.md documents the ops.
 
 #include <cstdint>
 #include <vector>
@@ -30,7 +29,8 @@ REGISTER_OP("LayoutMap>PlanStep")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
     .Attr("wire_dtype: {float, bfloat16} = DT_FLOAT") LM_ENGINE_CONFIG_ATTRS
-    .SetIsStateful()  // Not folded or pruned: it rejects bad ids.
+    // The op rejects invalid ids, so grappler must not fold or prune it.
+    .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
       return SetVectors(c, "requests", "num_servers");

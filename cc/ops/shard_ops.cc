@@ -1,5 +1,6 @@
-// Ops on one device's shard of a table whose rows tf.dtensor shards. Their
-// shapes match the policies of tf_layoutmap/_core/dtensor_ops.py.
+// Ops on one device's shard of a table. tf.dtensor shards the rows of the
+// table. The shapes of the ops must match the policies in
+// tf_layoutmap/_core/dtensor_ops.py.
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Ops for gather and scatter over shards. docs/ops.md summarizes their contract
-// in one table.
+// Ops that gather and scatter rows of sharded tables. docs/ops.md documents the
+// ops.
 
 #include "absl/status/status.h"
 #include "cc/ops/ports.h"
@@ -13,8 +13,9 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Computes the shape of one row per id. The row shape comes from the handle of
-// the first shard, which is the first input, if the handle has a known shape.
+// Computes the shape of an output with one row per id. The first input is the
+// handle of the first shard. If the shape of this handle is known, it
+// determines the shape of a row.
 absl::Status RowsShape(InferenceContext* c, ShapeHandle* rows) {
   ShapeHandle ids;
   TF_RETURN_IF_ERROR(GetShape(c, "ids", &ids));

@@ -1,5 +1,4 @@
-// Ops for open vocabularies. docs/ops.md summarizes their contract in one
-// table.
+// Ops for open vocabularies. docs/ops.md documents the ops.
 
 #include "absl/status/status.h"
 #include "cc/ops/ports.h"
@@ -101,8 +100,9 @@ limits: Two numbers: the constant and an unused number, the lower and upper
 seed: Seed of the vocabulary and the table.
 )doc");
 
-// Inputs, attributes and outputs of ops that accept batches of keys and report
-// evicted keys (cc/kernels/vocabulary/engine_keys_kernels.cc).
+// The inputs, attributes and outputs of ops that accept batches of keys and
+// report evicted keys. The kernels are in
+// cc/kernels/vocabulary/engine_keys_kernels.cc.
 #define LM_KEYS_PORTS                             \
   .Input("ids: num_inputs * int64")               \
       .Input("splits: num_inputs * int64")        \

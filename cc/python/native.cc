@@ -1,5 +1,5 @@
-// Python module with the core on numpy arrays, for tests and for planning
-// without TensorFlow.
+// Python module with functions of the core that accept numpy arrays. Tests use
+// it, and programs use it to plan shardings without TensorFlow.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -25,12 +25,13 @@ namespace py = pybind11;
 namespace layoutmap {
 namespace {
 
-// Raises ValueError with the core's message.
+// If `status` is an error, raises ValueError with the message of the core.
 void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Raises RuntimeError with the core's message, for failed preconditions.
+// If `status` is an error, raises RuntimeError with the message of the core.
+// Used for failed preconditions.
 void CheckCall(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
@@ -88,7 +89,8 @@ py::tuple RouteIdsPy(const Array<Tid>& ids, const Array<int64_t>& offsets,
 
 template <typename Tid>
 py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
-  // A partition with one shard: the call only checks the number of rows.
+  // The call checks the number of rows. The partition has only one shard and is
+  // not used.
   const std::vector<int64_t> offsets = {0, num_rows};
   RowPartition partition;
   Check(RowPartition::Make(Placement::kDiv, offsets, &partition));
@@ -105,7 +107,8 @@ py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
 
 template <typename Tid>
 void DefineForIds(py::module_* m) {
-  // noconvert: ids of another dtype raise TypeError instead of being converted.
+  // The argument is `noconvert`, so that ids of another dtype raise TypeError
+  // and are not converted.
   m->def("assign_partition", &AssignPartitionPy<Tid>,
          py::arg("ids").noconvert(), py::arg("offsets"), py::arg("placement"),
          "Returns (shards, local_rows) of the global rows `ids`.");

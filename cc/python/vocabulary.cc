@@ -33,8 +33,9 @@ namespace py = pybind11;
 namespace layoutmap {
 namespace {
 
-// Raises ValueError for invalid arguments and RuntimeError for failed
-// preconditions, with the core's message.
+// If `status` is an error, raises an exception with the message of the core.
+// The type is ValueError for invalid arguments and RuntimeError for failed
+// preconditions.
 void Check(const Status& status) {
   if (status.ok()) return;
   if (status.code() == Code::kInvalidArgument) {
@@ -79,7 +80,8 @@ ParallelFor ThreadsFor(int num_threads) {
   };
 }
 
-// A vocabulary with its state, in shards of complete buckets.
+// A vocabulary and its state. The state is split into shards of complete
+// buckets.
 class Vocabulary {
  public:
   Vocabulary(int64_t capacity, const std::string& admission, int32_t min_count,
@@ -155,8 +157,8 @@ class Vocabulary {
     return Column(evicted, [](const KeyOfRow& one) { return one.row; });
   }
 
-  // Moves the keys to a vocabulary with the given capacity and number of
-  // shards.
+  // Moves the keys to a vocabulary with the capacity `capacity` and
+  // `num_shards` shards.
   py::tuple Resize(int64_t capacity, int32_t num_shards, int32_t step) {
     int64_t num_buckets;
     Check(BucketLayout::NumBucketsFor(capacity, &num_buckets));
@@ -169,8 +171,8 @@ class Vocabulary {
         Column(moves, [](const RowMove& one) { return one.to; }));
   }
 
-  // Returns the arrays of a checkpoint, by row, independent of the number of
-  // shards.
+  // Returns the arrays that a checkpoint stores. They are ordered by row, so
+  // they do not depend on the number of shards.
   py::dict State() const {
     py::dict state;
     state["keys"] = ToArray(Joined(keys_));
@@ -272,7 +274,8 @@ Array<float> FirstValuesPy(const std::string& kind, float a, float b,
   return rows;
 }
 
-// Adds the keys to an empty vocabulary. Empty keys are skipped.
+// Creates an empty vocabulary and adds the keys. Values that mark empty lanes
+// are skipped.
 py::dict PutKeysPy(const Array<int64_t>& keys, const Array<int32_t>& last_step,
                    const Array<int32_t>& count, int32_t step, int64_t capacity,
                    const std::string& evict, int32_t half_life_steps) {
@@ -317,7 +320,7 @@ py::dict PutKeysPy(const Array<int64_t>& keys, const Array<int32_t>& last_step,
 }  // namespace
 
 void DefineVocabulary(py::module_* m) {
-  // Neither copyable nor movable, because the class holds views of its own
+  // Objects cannot be copied or moved, because they contain views of their own
   // members.
   py::class_<Vocabulary, std::unique_ptr<Vocabulary>>(
       *m, "Vocabulary", "An open vocabulary with its state.")

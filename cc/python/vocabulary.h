@@ -1,4 +1,4 @@
-// Open vocabularies of the core as a Python class.
+// Defines a Python class for the open vocabularies of the core.
 
 #ifndef TF_LAYOUTMAP_PYTHON_VOCABULARY_H_
 #define TF_LAYOUTMAP_PYTHON_VOCABULARY_H_
@@ -7,7 +7,7 @@
 
 namespace layoutmap {
 
-// Adds `Vocabulary` and `first_values` to the module.
+// Adds the class `Vocabulary` and the function `first_values` to the module.
 void DefineVocabulary(pybind11::module_* m);
 
 }  // namespace layoutmap

@@ -1,7 +1,8 @@
-"""Code like `tlm.ShardedVariable` leads to the entry of that name.
+"""Sphinx extension that links public names to their API entries.
 
-In pages and in docstrings alike. A name that has no entry is a warning, so that
-no page goes on naming what was renamed.
+In pages and docstrings, code such as `tlm.ShardedVariable` becomes a link to
+the API entry of that name. A name without an entry causes a Sphinx warning, so
+that the build detects pages that still use an old name.
 """
 
 import re
@@ -12,7 +13,8 @@ from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
 NAME = re.compile(r"tlm((?:\.\w+)+)(?:\(\))?")
-# What is a link already, or goes into the table of contents.
+# Names inside these nodes do not become links: they are links already, or
+# they are titles, which also appear in the table of contents.
 LEFT_ALONE = (nodes.reference, addnodes.pending_xref, nodes.title)
 
 
@@ -25,7 +27,7 @@ def has_ancestor(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
 
 
 class LinkNames(SphinxTransform):
-    """Wraps literals that are public names into cross references."""
+    """Turns code literals that are public names into cross references."""
 
     default_priority = 500
 

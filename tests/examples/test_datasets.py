@@ -1,7 +1,8 @@
 """Programs and pages read no dataset that autotunes.
 
-An iterator that autotunes can take a minute to end (TensorFlow 2.21). Only
-sources are read: while tests run, no dataset autotunes (tests/conftest.py).
+In TensorFlow 2.21, deleting an iterator that autotunes can take a minute. This
+test only reads sources, because tests/conftest.py disables autotuning while
+tests run.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Texts of the project: comments, docstrings, messages and pages."""
+"""Reads the texts of the project: comments, docstrings, messages and pages."""
 
 import ast
 import dataclasses
@@ -27,8 +27,8 @@ class Text:
     """A comment, docstring, string or paragraph.
 
     Attributes:
-      path: Path below the root of the project.
-      line: Number of the first line, from 1.
+      path: Path relative to the root of the project.
+      line: Number of the first line, starting from 1.
       kind: `"comment"`, `"docstring"`, `"string"` or `"page"`.
       text: The text, without comment markers.
     """

@@ -1,4 +1,4 @@
-"""Closed sets of strings that public arguments accept."""
+"""Types for arguments that accept only certain strings."""
 
 from typing import Literal
 

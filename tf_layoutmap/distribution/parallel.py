@@ -1,8 +1,9 @@
 """Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-They have the interface of `keras.distribution`. A distribution has a mesh and a
-batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
-`scope()`, or after `set_distribution` for the current thread.
+They have the same interface as in `keras.distribution`. A distribution has a
+mesh and a batch axis, and `ByLayoutMap` also has a layout map. A distribution
+has an effect inside its `scope()`. After a call of `set_distribution`, a
+distribution also has an effect outside of scopes, in the current thread.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class _IgnoredArguments(TypedDict, total=False):
 def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
-    Also returns a `tlm.distribution` object that was passed to
-    `keras.distribution.set_distribution`. A distribution of Keras that was
-    passed there has no effect and is not returned.
+    If user code passed a `tlm.distribution` object to
+    `keras.distribution.set_distribution`, this object is returned. If it passed
+    a distribution of Keras to that function, the distribution has no effect and
+    is not returned.
     """
     theirs = keras.distribution.distribution()
     return (
@@ -79,12 +81,12 @@ def distribution() -> AnyDistribution | None:
 
 
 def recorded_distribution() -> Any:
-    """Returns the distribution last recorded in this thread, or None."""
+    """Returns the distribution most recently set in this thread, or None."""
     return getattr(_current, "value", None)
 
 
 def record_distribution(value: Any) -> None:
-    """Records `value` as the distribution of this thread."""
+    """Stores `value` as the distribution of this thread."""
     _current.value = value
 
 
@@ -92,9 +94,9 @@ dtensor = tf.experimental.dtensor
 
 
 class Distribution(keras_private.Distribution):
-    """Base class of distributions: a mesh with a batch axis.
+    """Base class of distributions, which have a mesh and a batch axis.
 
-    The base class does not place variables.
+    The base class itself does not place variables on the mesh.
 
     ```python
     distribution = tlm.distribution.Distribution(device_mesh)
@@ -143,7 +145,7 @@ class Distribution(keras_private.Distribution):
 
     @property
     def device_mesh(self) -> AnyMesh:
-        """The mesh, as passed."""
+        """The mesh, as passed to the constructor."""
         return self._device_mesh
 
     @property
@@ -153,7 +155,7 @@ class Distribution(keras_private.Distribution):
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """The option `auto_shard_dataset`; see `__init__`."""
+        """Value of the argument `auto_shard_dataset` of the constructor."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -180,7 +182,7 @@ class Distribution(keras_private.Distribution):
     def get_variable_layout(
         self, variable: keras.Variable
     ) -> keras.distribution.TensorLayout:
-        """Returns the layout of a variable, or the layout it would get."""
+        """Returns the current or future layout of a variable."""
         raise NotImplementedError
 
     def get_tensor_layout(
@@ -190,14 +192,15 @@ class Distribution(keras_private.Distribution):
         raise NotImplementedError
 
     def distribute_dataset(self, dataset: _Dataset) -> _Dataset:
-        """Returns `dataset` unchanged: steps select the shard of each batch."""
+        """Returns `dataset` unchanged, because each step shards its batch."""
         return dataset
 
     def context(self) -> MeshContext | None:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: A user-defined subclass overrides `get_variable_layout`.
+          TypeError: The class is a user-defined subclass that overrides
+            `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
             Distribution.get_variable_layout
@@ -209,7 +212,7 @@ class Distribution(keras_private.Distribution):
             )
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         self.context()
         return contextlib.nullcontext()
 
@@ -217,7 +220,7 @@ class Distribution(keras_private.Distribution):
     def scope(
         self,
     ) -> Iterator[AnyLayoutMap | keras.distribution.LayoutMap | None]:
-        """Returns the scope in which models are created."""
+        """Returns a context manager; models must be created inside it."""
         before = recorded_distribution()
         with self._place_new_models() as layout_map:
             record_distribution(self)
@@ -228,7 +231,7 @@ class Distribution(keras_private.Distribution):
 
 
 class ByLayoutMap(Distribution):
-    """A distribution with weights placed by a layout map.
+    """Base class of distributions that use a layout map to place weights.
 
     Batches are sharded along one mesh axis.
     """
@@ -253,13 +256,14 @@ class ByLayoutMap(Distribution):
             auto_shard_dataset,
         )
         self._init: literals.Init = init
-        # `keras.distribution.set_distribution` may get this object without
-        # notifying this package, so the rows are installed now.
+        # If user code passes this object to
+        # `keras.distribution.set_distribution`, this package is not notified.
+        # Therefore, the patches are installed now.
         engine.ensure("keras3")
 
     @property
     def layout_map(self) -> AnyLayoutMap | keras.distribution.LayoutMap:
-        """The layout map, as passed."""
+        """The layout map, as passed to the constructor."""
         return self._layout_map
 
     @property
@@ -276,7 +280,7 @@ class ByLayoutMap(Distribution):
     def get_variable_layout(
         self, variable: keras.Variable
     ) -> keras.distribution.TensorLayout:
-        """Returns the layout of a variable, or the layout it would get."""
+        """Returns the current or future layout of a variable."""
         layout = keras_private.given_layout(variable)
         if layout is None:
             layout = getattr(variable, "layout", None)
@@ -311,24 +315,24 @@ class ByLayoutMap(Distribution):
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
-        """The context, if Keras' `set_distribution` was called with this."""
+        """The context that is used if Keras' `set_distribution` sets `self`."""
         return self.context()
 
     home = lazy.renamed_method("home", "context")
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         return layout_map_scope(
             self._layout_map, init=self._init, batch_dim=self._batch_dim_name
         )
 
 
 class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
-    """A distribution with weights sharded by a layout map.
+    """A distribution that shards weights as a layout map specifies.
 
-    Batches are sharded along one mesh axis. The counterpart of
-    `keras.distribution.ModelParallel`, which has no effect on TensorFlow.
-    Models must be created in its scope.
+    Batches are sharded along one mesh axis. This class replaces
+    `keras.distribution.ModelParallel`, which has no effect with the TensorFlow
+    backend. Models must be created in the scope of the distribution.
 
     ```python
     layout_map = tlm.distribution.LayoutMap(device_mesh)
@@ -362,8 +366,8 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
           auto_shard_dataset: Must be True if there are several processes. Each
             process gets full batches and uses only its shard of each batch.
           init: As in `tlm.layout_map_scope`.
-          **kwargs: `device_mesh`, which is accepted for compatibility and
-            ignored: the layout map has the mesh.
+          **kwargs: Only `device_mesh`, which is accepted for compatibility and
+            ignored. The mesh of the layout map is used instead.
 
         Raises:
           TypeError: `layout_map` is not a LayoutMap. The error is also a
@@ -392,9 +396,9 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
 
 
 class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
-    """A distribution with replicated weights and sharded batches.
+    """A distribution that replicates weights and shards batches.
 
-    The counterpart of `keras.distribution.DataParallel`.
+    This class replaces `keras.distribution.DataParallel`.
 
     ```python
     with tlm.distribution.DataParallel().scope():
@@ -413,9 +417,10 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         Args:
           device_mesh: `tlm.distribution.DeviceMesh`,
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Batches are
-            sharded along its first axis. None for a mesh of `devices`.
-          devices: Device names for a mesh with one axis; None for all of
-            `list_devices()`.
+            sharded along its first axis. If it is None, a mesh is created from
+            `devices`.
+          devices: Device names for a mesh with one axis. None selects all
+            devices of `list_devices()`.
           auto_shard_dataset: As in `ModelParallel`.
 
         Raises:
@@ -453,12 +458,12 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
 
 
 def set_distribution(value: AnyDistribution | None) -> None:
-    """Sets the distribution of objects that this thread creates from now on.
+    """Sets the distribution for objects that this thread creates later.
 
-    For objects that are created inside a `scope()` or `tlm.layout_map_scope`,
-    that scope takes precedence. Weights are initialized at their first use. A
-    layout that does not fit its weight raises an error at this point, or in
-    `layout_map.explain(model)`.
+    If an object is created inside a `scope()` or `tlm.layout_map_scope`, that
+    scope takes precedence. Weights are initialized at their first use. If a
+    layout does not fit its weight, the first use of the weight raises an error.
+    `layout_map.explain(model)` reports such a layout earlier.
 
     ```python
     tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
@@ -471,8 +476,8 @@ def set_distribution(value: AnyDistribution | None) -> None:
 
     Args:
       value: `ModelParallel` or `DataParallel` of `tlm.distribution` or
-        `keras.distribution`. `distribution()` returns this object afterwards.
-        None unsets the distribution.
+        `keras.distribution`. After this call, `distribution()` returns this
+        object. None removes the distribution.
 
     Raises:
       TypeError: `value` has another type.
@@ -485,12 +490,12 @@ def set_distribution(value: AnyDistribution | None) -> None:
 
 
 def _to_own_distribution(value: Any) -> Distribution:
-    """Returns the `tlm.distribution` counterpart of a Keras distribution."""
+    """Converts a distribution of Keras to a distribution of this package."""
     if isinstance(value, Distribution):
         return value
     theirs = keras.distribution
     for kind in (theirs.ModelParallel, theirs.DataParallel):
-        # A user-defined subclass may place variables by other rules.
+        # A user-defined subclass may place variables in a different way.
         if isinstance(value, kind) and type(value).get_variable_layout is (
             kind.get_variable_layout
         ):

@@ -1,10 +1,14 @@
 """Interface of the backends that run the steps of a `TPUEmbedding`.
 
-`host/backend.py` runs steps on the host engine, `tpu/backend.py` runs them with
-TPU operations, `divided/backend.py` runs them on tables that are sharded over
-processes, and `servers/backend.py` runs them on parameter servers. Code that
-uses a backend depends only on the protocols of this module. `choose_engine`
-selects the engine.
+Each backend runs the steps in a different way:
+
+- `host/backend.py` uses the host engine.
+- `tpu/backend.py` uses TensorFlow's TPU operations.
+- `divided/backend.py` uses tables that are sharded over processes.
+- `servers/backend.py` uses parameter servers.
+
+Code that uses a backend depends only on the protocols in this module.
+`choose_engine` selects the engine.
 """
 
 from __future__ import annotations
@@ -20,15 +24,16 @@ from tf_layoutmap._core import lazy, literals, strategies
 class Backend(Protocol):
     """Runs the steps of a `TPUEmbedding`.
 
-    The caller passes the input of a step to `read` and the result to `enqueue`.
-    If the embedding is not built yet, the caller builds it between the two
-    calls. Sizes that were not declared are set from the first batch.
+    The caller passes the input of a step to `read`, and then passes the return
+    value of `read` to `enqueue`. If the embedding is not built yet, the caller
+    builds it after `read` and before `enqueue`. The first batch sets all sizes
+    that the caller did not declare.
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` if the order of the steps is sufficient to identify the
-        gradients.
+        lookup; `()` if the backend identifies gradients by the order of the
+        steps only.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
@@ -45,7 +50,7 @@ class Backend(Protocol):
 
     @property
     def is_built(self) -> bool:
-        """Whether tables and engine have been created."""
+        """Whether the tables and the engine exist."""
         ...
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -57,16 +62,17 @@ class Backend(Protocol):
           batch_size: None, or the batch size of every feature.
 
         Raises:
-          ValueError: If the arguments contradict each other or known sizes.
+          ValueError: If the arguments contradict each other, or contradict
+            sizes that are already known.
         """
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables eagerly.
 
         Returns:
-          `{table name: {variable name: variable}}`: the rows
-          `[num_rows, dim]` as `"parameters"`, and the slot variables, float32
-          `[num_rows, dim]` or `[num_rows, 1]`.
+          A dict `{table name: {variable name: variable}}`. The variable
+          `"parameters"` holds the rows, `[num_rows, dim]`. The other variables
+          are slot variables, float32 `[num_rows, dim]` or `[num_rows, 1]`.
         """
         ...
 
@@ -74,26 +80,26 @@ class Backend(Protocol):
         """Prepares the backend for steps on these variables.
 
         Args:
-          variables: Return value of `create_tables`. A checkpoint may have
-            been restored into the variables.
+          variables: Return value of `create_tables`. The variables can contain
+            values from a checkpoint.
         """
 
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks and reads the input of a step. The backend need not be built.
+        """Checks and reads the input of a step, also before `start`.
 
         Args:
-          features: Structure of the feature config with ids, as
-            `TPUEmbedding.enqueue` takes them.
-          weights: None, or the same structure with None or weights.
-          device: None, or the device of the replica that the step belongs to.
+          features: Ids in any form that `TPUEmbedding.enqueue` accepts.
+          weights: None, or the same structure with None or weights as leaves.
+          device: None, or the device of the replica to which the step belongs.
 
         Returns:
-          The batch, for `enqueue` of the same backend only.
+          The batch, which only `enqueue` of the same backend accepts.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
         """
         ...
@@ -104,7 +110,7 @@ class Backend(Protocol):
         Args:
           batch: Return value of `read`.
           training: Whether the step trains, as a bool or a scalar bool tensor.
-          name: Name that the calls of one step in a traced function share.
+          name: Name that is equal in all calls of a step in a traced function.
         """
 
     def dequeue(self, name: str | None) -> list[tf.Tensor]:
@@ -114,8 +120,8 @@ class Backend(Protocol):
           name: The `name` that was passed to `enqueue`.
 
         Returns:
-          Per feature: float32, `[num_samples, dim]`, or with the additional
-          dimensions that `TPUEmbedding.dequeue` documents.
+          One float32 tensor per feature, with a shape that
+          `TPUEmbedding.dequeue` documents.
         """
         ...
 
@@ -123,7 +129,8 @@ class Backend(Protocol):
         """Applies the gradients of the most recently dequeued step.
 
         Args:
-          gradients: Per feature: None, or float32 of the activation's shape.
+          gradients: For each feature, None or a float32 gradient in the shape
+            of the activations.
           name: The `name` that was passed to `enqueue`.
         """
 
@@ -142,11 +149,11 @@ class Backend(Protocol):
     def before_restore(self) -> None:
         """Hook that runs before a restore writes to the variables.
 
-        It is called only if the backend is built.
+        The hook is called only if the backend is built.
 
         Raises:
-          RuntimeError: If steps are in flight. Their gradients belong to the
-            current rows, which the restore would replace.
+          RuntimeError: If steps are in flight. The gradients of these steps
+            belong to the current rows, which the restore would replace.
         """
 
     def note_restore(self) -> None:
@@ -160,7 +167,7 @@ class Backend(Protocol):
 
 
 class EngineChanges(Protocol):
-    """Record of the table rows that were written since the last `take`.
+    """Record of the table rows that were written since the last call of `take`.
 
     Attributes:
       num_replaced: Number of operations, such as restores, that may have
@@ -173,38 +180,38 @@ class EngineChanges(Protocol):
         """Copies the rows that were written since the last call.
 
         Args:
-          also: Additional rows to copy, int64, by table name.
+          also: Additional row numbers to copy, int64, by table name.
 
         Returns:
-          The changes by table name: `rows`, int64 and ascending; `values`, the
-          values of these rows by variable name; `whole`, the full values of
-          small variables by name.
+          The changes by table name. Each entry has `rows` (int64 row numbers,
+          ascending), `values` (the values of these rows by variable name) and
+          `whole` (the full values of small variables by name).
 
         Raises:
           RuntimeError: If a later call of `watch_changes` has replaced this
-            record, or the engine has been replaced.
+            record, or another engine has replaced the recorded engine.
         """
         ...
 
 
 class EngineBackend(Backend, Protocol):
-    """Backend that also supports lookups by token, and has statistics."""
+    """Backend that also supports open lookups, eviction and statistics."""
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
-        """Opens a lookup, whose gradients may be passed to `follow` later.
+        """Looks up a batch; the caller may later pass gradients to `follow`.
 
         Args:
           features: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Returns:
-          A tuple of the lookup, which is an argument of `follow`, and the
-          activations in the form that `dequeue` returns.
+          A tuple of the lookup and the activations. The lookup is an argument
+          for `follow`. The activations have the form that `dequeue` returns.
         """
         ...
 
     def follow(self, lookup: Any, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Stores the gradients of a lookup until `apply_followed`.
+        """Stores the gradients of a lookup until `apply_followed` is called.
 
         Args:
           lookup: The lookup that `open` returned.
@@ -225,15 +232,16 @@ class EngineBackend(Backend, Protocol):
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Evicts keys of an open table from their rows.
+        """Evicts keys from an open table.
 
         Args:
           table: Index of the table.
-          keys: Keys to evict, int64.
+          keys: int64 keys to evict.
           expired: Whether to evict all expired keys instead of `keys`.
 
         Returns:
-          The keys that had a row, `[num_evicted]` int64.
+          The evicted keys, `[num_evicted]` int64. Keys without a row are not
+          included.
         """
         ...
 
@@ -242,11 +250,12 @@ class EngineBackend(Backend, Protocol):
 
         Args:
           table: Index of the table.
-          capacity: New capacity of its vocabulary.
+          capacity: New capacity of the vocabulary.
 
         Returns:
-          An object with the new `spec` of the embedding, the new `variables` of
-          the table, and the `conversion`, which counts kept and dropped keys.
+          An object with these attributes: `spec` (the new spec of the
+          embedding), `variables` (the new variables of the table), and
+          `conversion` (the numbers of kept and dropped keys).
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -277,9 +286,11 @@ class EngineBackend(Backend, Protocol):
 
 ENGINES = ("auto", "tpu", "host")
 
-# Placement of tables over several processes.
+# Values of the argument `over_processes`: how tables are distributed over
+# processes.
 OVER_PROCESSES = ("copied", "sharded")
-# Order of summing a row's gradients if tables are sharded over processes.
+# Values of the argument `order`: the order in which the gradients of a row are
+# summed if tables are sharded over processes.
 ORDERS = ("exact", "folded")
 
 
@@ -292,7 +303,7 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
       strategy: The strategy in scope.
 
     Raises:
-      ValueError: If `engine` is not one of `ENGINES`, or the engine does not
+      ValueError: If `engine` is not one of `ENGINES`, or if the engine does not
         support the strategy.
     """
     if engine not in ENGINES:
@@ -326,11 +337,12 @@ def read_over_processes(
     """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
 
     Returns:
-      One of `OVER_PROCESSES`; `"sharded"` for its deprecated name `"divided"`.
+      One of `OVER_PROCESSES`. For the deprecated name `"divided"`, the function
+      returns `"sharded"`.
 
     Raises:
-      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or is not
-        supported without several processes.
+      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or if a
+        value requires several processes and there is only one process.
     """
     if over_processes == "divided":
         lazy.warn_of_old_value("over_processes", "divided", "sharded")
@@ -361,7 +373,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a TPUStrategy of TensorFlow's new or old class."""
+    """Whether a strategy is a `TPUStrategy`, new or deprecated class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

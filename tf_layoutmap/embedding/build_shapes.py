@@ -37,8 +37,8 @@ def read_arguments(
         sequence features.
 
     Returns:
-      The shape of each feature's samples, as returned by `read`. None if
-      `shapes` and `batch_size` are None.
+      For each feature, the shape of its samples, as returned by `read`. If
+      `shapes` and `batch_size` are None, the function returns None.
 
     Raises:
       TypeError: If `read` raises a TypeError.
@@ -83,16 +83,17 @@ def read(
       features: Specs of the features in flatten order.
       shapes: Structure of `feature_config` with a shape for each feature. As in
         TensorFlow, `shapes` can also be a list or tuple with one
-        `tf.TensorShape` for each feature, nested in any way.
+        `tf.TensorShape` for each feature, with any nesting.
 
     Returns:
-      The shape of each feature's samples: the shape of the input without the
-      last dimension, which is combined.
+      For each feature, the shape of its samples. This is the shape of the input
+      without the last dimension, because a lookup combines the ids in this
+      dimension.
 
     Raises:
-      TypeError: If the structure differs from `feature_config` in types.
-      ValueError: If the structure differs in size, or the rank of a shape is
-        unknown.
+      TypeError: If the structure has other types than `feature_config`.
+      ValueError: If the structure has another size than `feature_config`, or
+        the rank of a shape is unknown.
     """
     sample_shapes = []
     for feature, shape in zip(
@@ -109,9 +110,9 @@ def read(
 
 
 def with_positions(feature: config.FeatureSpec, sizes: Shape) -> Shape:
-    """Returns the activation's shape, without `dim`, for samples of `sizes`.
+    """Returns the activations' shape, without `dim`, for samples of `sizes`.
 
-    As in TensorFlow, `max_sequence_length` only applies to inputs of rank 2.
+    As in TensorFlow, `max_sequence_length` applies only to inputs of rank 2.
     """
     if feature.is_sequence and len(sizes) == 1:
         return (*sizes, feature.max_sequence_length)
@@ -132,8 +133,9 @@ def check(
       known: The activation's shape without `dim`.
       new: The activation's shape without `dim`, computed from the input or from
         the arguments of `build`.
-      may_be_ragged: Whether the input is or may be ragged. The known shape may
-        then have more dimensions, over which the samples are distributed.
+      may_be_ragged: Whether the input can be ragged. If True, the known shape
+        may have more dimensions than the new shape. The samples are then
+        distributed over the additional dimensions.
 
     Raises:
       ValueError: If the shapes contradict each other.
@@ -154,7 +156,7 @@ def check(
 
 
 def merge(known: Shape | None, new: Shape) -> Shape:
-    """Returns `known` with its unknown sizes replaced by sizes of `new`."""
+    """Replaces the unknown sizes of `known` by the sizes of `new`."""
     if known is None:
         return new
     if len(known) != len(new):
@@ -165,7 +167,7 @@ def merge(known: Shape | None, new: Shape) -> Shape:
 
 
 def _check_positions(feature, known: Shape, new: Shape):
-    """Checks that the number of samples divides the number of positions."""
+    """Checks that all samples can fill an equal number of positions."""
     if not is_known(known) or not is_known(new):
         return
     positions, given = math.prod(known), math.prod(new)
@@ -184,8 +186,9 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
         and leaves
         and all(isinstance(one, tf.TensorShape) for one in leaves)
     ):
-        # The shapes are assigned to the features by their order only. A
-        # structure with names must therefore match `feature_config`.
+        # A list of shapes is assigned to the features by order only, and names
+        # are ignored. Therefore a structure that contains a dict must match
+        # `feature_config`.
         if not _has_mapping(shapes):
             if len(leaves) != len(features):
                 raise ValueError(

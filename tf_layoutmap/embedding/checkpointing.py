@@ -1,8 +1,8 @@
 """Checkpoint hooks of a `TPUEmbedding`, and the shape check before a restore.
 
-TensorFlow assigns the variables of a checkpoint one after the other. Without
-`check_shapes`, a wrong shape would raise an error after some tables have
-already been overwritten.
+TensorFlow assigns the variables of a checkpoint one after the other. If a shape
+is wrong, TensorFlow raises an error only after it has overwritten some tables.
+`check_shapes` raises the error before any table is overwritten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_layoutmap.vocabulary import state
 def check_shapes(
     path: str, attribute: str, variables: Mapping[str, Mapping[str, Any]]
 ):
-    """Checks that tables match their tensors in a checkpoint.
+    """Checks that tables match the tensors in a checkpoint.
 
     Args:
       path: Prefix of the checkpoint.
@@ -29,9 +29,9 @@ def check_shapes(
       variables: `{table name: {variable name: variable}}`.
 
     Raises:
-      ValueError: If the checkpoint holds these tables with another shape or
-        dtype, or if a table has an open vocabulary only in the checkpoint or
-        only in the program.
+      ValueError: If a table has another shape or dtype in the checkpoint, or if
+        a table has an open vocabulary only in the checkpoint or only in the
+        program.
     """
     found = dict(tf.train.list_variables(path))
     dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
@@ -44,9 +44,9 @@ def check_shapes(
         for table, by_name in variables.items()
         for name, variable in by_name.items()
     }
-    # Two embeddings in the checkpoint may have tables with equal names, and
-    # the prefix of this embedding is not known here. The check therefore
-    # passes if the shapes below any prefix match.
+    # The checkpoint may contain several embeddings whose tables have equal
+    # names, and the prefix of this embedding is not known here. Therefore the
+    # check passes if the shapes match under at least one prefix.
     mismatches: dict[str, str | None] = {}
     for key, shape in found.items():
         suffix = key[key.rfind(f"{attribute}/") :]
@@ -84,10 +84,11 @@ def _vocabulary_mismatch(
     attribute: str,
     variables: Mapping[str, Mapping[str, Any]],
 ) -> str | None:
-    """Returns a message if a table and the checkpoint differ in vocabulary.
+    """Returns an error message if a vocabulary does not match, or None.
 
-    If only one of them identifies rows by keys, the restored rows would belong
-    to other ids.
+    If the table identifies rows by keys and the checkpoint does not, or the
+    checkpoint does and the table does not, the restored rows would belong to
+    other ids.
     """
     for table, by_name in variables.items():
         if prefix + key_of(attribute, table, "parameters") not in found:
@@ -118,14 +119,14 @@ def _vocabulary_mismatch(
 
 
 def key_of(*path: str) -> str:
-    """Returns the checkpoint key of the object at a path of attributes."""
+    """Returns the checkpoint key of a variable at a path of attributes."""
     escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
     return "/".join([*escaped, ".ATTRIBUTES", tf_private.VARIABLE_VALUE_KEY])
 
 
 if TYPE_CHECKING:
 
-    class _Trackable:  # Declares the base class methods that the hooks call.
+    class _Trackable:  # Declares methods of the base class.
         _deferred_dependencies: dict[str, list[Any]]
 
         def _maybe_initialize_trackable(self) -> None: ...
@@ -144,8 +145,9 @@ class CheckpointHooks(_Trackable):
     _variables: dict[str, dict[str, Any]]
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # Every save calls this method before it reads variables. The thread of
-        # an asynchronous save calls it after the variables have been copied.
+        # Every save calls this method before it reads variables. In an
+        # asynchronous save, a thread calls this method after the variables are
+        # copied.
         if hasattr(self, "_state") and tf_private.in_async_save():
             self._check_copied()
         elif hasattr(self, "_state"):
@@ -153,8 +155,9 @@ class CheckpointHooks(_Trackable):
         return super()._trackable_children(save_type, **kwargs)
 
     def _copy_trackable_to_cpu(self, object_map):
-        # An asynchronous save calls this method before it copies the
-        # variables: first eagerly, later inside a function that it traces.
+        # An asynchronous save calls this method before it copies the variables.
+        # The first call is eager. Later calls are inside a function that the
+        # save traces.
         del object_map
         backend = self._state.backend
         if tf.executing_eagerly():
@@ -162,9 +165,9 @@ class CheckpointHooks(_Trackable):
         backend.before_async_copy()
 
     def _check_copied(self):
-        # TensorFlow copies only variables that existed at the first save.
-        # Other variables would be written with their values at the time of
-        # writing, possibly in the middle of a step.
+        # An asynchronous save copies only variables that existed at the first
+        # save. TensorFlow would write all other variables directly, possibly
+        # during an update.
         if self._state.backend.is_built and not self._state.is_copied:
             raise RuntimeError(
                 "A TPUEmbedding must be built before the first asynchronous "
@@ -174,9 +177,9 @@ class CheckpointHooks(_Trackable):
             )
 
     def _checkpoint_adapter(self, path):
-        # A restore calls this method before it writes. It is the only hook
-        # that can stop a restore from changing rows under a step whose
-        # gradients belong to the old rows.
+        # A restore calls this method before it writes variables. No other hook
+        # can prevent a restore while steps are in flight. The gradients of such
+        # steps belong to the old rows.
         backend = self._state.backend
         if not backend.is_built:
             return None
@@ -187,7 +190,7 @@ class CheckpointHooks(_Trackable):
         return None
 
     def _check_deferred_restore(self, variables: dict[str, dict[str, Any]]):
-        """Checks the shapes of `variables` if their restore is deferred."""
+        """Checks the shapes of `variables` that a deferred restore will set."""
         self._maybe_initialize_trackable()
         waiting = self._deferred_dependencies.get("_variables", ())
         if waiting:

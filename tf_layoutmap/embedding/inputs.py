@@ -1,13 +1,14 @@
 """Converts the inputs of a step to ids, splits, sample counts and weights.
 
-A feature may be dense, sparse or ragged. The engine recognizes the form by
-`splits` (docs/ops.md), so inputs are not converted from one form to another.
-Errors that can be detected during tracing are raised here, with the feature's
-path; the engine validates ids and splits.
+A feature can be dense, sparse or ragged. The engine derives the form from
+`splits` (see docs/ops.md), so this module does not convert one form to another.
+If an error can be detected during tracing, this module raises it, and the
+message contains the path of the feature. The engine validates ids and splits
+when the step runs.
 
-The engine requires one dimension of samples. For an activation of shape
-`[B, D, dim]` the inputs have `B * D` samples, one for each position in
-row-major order; `fill_samples` and `fill_sequences` create them.
+The engine requires one dimension of samples. Activations of shape `[B, D, dim]`
+require `B * D` samples: one sample for each position, in row-major order.
+`fill_samples` and `fill_sequences` create these samples.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import key_tensors
 
-# Types that convert to int64 without loss.
+# Dtypes whose values all fit into int64.
 _ID_TYPES = (
     tf.int64,
     tf.int32,
@@ -41,14 +42,15 @@ class FeatureIds:
 
     Attributes:
       ids: `[num_ids]`, an integer type.
-      splits: int64: `[num_samples + 1]` row_splits, `[num_ids, 2]` indices of
-        a sparse tensor, or `[0]` for a dense input.
+      splits: int64: row splits `[num_samples + 1]`, indices of a sparse tensor
+        `[num_ids, 2]`, or `[0]` for a dense input.
       num_samples: int64 scalar tensor or a Python int.
       weights: `[num_ids]` float32, or `[0]` if all weights are 1.
-      inner_shape: Sizes of the dimensions of samples after the first one: `()`
-        for samples `[B]`, `(B, C)` for samples `[A, B, C]`. A size that is
-        only known at run time is None.
-      kind: Source of keys, one of `key_tensors.KINDS`.
+      inner_shape: Sizes of all sample dimensions except the first one. The
+        value is `()` for samples `[B]`, and `(B, C)` for samples `[A, B, C]`. A
+        size is None if it is unknown during tracing.
+      kind: Type of the input from which keys were read; one of
+        `key_tensors.KINDS`.
     """
 
     ids: tf.Tensor
@@ -60,7 +62,7 @@ class FeatureIds:
 
     @property
     def static_num_samples(self) -> int | None:
-        """Number of samples; None if it is not known during tracing."""
+        """Number of samples, or None if it is unknown during tracing."""
         return self.num_samples if isinstance(self.num_samples, int) else None
 
 
@@ -74,19 +76,19 @@ def read_feature(
     Args:
       feature: Spec of the feature.
       value: Ids: a `tf.Tensor` `[num_samples]` or `[..., ids per sample]`, a
-        `tf.SparseTensor` of rank 2 or more, whose last dimension is combined
-        too, or a `tf.RaggedTensor` of rank 2.
-      weight: None, or the weights of the ids in the same form.
+        `tf.SparseTensor` `[..., ids per sample]`, or a `tf.RaggedTensor` of
+        rank 2.
+      weight: None, or the weights of the ids, in the same form as the ids.
 
     Returns:
-      The feature in the form that the engine requires. If the activations must
-      have other positions than the samples, the caller must also call
+      The ids and weights in the form that the engine requires. If each sample
+      fills several positions of the activations, the caller must also call
       `fill_samples` or `fill_sequences`.
 
     Raises:
       TypeError: If ids are not integers or weights are not numbers.
-      ValueError: If the type or rank of `value` is not supported, or `weight`
-        does not match `value`.
+      ValueError: If the type or rank of `value` is not supported, or if
+        `weight` does not match `value`.
     """
     if weight is not None and feature.is_sequence:
         raise ValueError(
@@ -124,7 +126,7 @@ def read_keys(
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
-    """Casts all ids to int64 unless the ids of all features are int32."""
+    """Casts all ids to int64, except if the ids of all features are int32."""
     if all(one.ids.dtype == tf.int32 for one in features):
         return
     for one in features:
@@ -138,8 +140,9 @@ def _read_dense(feature, value, weight) -> FeatureIds:
             "tf.SparseTensor or tf.RaggedTensor has weights."
         )
     check_id_type(feature, value.dtype)
-    # The last dimension is always reduced, so [B, K] has K ids per sample and
-    # [B, 1] is equivalent to [B].
+    # The last dimension of a tensor of rank 2 or more contains the ids of one
+    # sample. Therefore [B, K] has K ids per sample, and [B, 1] is equivalent to
+    # [B].
     if not value.shape.rank:
         raise ValueError(
             f"Dense input {feature.name!r} must be of shape [num_samples] or "
@@ -159,7 +162,7 @@ def _read_dense(feature, value, weight) -> FeatureIds:
 
 
 def _read_weighted(feature, value, weight, kind, attribute):
-    """Returns `indices` or `row_splits` of the ids, and the weights."""
+    """Returns the `indices` or `row_splits` of the ids, and the weights."""
     positions = getattr(value, attribute)
     if weight is None:
         return positions, _no_weights()
@@ -199,7 +202,7 @@ def _read_sparse(feature, value, weight) -> FeatureIds:
 
 
 def _flat_samples(feature, indices, sizes):
-    """Returns indices `[num_ids, 2]` with samples flattened to one axis."""
+    """Flattens the sample axes of indices; returns `[num_ids, 2]` indices."""
     outside = tf.debugging.assert_less(
         indices[:, :-1],
         tf.stack([tf.cast(size, tf.int64) for size in sizes]),
@@ -238,7 +241,7 @@ def _no_weights() -> tf.Tensor:
 
 
 def _product(sizes: Sequence[Any]):
-    """Returns the product: an int if all sizes are ints, else a scalar."""
+    """Returns an int if all sizes are ints, otherwise a scalar tensor."""
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
     return tf.reduce_prod(tf.stack([tf.cast(one, tf.int64) for one in sizes]))
@@ -249,13 +252,13 @@ def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _dimension(tensor: tf.Tensor, axis: int):
-    """Returns the size of an axis: an int if it is static, else a scalar."""
+    """Returns the size of an axis as an int, or as a scalar if not static."""
     static = tensor.shape[axis]
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
 
 def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
-    """Raises a TypeError if int64 cannot represent all ids of this type."""
+    """Raises a TypeError if int64 cannot represent all ids of this dtype."""
     if dtype in _ID_TYPES:
         return
     advice = ""
@@ -277,7 +280,8 @@ def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
 
     Raises:
       TypeError: If the weights are not numbers.
-      ValueError: If the type or number of the weights differs from the ids.
+      ValueError: If the weights have another tensor type than the ids, or if
+        there are more or fewer weights than ids.
     """
     check_weight_type(feature, value, weight, type(value))
     _check_values(feature, value.values, weight.values)
@@ -286,7 +290,7 @@ def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
 def check_weight_type(
     feature: config.FeatureSpec, value: Any, weight: Any, expected: type
 ):
-    """Raises a ValueError if the weights and the ids differ in type."""
+    """Raises a ValueError if the weights have another type than the ids."""
     if not isinstance(weight, expected):
         # TensorFlow's TPUEmbedding raises the same message.
         raise ValueError(
@@ -298,7 +302,7 @@ def check_weight_type(
 def read_weights(
     feature: config.FeatureSpec, ids: tf.Tensor, values: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the numbers `values` as weights `[num_ids]` float32."""
+    """Checks `values`, and casts them to float32 weights `[num_ids]`."""
     _check_values(feature, ids, values)
     return tf.cast(values, tf.float32)
 
@@ -319,14 +323,14 @@ def _check_values(feature, ids, values):
 
 
 def same_positions(feature, attribute, positions, weight_positions):
-    """Returns `positions` after checking that they equal `weight_positions`.
+    """Checks that ids and weights have equal positions; returns `positions`.
 
-    Without this check, weights that belong to other ids would train wrong
-    values without an error.
+    Without this check, weights could be applied to the wrong ids without an
+    error.
 
     Args:
-      feature: Feature to name in the message.
-      attribute: Attribute to name in the message, such as `"row_splits"`.
+      feature: Feature whose name is part of the message.
+      attribute: Name of the attribute for the message, such as `"row_splits"`.
       positions: `row_splits` or `indices` of the ids.
       weight_positions: `row_splits` or `indices` of the weights.
     """
@@ -354,7 +358,7 @@ def same_positions(feature, attribute, positions, weight_positions):
 
 
 def ops_only(checks):
-    """Returns `checks` without the None values of eager assertions."""
+    """Removes the None values that eager assertions return from `checks`."""
     return [check for check in checks if check is not None]
 
 
@@ -378,13 +382,14 @@ def check_same_structure(
 
     Args:
       structure: Structure to check.
-      argument: Name of the argument that holds it, for the message.
-      expected: Structure to compare with.
+      argument: Name of the argument that holds `structure`, for the message.
+      expected: Structure with the required nesting.
       like: Name of `expected`, for the message.
 
     Raises:
-      TypeError: If a sequence or mapping has another type.
-      ValueError: If a sequence or mapping has another size or other keys.
+      TypeError: If a sequence or mapping in `structure` has another type.
+      ValueError: If a sequence or mapping in `structure` has another size or
+        other keys.
     """
     try:
         tf.nest.assert_same_structure(expected, structure)
@@ -406,7 +411,7 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
 
 
 def _advice(structure: Any) -> str:
-    """Returns advice if `structure` contains a list of plain values."""
+    """Returns advice for the message if `structure` lists plain values."""
     is_list = tf.nest.is_nested(structure) and any(
         isinstance(one, int | float | str) for one in tf.nest.flatten(structure)
     )
@@ -422,7 +427,7 @@ def _paths(structure: Any) -> list[str]:
 
 
 def _format_structure(structure: Any) -> str:
-    """Returns the structure with its types, and `.` for each leaf."""
+    """Returns a text that shows the types, with `.` for each leaf."""
     if isinstance(structure, Mapping):
         inside = ", ".join(
             f"{key!r}: {_format_structure(one)}"
@@ -447,12 +452,12 @@ def fill_samples(
     found: FeatureIds,
     shape: tuple[int | None, ...],
 ) -> FeatureIds:
-    """Distributes ragged samples over the positions of a shape.
+    """Distributes the samples of a ragged input over the positions of a shape.
 
-    The rules are the same as in TensorFlow. If there are as many samples as
-    positions, each sample fills one position, in order. If there are fewer
-    samples, each sample is a sequence that is truncated or padded to an equal
-    number of positions.
+    The function uses the rules of TensorFlow. If the numbers of samples and
+    positions are equal, each sample fills one position, in order. If there are
+    fewer samples than positions, each sample is a sequence. All sequences are
+    truncated or padded to the same number of positions.
 
     Args:
       feature: Spec of the feature.
@@ -460,11 +465,12 @@ def fill_samples(
       shape: The activation's shape without `dim`.
 
     Returns:
-      `found`, with one sample for each position of the shape.
+      The object `found`, which now has one sample for each position of the
+      shape.
 
     Raises:
-      ValueError: If sizes are unknown, the number of positions is not a
-        multiple of the number of samples, or sequences have weights.
+      ValueError: If a size is unknown, if the number of positions is not a
+        multiple of the number of samples, or if sequences have weights.
     """
     given = found.static_num_samples
     if not build_shapes.is_known(shape) or given is None:
@@ -503,11 +509,14 @@ def fill_sequences(
 
     Args:
       feature: Spec of the feature.
-      found: An input of rank 2 without weights, of any form. It is modified.
-      length: Number of positions to keep; ids at later positions are dropped.
+      found: A dense, sparse or ragged input of rank 2 without weights, which is
+        modified.
+      length: Number of positions per sequence. Ids at later positions are
+        dropped.
 
     Returns:
-      `found` with `length` times as many samples, each with at most one id.
+      The object `found`, which now has `length` times as many samples, each
+      with at most one id.
     """
     num_samples = found.num_samples
     _split_positions(feature, found, length)
@@ -517,9 +526,10 @@ def fill_sequences(
 
 
 def _split_positions(feature, found: FeatureIds, length: int):
-    """Replaces ids and splits by the first `length` positions per sample."""
+    """Keeps the first `length` ids per sample, each as a separate sample."""
     samples, positions, checks = _samples_and_positions(feature, found)
-    # The checks run here, because the engine receives the new samples only.
+    # The engine cannot check the original samples, because it receives only the
+    # new samples. Therefore the checks run here.
     with tf.control_dependencies([one for one in checks if one is not None]):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
@@ -528,7 +538,7 @@ def _split_positions(feature, found: FeatureIds, length: int):
 
 
 def _samples_and_positions(feature, found):
-    """Returns sample and position of each id, `[num_ids]` int64, and checks."""
+    """Returns sample indices and positions `[num_ids]` int64, and checks."""
     num_samples = tf.cast(found.num_samples, tf.int64)
     num_ids = tf.size(found.ids, tf.int64)
     if found.splits.shape.rank == 2:

@@ -1,7 +1,8 @@
 """Optimizers that only the host engine supports.
 
-They are passed like TensorFlow's TPU optimizers: as the `optimizer` of a
-`TPUEmbedding` or of a `TableConfig`. A TPU does not support them.
+These optimizers are used like TensorFlow's TPU optimizers: as the argument
+`optimizer` of `TPUEmbedding` or `TableConfig`. A TPU does not support these
+optimizers.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ def __dir__() -> list[str]:
 
 
 class RowwiseAdagrad(HostOptimizer):
-    """Adagrad with one accumulator per row instead of one per value.
+    """Adagrad optimizer with one accumulator per row.
 
-    The slot variable `accumulators` is `[num_rows, 1]`, so the additional
-    memory of a table is `1 / dim` of Adagrad's. For each row that a step
-    looked up, with `g` the sum of its gradients:
+    In Adagrad, each value of a row has an accumulator. Here, the slot variable
+    `accumulators` has the shape `[num_rows, 1]`, so it needs `1 / dim` of the
+    memory. A step updates each row `p` that it looked up. With the accumulator
+    `a` of the row, and the sum `g` of its gradients, the update is:
 
         a += mean(g**2)
         p -= learning_rate / (sqrt(a) + epsilon) * g
@@ -60,7 +62,7 @@ class RowwiseAdagrad(HostOptimizer):
           learning_rate: A number, or a callable without arguments.
           initial_accumulator_value: Initial value of `accumulators`, at least
             0.
-          epsilon: Number that is added to the square root, above 0.
+          epsilon: Number above 0 that is added to the square root.
           **options: Arguments of `HostOptimizer`, such as `clipvalue` and
             `weight_decay_factor`, as in TensorFlow's optimizers.
         """
@@ -70,15 +72,15 @@ class RowwiseAdagrad(HostOptimizer):
 
 
 class LAMB(HostOptimizer):
-    """LAMB that treats each row as a separate layer.
+    """LAMB optimizer that treats each row as a separate layer.
 
-    See You et al., "Large Batch Optimization for Deep Learning", ICLR 2020,
-    arXiv 1904.00962, algorithm 2.
+    The rule is algorithm 2 in You et al., "Large Batch Optimization for Deep
+    Learning", ICLR 2020, arXiv 1904.00962.
 
-    The slot variables are `momenta` and `velocities` in the shape of the
-    table, and `steps`, `[num_rows, 1]`, the number of updates of each row. For
-    each row that a step looked up, with `g` the sum of its gradients, the rule
-    equals LAMB for a layer that is trained only in these steps:
+    The slot variables `momenta` (`m`) and `velocities` (`v`) have the shape of
+    the table. The slot variable `steps` (`t`), `[num_rows, 1]`, contains the
+    number of updates of each row. A step updates each row `p` that it looked
+    up. With the sum `g` of the row's gradients, the update is:
 
         t += 1
         m = beta_1 * m + (1 - beta_1) * g
@@ -87,8 +89,9 @@ class LAMB(HostOptimizer):
         r = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * p
         p -= learning_rate * norm(p) / norm(r) * r
 
-    The ratio of the norms is 1 if one of them is 0, and is not clipped. A row
-    therefore moves by `learning_rate` times its norm.
+    If one of the norms is 0, the ratio of the norms is replaced by 1. The ratio
+    is not clipped. Therefore an update changes a row by `learning_rate` times
+    the norm of the row.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class LAMB(HostOptimizer):
           learning_rate: A number, or a callable without arguments.
           beta_1: Decay of the momenta, at least 0 and below 1.
           beta_2: Decay of the velocities, at least 0 and below 1.
-          epsilon: Number that is added to the square root, above 0.
-          weight_decay: The paper's lambda. It is applied before the norm is
-            computed, so it changes the direction of the step and not its
-            length. `weight_decay_factor` decays the row after the step
-            instead.
+          epsilon: Number above 0 that is added to the square root.
+          weight_decay: The parameter lambda in the paper. The weight decay is
+            part of `r`, so it changes the direction of an update, but not its
+            length. In contrast, `weight_decay_factor` decays the row after the
+            update.
           **options: Arguments of `HostOptimizer`, such as `clipvalue` and
             `weight_decay_factor`, as in TensorFlow's optimizers.
         """

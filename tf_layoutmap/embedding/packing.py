@@ -1,11 +1,11 @@
-"""`pack`: the ids of all features of a batch as one matrix.
+"""`pack`: stores the ids of all features of a batch in one matrix.
 
-Each row of the matrix is a sample: a mark, the number of ids of each feature,
-and the ids of all features, concatenated. Datasets, strategies and Keras can
-split the matrix like any batch. The mark identifies the packed features and
-their order, so that a batch of other features raises an error instead of being
-looked up. `read_packed` reads the matrix; `unpack_ids` converts it to ragged
-tensors.
+Each row of the matrix contains one sample: a mark, the number of ids of each
+feature, and the ids of all features, concatenated. Datasets, strategies and
+Keras can split the matrix like any batch. The mark identifies the packed
+features and their order. If the features do not match the embedding, the lookup
+raises an error. `read_packed` reads the matrix, and `unpack_ids` converts it to
+ragged tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PackedIds:
       weights: `[num_samples, num_columns]` float32, or `[0]` if all weights
         are 1.
       num_samples: int64 scalar tensor or a Python int.
-      mark: Mark that must be the first value of each sample.
+      mark: Mark with which each sample must start.
     """
 
     ids: tf.Tensor
@@ -44,7 +44,7 @@ class PackedIds:
 
     @property
     def given(self) -> list[tf.Tensor]:
-        """The tensors that were passed: ids, and weights if there are any."""
+        """A list with the ids, and with the weights if weights were passed."""
         return [self.ids] + [self.weights] * self.is_weighted
 
     @property
@@ -54,13 +54,13 @@ class PackedIds:
 
 
 def packed_mark_of(paths: Sequence[str]) -> int:
-    """Returns the mark of a packed batch of the features at these paths."""
+    """Returns the mark for a packed batch of the features at `paths`."""
     digest = hashlib.blake2b("\n".join(paths).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
 def is_packed(value: Any, feature_config: Any) -> bool:
-    """Whether `value` is one tensor although the config is a structure."""
+    """Whether `value` is a single tensor and the config is a structure."""
     if not tf.nest.is_nested(feature_config) or tf.nest.is_nested(value):
         return False
     return isinstance(value, (tf.Tensor, tf.Variable)) or (
@@ -73,8 +73,8 @@ def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
 
     Raises:
       TypeError: If `features` is not int64.
-      ValueError: If the shape of `features` does not match `feature_config`,
-        or `weights` were not packed with `features`.
+      ValueError: If the shape of `features` does not match `feature_config`, or
+        if the shape of `weights` does not match `features`.
     """
     paths = [
         path for path, _ in embedding_inputs.flatten_with_paths(feature_config)
@@ -115,7 +115,7 @@ def read_packed(features: Any, weights: Any, feature_config: Any) -> PackedIds:
 def packed_placeholders(
     packed: PackedIds, num_features: int
 ) -> list[tf.RaggedTensor]:
-    """Returns one ragged tensor with `num_samples` rows for each feature."""
+    """Returns a ragged tensor with `num_samples` empty rows per feature."""
     one = tf.ragged.range(tf.zeros([packed.num_samples], tf.int64))
     if isinstance(packed.num_samples, int):
         one.row_splits.set_shape([packed.num_samples + 1])
@@ -126,10 +126,10 @@ def unpack_ids(
     specs: Sequence[config.FeatureSpec],
     packed: PackedIds,
 ) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
-    """Returns ids and weights of each feature, using stock operations only.
+    """Unpacks ids and weights with TensorFlow's own operations only.
 
-    A packed batch of other features raises an `InvalidArgumentError` when the
-    operations run.
+    If the batch was packed from other features, the operations raise an
+    `InvalidArgumentError` when they run.
     """
     num_samples, num_columns = tf.unstack(tf.shape(packed.ids, tf.int64))
     sizes = packed.ids[:, 1 : 1 + len(specs)]
@@ -160,7 +160,7 @@ def unpack_ids(
     ids, weights = [], []
     for column, spec in enumerate(specs):
         places = tf.ragged.range(starts[:, column], ends[:, column])
-        # Preserves a static number of samples.
+        # Sets the static number of samples if it is known.
         if isinstance(packed.num_samples, int):
             places.row_splits.set_shape([packed.num_samples + 1])
         found = places.with_values(
@@ -192,7 +192,7 @@ def unpack_ids(
 
 
 def _after_checks(checks: list[Any]) -> Any:
-    """Returns a scope whose operations run only if the checks pass."""
+    """Returns a scope. Its operations run only if the checks pass."""
     return tf.control_dependencies(embedding_inputs.ops_only(checks))
 
 
@@ -217,10 +217,11 @@ def pack(
     """Packs the ids of all features of a batch into one tensor.
 
     `enqueue` of `tlm.TPUEmbedding` and the layer `tlm.layers.TPUEmbedding`
-    accept the packed tensor in place of the structure. TensorFlow can need
-    more time to call a function with many ragged or sparse tensors than to
-    look up their ids. A packed batch is one dense tensor, which `fit` can also
-    split over the replicas of a strategy. Call `pack` in the input pipeline:
+    accept the packed tensor in place of the structure. With many ragged or
+    sparse tensors, TensorFlow can need more time for the function call than for
+    the lookup of the ids. A packed batch is a single dense tensor. `fit` can
+    split this tensor over the replicas of a strategy. Call `pack` in the input
+    pipeline:
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -231,30 +232,33 @@ def pack(
     [[1, 2, 3, 7, 8], [1, 2, 1, 9, 9]]
 
     Args:
-      features: Structure of the feature config. Each leaf is a batch of
-        integer ids: a `tf.Tensor` `[num_samples]` or `[num_samples, ids per
-        sample]`, or a `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a
-        sparse tensor, the ids of a sample must be in its first columns.
-      weights: None, or the same structure with None or the weights of the
-        ids, in the sparse or ragged form of the ids.
-      num_columns: Number of columns, sufficient for all batches. None means the
-        number that this batch requires. On a TPU, `num_columns` must be set,
-        because a TPU requires static shapes.
+      features: Integer ids in the structure of the feature config. Each leaf is
+        a `tf.Tensor` `[num_samples]` or `[num_samples, ids per sample]`, or a
+        `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a sparse tensor,
+        the ids of a sample must be in consecutive columns, from column 0.
+      weights: None, or the same structure in which each leaf is None or the
+        weights of the ids. The weights have the same sparse or ragged form as
+        the ids.
+      num_columns: Number of columns of the packed tensor, which must be
+        sufficient for all batches. If None, each batch has the number of
+        columns that it requires. On a TPU, `num_columns` must be set, because a
+        TPU requires static shapes.
 
     Returns:
-      `[num_samples, num_columns]` int64. Each sample holds a mark that
-      identifies the features, the number of ids of each feature, the ids of
-      all features, and zeros. With weights, a tuple of two tensors: the ids
-      and the weights `[num_samples, num_columns]` float32. Batches may be
-      split and concatenated along their samples, but not changed otherwise.
+      The packed ids, `[num_samples, num_columns]` int64. Each sample contains a
+      mark that identifies the features, the number of ids of each feature, the
+      ids of all features, and zeros. If `weights` are passed, a tuple of the
+      packed ids and the packed weights, `[num_samples, num_columns]` float32.
+      Programs can split and concatenate packed batches along the first axis,
+      but must not change their values.
 
     Raises:
-      TypeError: If ids are not integers that int64 holds, or weights are not
+      TypeError: If int64 cannot represent all ids, or if weights are not
         numbers.
-      ValueError: If `features` is not a structure, or the type or rank of a
-        leaf is not supported, or `weights` do not match `features`.
-      tf.errors.InvalidArgumentError: If features differ in their number of
-        samples, or a sample requires more columns than `num_columns`.
+      ValueError: If `features` is not a structure, if the type or rank of a
+        leaf is not supported, or if `weights` do not match `features`.
+      tf.errors.InvalidArgumentError: If the features have different numbers of
+        samples, or if a sample requires more columns than `num_columns`.
     """
     if not tf.nest.is_nested(features) or not tf.nest.flatten(features):
         raise ValueError(
@@ -290,7 +294,7 @@ def pack(
         for one in inputs
         if one.static_num_samples is not None
     ]
-    # Preserves a static number of samples.
+    # Sets the static number of samples if it is known.
     packed = tf.ensure_shape(found.packed, [known[0] if known else None, None])
     if weights is None:
         return packed
@@ -298,7 +302,7 @@ def pack(
 
 
 def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
-    """Returns the number of columns if all features are dense, else None."""
+    """Returns the required number of columns, or None if it is unknown."""
     columns = 1 + len(inputs)
     for one in inputs:
         size = one.ids.shape[0]
@@ -313,13 +317,14 @@ def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
 
 
 def _read(path: str, value: Any, weight: Any) -> embedding_inputs.FeatureIds:
-    """Returns one feature from `read_feature`, with sparse ids as ragged."""
+    """Reads one feature. Sparse ids are converted to ragged ids."""
     feature = config.FeatureSpec(path, 0, 0)
     if isinstance(value, tf.SparseTensor):
         if value.shape.rank not in (None, 2):
             raise _wrong_rank(path, value)
         if isinstance(weight, tf.SparseTensor):
-            # This call checks sparse weights before both are made ragged.
+            # This call checks that the ids and the weights match. The check
+            # must precede the conversion of both tensors to ragged tensors.
             embedding_inputs.read_feature(feature, value, weight)
             weight = tf.RaggedTensor.from_sparse(weight)
         value = tf.RaggedTensor.from_sparse(value)

@@ -1,4 +1,4 @@
-"""Replicas of a strategy: the caller's index, and the inputs of each replica.
+"""Replicas of a strategy: index of the caller, and inputs of each replica.
 
 `merge_replica_steps` calls a function once with the batches of all replicas.
 """
@@ -23,8 +23,8 @@ class Replicas:
 
     Attributes:
       strategy: The strategy.
-      num_replicas: Number of its replicas in sync.
-      has_processes: Whether replicas of other processes take part in a step.
+      num_replicas: Number of replicas of the strategy.
+      has_processes: Whether replicas in other processes participate in a step.
       is_on_servers: Whether the tables are on parameter servers.
     """
 
@@ -58,11 +58,12 @@ class Replicas:
         )
 
     def handled_by(self, replica: int) -> list[int]:
-        """Returns the replicas whose steps the calls of `replica` run.
+        """Returns the replicas whose steps `replica` runs in this process.
 
-        The first replica of a process runs its own steps and the steps of all
-        replicas of other processes, in the order of the replicas. The other
-        replicas run only their own steps.
+        The engine of a process runs the steps of all replicas. The calls of the
+        first replica of a process run its own steps and the steps of all
+        replicas in other processes, in the order of the replicas. The calls of
+        all other replicas run only their own steps.
         """
         num_local = len(self.strategy.extended.worker_devices)
         first = replica - replica % num_local
@@ -79,7 +80,7 @@ class Replicas:
         return replica % num_local == num_local - 1
 
     def current(self) -> int | None:
-        """Returns the calling replica's index; None outside `strategy.run`.
+        """Returns the calling replica's index, or None outside `strategy.run`.
 
         Raises:
           RuntimeError: If the caller is a replica of another strategy.
@@ -105,7 +106,7 @@ class Replicas:
                 "by operations that do not run eagerly."
             )
         if context.strategy is self.strategy:
-            # The id is a constant tensor while a function is traced.
+            # While a function is traced, the index is a constant tensor.
             return int(tf.get_static_value(context.replica_id_in_sync_group))
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
@@ -117,11 +118,11 @@ class Replicas:
         return None
 
     def require_current(self, method: str) -> int:
-        """Returns the calling replica's index; 0 if there is one replica.
+        """Returns the calling replica's index, or 0 if there is one replica.
 
         Raises:
-          RuntimeError: If there are several replicas and the caller is none of
-            them.
+          RuntimeError: If there are several replicas, and the caller is not one
+            of these replicas.
         """
         replica = self.current()
         if replica is not None:
@@ -152,8 +153,8 @@ class Replicas:
                 f"step together. Received: device={device!r}."
             )
         wanted = tf.DeviceSpec.from_string(device)
-        # The default strategy has no list of devices; its steps run on the
-        # host.
+        # The default strategy does not have a list of devices. Its steps run on
+        # the host.
         devices = (
             (_HOST,)
             if self._is_default
@@ -172,17 +173,17 @@ class Replicas:
         return found[0]
 
     def split(self, values: Any | None, argument: str) -> list[Any]:
-        """Splits a structure of distributed values by replica.
+        """Splits a structure of distributed values into one part per replica.
 
         Args:
           values: Structure of distributed values, or None.
           argument: Name of the argument, for the message.
 
         Returns:
-          One structure, or None, for each replica.
+          A list with one structure per replica, or one None per replica.
 
         Raises:
-          ValueError: If a leaf does not hold one value per replica.
+          ValueError: If a leaf does not contain one value per replica.
         """
         if values is None:
             return [None] * self.num_replicas
@@ -210,7 +211,7 @@ class Replicas:
 
 
 def _matches(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
-    """Whether `device` has all components that `wanted` specifies."""
+    """Whether `device` has all properties that `wanted` specifies."""
     return all(
         getattr(wanted, part) in (None, getattr(device, part))
         for part in ("job", "replica", "task", "device_type", "device_index")
@@ -239,7 +240,7 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
         )
 
 
-# Tensor attributes of `FeatureIds`.
+# Names of the attributes of `FeatureIds` that are tensors.
 _TENSORS = ("ids", "splits", "num_samples", "weights")
 
 
@@ -256,13 +257,14 @@ def merge_replica_steps(
     Args:
       strategy: Strategy of the replicas.
       features: Batch of the calling replica.
-      work: Function that takes the batches by replica, and `argument`.
-      argument: A bool or a bool tensor that is the same for all replicas.
+      work: Function that takes a list with the batch of each replica, and
+        `argument`.
+      argument: A bool or a bool tensor, which is equal in all replicas.
 
     Raises:
       RuntimeError: If the call is in a tf.function or a condition inside the
-        function that is passed to `strategy.run`; TensorFlow does not support
-        merge calls there.
+        function that is passed to `strategy.run`. TensorFlow does not support
+        merge calls in these functions.
     """
     tensors = [
         [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]
@@ -270,7 +272,7 @@ def merge_replica_steps(
     ]
 
     def work_on_all(_, tensors, argument):
-        # For each tensor, the values of the replicas in order.
+        # For each tensor, a list of its values in the order of the replicas.
         by_replica = [
             strategy.experimental_local_results(leaf)
             for leaf in tf.nest.flatten(tensors)

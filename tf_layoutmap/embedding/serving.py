@@ -1,7 +1,7 @@
-"""`serving_embedding_lookup`: lookups by stock TensorFlow ops only.
+"""`serving_embedding_lookup`: lookups with TensorFlow's own ops only.
 
-Graphs that are traced from this module run without this package, so that
-TensorFlow alone can serve an exported model. The results match `dequeue`.
+The traced graph of a lookup does not require this package, so TensorFlow alone
+can serve an exported model. The results match the results of `dequeue`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def serving_embedding_lookup(
     out_of_range: literals.OutOfRange = "error",
     vocabularies: Mapping[str, Vocabulary] | None = None,
 ) -> Any:
-    """Looks up features in tables, for serving and evaluation.
+    """Looks up the rows of features, for serving and evaluation.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -55,35 +55,38 @@ def serving_embedding_lookup(
     [[2.0, 2.0], [0.0, 0.0]]
 
     Args:
-      inputs: Nested structure of `tf.Tensor` `[num_samples]` or `[..., ids
-        per sample]`, `tf.SparseTensor` of rank 2 or more or
-        `tf.RaggedTensor` of rank 2, all of integers. The structure may contain
-        a subset of the features.
+      inputs: Nested structure of integer ids. Each leaf is a `tf.Tensor`
+        `[num_samples]` or `[..., ids per sample]`, a `tf.SparseTensor` of rank
+        2 or more, or a `tf.RaggedTensor` of rank 2. The structure can contain a
+        subset of the features.
       weights: None, or the same structure in which each leaf is None or the
-        float weights of the ids, with the same tensor type as the ids.
-      tables: Mapping from each `TableConfig` to its rows `[num_rows, dim]`: a
-        `tf.Variable`, a tensor or a `ShardedVariable`.
+        weights of the ids. Weights are floats, and have the same tensor type as
+        the ids.
+      tables: Mapping from each `TableConfig` to the rows of its table,
+        `[num_rows, dim]`. The rows are a `tf.Variable`, a tensor or a
+        `ShardedVariable`.
       feature_config: Nested structure of `FeatureConfig`.
       out_of_range: How ids outside of their table are handled: `"error"`,
         `"drop"` or `"clip"`, as in `TPUEmbedding`.
-      vocabularies: Mapping from the names of tables whose ids are keys to
-        their vocabularies, as in `TPUEmbedding.vocabularies`. Keys without a
-        row are handled as in training.
+      vocabularies: Vocabularies by table name for all tables whose ids are
+        keys, as in `TPUEmbedding.vocabularies`. Keys without a row are handled
+        in the same way as in training.
 
     Returns:
-      The structure of `inputs` with float32 activations: `[num_samples, dim]`,
-      or `[num_samples, max_sequence_length, dim]` for a sequence feature.
-      Activations of samples and positions without ids are zeros. With
-      `out_of_range="error"`, an id outside of its table raises an
-      `InvalidArgumentError` that names the feature, when the ops run. For a
-      feature with `validate_weights_and_indices=False`, TensorFlow's gather
-      handles such ids: on a CPU it raises an error that does not name the
-      feature, and on a GPU it returns zeros.
+      Float32 activations in the structure of `inputs`. The shape is
+      `[num_samples, dim]`, or `[num_samples, max_sequence_length, dim]` for a
+      sequence feature. Samples and positions without ids have activations of
+      zeros. With `out_of_range="error"`, an id outside of its table raises an
+      `InvalidArgumentError` when the ops run. The message names the feature.
+      If a feature has `validate_weights_and_indices=False`, `tf.gather` handles
+      ids outside of the table. On a CPU, `tf.gather` raises an error that does
+      not name the feature. On a GPU, `tf.gather` returns zeros.
 
     Raises:
-      TypeError: If ids are not integers or the structures differ in types.
-      ValueError: If an input is not in `feature_config`, its type is not
-        supported, or its weight does not match.
+      TypeError: If ids are not integers, or if the structures have different
+        types.
+      ValueError: If an input is not in `feature_config`, if the type of an
+        input is not supported, or if weights do not match their ids.
     """
     if out_of_range not in config.OUT_OF_RANGE:
         raise ValueError(
@@ -132,7 +135,7 @@ def serving_embedding_lookup(
 
 
 class _ConfigView:
-    """View of a config with some attributes replaced."""
+    """View of a config in which some attributes are replaced."""
 
     def __init__(self, config, **replaced):
         self._config = config
@@ -143,7 +146,7 @@ class _ConfigView:
 
 
 def _without_optimizer(feature):
-    """Returns a config without optimizer, because serving ignores it."""
+    """Returns a view of a feature config whose table has no optimizer."""
     return _ConfigView(
         feature, table=_ConfigView(feature.table, optimizer=None)
     )

@@ -1,7 +1,7 @@
 """State of a `TPUEmbedding`, and the three methods of a step.
 
-`EmbeddingState` holds the specs and the backend, and checks whether a call is
-allowed. `StepMethods` contains `enqueue`, `dequeue` and `apply_gradients`.
+`EmbeddingState` contains the specs and the backend, and checks whether a call
+is possible. `StepMethods` contains `enqueue`, `dequeue` and `apply_gradients`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORWARD_STEPS = "use `enqueue(training=False)` and `dequeue`"
 
 @dataclasses.dataclass
 class EmbeddingState:
-    """State of an embedding that is not saved in checkpoints.
+    """State of an embedding. Checkpoints do not contain this state.
 
     Attributes:
       feature_config: Nested structure of `FeatureConfig`.
@@ -34,10 +34,10 @@ class EmbeddingState:
       replicas: Replicas of the strategy.
       out_of_range: One of `config.OUT_OF_RANGE`.
       backend: Backend that runs the steps.
-      lacks_tpu: Whether `engine="tpu"` was passed without a TPUStrategy, so
-        that steps raise.
-      is_copied: Whether variables existed when the last asynchronous save
-        started. If so, the save has copied them.
+      lacks_tpu: Whether `engine="tpu"` was passed without a `TPUStrategy`. In
+        this state, all methods of a step raise an error.
+      is_copied: Whether the variables existed when the last asynchronous save
+        started. If True, the save has copied the variables.
     """
 
     feature_config: Any
@@ -50,7 +50,7 @@ class EmbeddingState:
     is_copied: bool = False
 
     def check_can_step(self, method: str):
-        """Raises if there is no TPU for the steps, or during an export."""
+        """Raises a RuntimeError if the TPU is missing, or during an export."""
         if self.lacks_tpu:
             raise RuntimeError(
                 f'`{method}` is not valid when TPUEmbedding(engine="tpu") is '
@@ -61,7 +61,7 @@ class EmbeddingState:
             _check_not_exported(method)
 
     def check_built(self, method: str):
-        """Raises if steps are not possible or the tables do not exist yet."""
+        """Raises a RuntimeError if steps are impossible, or before `build`."""
         self.check_can_step(method)
         if not self.backend.is_built:
             raise RuntimeError(
@@ -73,8 +73,8 @@ class EmbeddingState:
         """Raises a RuntimeError if a table has no optimizer.
 
         Args:
-          caller: Call that requires an optimizer, for the message.
-          to_serve: Advice for programs that only serve, for the message.
+          caller: Name of the call that requires an optimizer, for the message.
+          to_serve: Advice for programs that only need serving, for the message.
         """
         for table in self.spec.tables:
             if table.optimizer is None:
@@ -88,10 +88,10 @@ class EmbeddingState:
     def check_training(self, training: Any):
         """Checks the argument `training` of `enqueue`.
 
-        The engine checks the value of a tensor.
+        If `training` is a tensor, the engine checks its value later.
 
         Raises:
-          TypeError: If `training` is not a bool.
+          TypeError: If `training` is neither a bool nor a tensor.
           RuntimeError: If `training` is True and a table has no optimizer.
         """
         if tf.is_tensor(training) or isinstance(training, tf.Variable):
@@ -105,7 +105,7 @@ class EmbeddingState:
             self.check_optimizers("`enqueue(training=True)`", FORWARD_STEPS)
 
     def require_host(self, method: str) -> EngineBackend:
-        """Returns the built backend; raises a RuntimeError on a TPU."""
+        """Returns the built backend, or raises a RuntimeError on a TPU."""
         self.check_built(method)
         if self.backend.is_on_tpu:
             raise RuntimeError(
@@ -116,9 +116,9 @@ class EmbeddingState:
 
 
 def _check_not_exported(method: str):
-    """Raises a RuntimeError for a step in a graph that is exported.
+    """Raises a RuntimeError if the current graph is being exported.
 
-    Loading such a graph would require this package.
+    A program that loads a graph with a step would require this package.
     """
     if tf_private.in_save_context():
         raise RuntimeError(
@@ -148,46 +148,50 @@ class StepMethods:
         name: str | None = None,
         device: str | None = None,
     ) -> None:
-        """Starts a step with these ids.
+        """Starts a step that looks up the ids in `features`.
 
-        A call inside `strategy.run` starts a step of the calling replica. In a
-        call outside `strategy.run`, each leaf holds one value per replica, or
-        `device` selects the replica of the step.
+        Inside `strategy.run`, a call starts a step of the calling replica.
+        Outside `strategy.run`, each leaf must contain one value per replica, or
+        `device` must select the replica of the step.
 
-        On a TPU, dense inputs must have one id per sample, and batch sizes
-        must be known during tracing and constant. A call inside `strategy.run`
-        must be at the top level of the function that is run, and `features`
-        must be arguments of this function.
+        On a TPU, dense inputs must have one id per sample. Batch sizes must be
+        constant, and must be known during tracing. A call inside `strategy.run`
+        must be at the top level of the function that is passed to
+        `strategy.run`, and `features` must be arguments of this function.
 
         Args:
-          features: Structure of `feature_config`. Each leaf is a `tf.Tensor`
-            `[num_samples]` or `[..., ids per sample]`, a `tf.SparseTensor`
-            (row-major) of rank 2 or more, or a `tf.RaggedTensor` of rank 2,
-            of integers. Forms and batch sizes may differ. Alternatively, the
-            tensor that `tlm.pack` returned for the structure.
-          weights: None, or the same structure with None or the weights of the
-            ids, in the sparse or ragged form of the ids. For packed features,
-            the weights that `tlm.pack` returned.
+          features: Integer ids in the structure of `feature_config`. Each leaf
+            is a `tf.Tensor` `[num_samples]` or `[..., ids per sample]`, a
+            row-major `tf.SparseTensor` of rank 2 or more, or a
+            `tf.RaggedTensor` of rank 2. Different features can have different
+            tensor types and batch sizes. `features` can also be the tensor that
+            `tlm.pack` returned for such a structure.
+          weights: None, or the same structure in which each leaf is None or the
+            weights of the ids. Weights have the same sparse or ragged form as
+            the ids. For packed features, `weights` are the weights that
+            `tlm.pack` returned.
           training: Bool or scalar bool tensor. If False, the step is
             forward-only and receives no gradients. If a `tf.function` calls
-            `enqueue` and `dequeue` with a `name` but never calls
-            `apply_gradients` with it, the steps with this name are forward-only
-            for any value of `training`.
-          name: Name that the calls of one step in a `tf.function` share. The
-            calls of several steps with the same name are matched in the order
-            of the calls.
-          device: A device of the strategy, such as `"/device:CPU:1"`; on a
-            TPU, any core.
+            `enqueue` and `dequeue` with a `name`, but does not call
+            `apply_gradients` with this name, the steps with this name are
+            forward-only for all values of `training`.
+          name: Name that is equal in all calls of a step in a `tf.function`. If
+            several steps have the same name, the calls of these steps are
+            matched in order.
+          device: A device of the strategy, such as `"/device:CPU:1"`. On a TPU,
+            any core of the TPU.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
-          RuntimeError: If `training` is true and a table has no optimizer, or
-            the caller is a replica of another strategy, or the call is in
-            control flow inside a TPU's program.
-          tf.errors.InvalidArgumentError: If ids, splits or weights are
-            invalid; the message names feature, sample, id and table.
-          tf.errors.FailedPreconditionError: If too many steps are pending.
+          RuntimeError: If `training` is True and a table has no optimizer, if
+            the caller is a replica of another strategy, or if the call is in
+            control flow inside a TPU program.
+          tf.errors.InvalidArgumentError: If ids, splits or weights are invalid.
+            The message names the feature, the sample, the id and the table.
+          tf.errors.FailedPreconditionError: If too many enqueued steps wait for
+            `dequeue`.
         """
         self._state.check_can_step("enqueue")
         self._state.check_training(training)
@@ -205,15 +209,15 @@ class StepMethods:
           name: The `name` that was passed to `enqueue`.
 
         Returns:
-          Structure of `feature_config` with float32 tensors: `[num_samples,
-          dim]`, `[*output_shape, dim]`, or `[num_samples,
-          max_sequence_length, dim]` for a sequence feature. The activations of
-          a sample without ids are zeros.
+          Float32 tensors in the structure of `feature_config`. The shape is
+          `[num_samples, dim]`, or `[*output_shape, dim]` if the feature has an
+          `output_shape`, or `[num_samples, max_sequence_length, dim]` for a
+          sequence feature. Samples without ids have activations of zeros.
 
         Raises:
-          RuntimeError: If the embedding is not built, or the call is outside
-            `strategy.run` with several replicas.
-          tf.errors.FailedPreconditionError: If no step is enqueued, or the
+          RuntimeError: If the embedding is not built, or if there are several
+            replicas and the call is outside `strategy.run`.
+          tf.errors.FailedPreconditionError: If no step is enqueued, or if the
             previous step still waits for its gradients.
         """
         self._state.check_built("dequeue")
@@ -227,27 +231,27 @@ class StepMethods:
     ) -> None:
         """Updates the tables with the gradients of the last dequeued step.
 
-        The update runs when the last replica has called `apply_gradients`.
-        Each dynamic learning rate is called once.
+        The engine applies the update after all replicas have called
+        `apply_gradients`. Each dynamic learning rate is called once.
 
         Args:
-          gradients: Structure of `feature_config` with the gradient of each
-            activation, float32, in the shape of the activation. None is treated
-            as zeros and logs a warning.
+          gradients: Float32 gradients of the activations, in the structure of
+            `feature_config`. Each gradient has the shape of its activations. A
+            gradient of None is replaced by zeros, and a warning is logged.
           name: The `name` that was passed to `enqueue`.
 
         Raises:
-          TypeError: If the structure differs in types.
-          ValueError: If the structure differs in size, or a gradient is not a
-            tensor or has another type or shape.
-          RuntimeError: If the embedding is not built, a table has no
-            optimizer, the call is outside `strategy.run` with several
-            replicas, or the traced function calls `enqueue` with this name
-            and `training=False`.
-          tf.errors.FailedPreconditionError: If no step was dequeued, or it
-            was enqueued with `training=False`.
-          tf.errors.InvalidArgumentError: If a learning rate is negative or
-            not finite; the message names the table.
+          TypeError: If `gradients` has other types than `feature_config`.
+          ValueError: If `gradients` has another size than `feature_config`, or
+            if a gradient is not a tensor or has another dtype or shape.
+          RuntimeError: If the embedding is not built, if a table has no
+            optimizer, if there are several replicas and the call is outside
+            `strategy.run`, or if the traced function calls `enqueue` with this
+            name and `training=False`.
+          tf.errors.FailedPreconditionError: If no step is dequeued, or if the
+            dequeued step was enqueued with `training=False`.
+          tf.errors.InvalidArgumentError: If a learning rate is negative or not
+            finite. The message names the table.
         """
         self._state.check_built("apply_gradients")
         self._state.check_optimizers("`apply_gradients`", FORWARD_STEPS)
@@ -258,12 +262,12 @@ class StepMethods:
 
     @property
     def _verify_output_shapes_on_enqueue(self) -> bool:
-        """Whether `enqueue` checks shapes; user code may disable this."""
+        """Whether `enqueue` checks shapes. User code can set this to False."""
         return self._state.backend.checks_shapes
 
     @_verify_output_shapes_on_enqueue.setter
     def _verify_output_shapes_on_enqueue(self, value: bool):
-        # The checks of the host engine cannot be disabled: they are cheap and
-        # prevent invalid memory accesses.
+        # Programs cannot disable the checks of the host engine, because they
+        # are fast and prevent invalid memory accesses.
         if self._state.backend.is_on_tpu:
             self._state.backend.checks_shapes = value

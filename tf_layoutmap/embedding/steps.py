@@ -1,15 +1,14 @@
-"""Parts of a step that all engines share.
+"""Parts of a step that several engines use.
 
-- `read_gradient` and `zero_gradient` check and replace gradients;
-  `hyperparameters` calls dynamic learning rates.
-- `StepQueues` holds the steps between `enqueue` and `apply_gradients` for
-  engines whose steps are tensors of the function that is traced.
-- `StepModes` detects forward-only steps during tracing. A program for a TPU
-  may leave `training` at its default in an evaluation function, because the
-  TPU's compiler detects that no gradients are sent. `StepModes` does the same
-  for the other engines: if a function enqueues and dequeues a step with a
-  `name` and never calls `apply_gradients` with this name, the step is
-  forward-only.
+- `read_gradient` checks gradients, and `zero_gradient` replaces missing
+  gradients. `hyperparameters` calls dynamic learning rates.
+- `StepQueues` stores the steps between `enqueue` and `apply_gradients`.
+  Backends whose steps are tensors of a traced function use this class.
+- `StepModes` detects forward-only steps during tracing. On a TPU, an evaluation
+  function can use the default `training=True`, because the TPU compiler detects
+  that the function sends no gradients. `StepModes` detects such functions for
+  other engines. If a function enqueues and dequeues a step with a `name`, and
+  does not call `apply_gradients` with this name, the step is forward-only.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ def read_gradient(
     gradient: Any,
     shape: tf.TensorShape,
 ) -> tf.Tensor:
-    """Returns the gradient of one feature as a tensor.
+    """Checks the gradient of one feature, and returns it as a tensor.
 
     Args:
       feature: Spec of the feature.
-      gradient: Gradient of the activations: a float32 tensor, or the
-        `tf.IndexedSlices` that the gradient of a gather returns.
+      gradient: Gradient of the activations, as a float32 tensor or as a
+        `tf.IndexedSlices` that a gather returns for its gradient.
       shape: Static shape of the activations.
 
     Raises:
@@ -64,7 +63,7 @@ def read_gradient(
 
 
 def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
-    """Returns zeros in place of a missing gradient, and logs a warning."""
+    """Returns zeros for a missing gradient, and logs a warning."""
     logging.warning(
         "No gradient passed for feature %s, sending zero gradient. Its rows "
         "still count as looked up, so an optimizer with momentum changes "
@@ -77,9 +76,11 @@ def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
 
 
 def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
-    """Returns a float32 vector per table: learning rate, then constants.
+    """Returns a float32 vector of hyperparameters for each table.
 
-    A learning rate callable that several tables share is called once.
+    A vector contains the learning rate, followed by the constants of the
+    optimizer. If several tables have the same callable as their learning rate,
+    the function calls the callable once.
     """
     called: list[tuple[Any, tf.Tensor]] = []
     vectors = []
@@ -104,10 +105,10 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
 
 
 def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
-    """Returns the float32 scalar that a dynamic learning rate returns.
+    """Calls a dynamic learning rate, and returns a float32 scalar.
 
     Raises:
-      ValueError: If `rate` does not return a number; the message names the
+      ValueError: If `rate` does not return a number. The message names the
         table.
     """
     value = rate()
@@ -140,18 +141,18 @@ def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
 
 StepT = TypeVar("StepT")
 
-# Attribute of a graph that holds the queues of all embeddings with steps in
-# the graph.
+# Attribute of a graph that stores the queues of all embeddings in this graph.
 _ATTRIBUTE = "_tf_layoutmap_steps"
 
 
 @dataclasses.dataclass
 class Queue(Generic[StepT]):
-    """Queue of the steps of one embedding in one function.
+    """Queue of the steps of one embedding in one traced function.
 
     Attributes:
-      pending: Enqueued steps, the oldest first.
-      last: The most recently dequeued step, until its gradients are applied.
+      pending: Enqueued steps. The first step is the oldest step.
+      last: The most recently dequeued step, or None after the gradients of this
+        step are applied.
     """
 
     pending: collections.deque[StepT] = dataclasses.field(
@@ -161,22 +162,22 @@ class Queue(Generic[StepT]):
 
 
 class StepQueues(Generic[StepT]):
-    """Queues of steps, one for each function that is traced."""
+    """Queues of steps, one for each traced function."""
 
     def __init__(self, order: str):
         """Creates empty queues.
 
         Args:
-          order: Sentence for messages about the required order of calls.
+          order: Sentence that states the required order of calls, for messages.
         """
         self._order = order
 
     def enqueue(self, step: StepT):
-        """Adds a step at the end of the queue."""
+        """Adds a step to the end of the queue."""
         self._queue().pending.append(step)
 
     def dequeue(self) -> StepT:
-        """Returns the oldest step.
+        """Removes the oldest step from the queue, and returns it.
 
         Raises:
           RuntimeError: If no step is enqueued.
@@ -191,7 +192,7 @@ class StepQueues(Generic[StepT]):
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Removes and returns the last dequeued step, to apply its gradients.
+        """Returns the last dequeued step, whose gradients are then applied.
 
         Raises:
           RuntimeError: If no step is dequeued.
@@ -206,8 +207,8 @@ class StepQueues(Generic[StepT]):
         return step
 
     def _queue(self) -> Queue[StepT]:
-        # The queues are stored in the graph, so that they are deleted together
-        # with the tensors that they hold.
+        # The graph stores the queues. When the graph is deleted, the queues are
+        # deleted together with the tensors that they contain.
         graph: Any = tf.compat.v1.get_default_graph()
         by_embedding = getattr(graph, _ATTRIBUTE, None)
         if by_embedding is None:
@@ -218,43 +219,44 @@ class StepQueues(Generic[StepT]):
 
 @dataclasses.dataclass
 class _Calls:
-    """Record of the calls of one function with one name."""
+    """Record of the calls with one `name` in one traced function."""
 
-    # The function reads this variable each time it runs; tracing writes it.
-    # None if `StepModes` does not detect forward-only steps.
+    # Tracing writes to this variable, and each run of the function reads it.
+    # The variable is None if `StepModes` does not detect forward-only steps.
     is_forward: tf.Variable | None
     num_enqueued: int = 0
-    num_forward: int = 0  # Number of steps enqueued with training=False.
+    num_forward: int = 0  # Steps with training=False.
     is_dequeued: bool = False
     is_applied: bool = False
 
     def update(self):
-        """Sets `is_forward` according to the calls traced so far."""
+        """Updates `is_forward` after another call has been traced."""
         if self.is_forward is not None:
             self.is_forward.assign(self.is_dequeued and not self.is_applied)
 
 
 class StepModes:
-    """Record of the calls of one embedding in each function being traced."""
+    """Record of the calls of one embedding in each traced function."""
 
     def __init__(self, finds_forward_steps: bool = True):
         """Creates an empty record.
 
         Args:
-          finds_forward_steps: Whether `enqueued` changes the mode of steps
-            that are never applied. False on a TPU, whose compiler does this.
+          finds_forward_steps: Whether `enqueued` changes steps without
+            gradients to forward-only steps. False on a TPU, because the TPU
+            compiler changes these steps.
         """
         self._finds_forward_steps = finds_forward_steps
-        # The keys are outermost functions, which include their loops and
-        # branches.
+        # The keys are the graphs of outermost functions, so calls in loops and
+        # branches of a function belong to the same record.
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def enqueued(self, name: str | None, training: Any) -> Any:
         """Records an `enqueue` with this name.
 
         Returns:
-          `training`, or a tensor that is false if the step turns out to be
-          forward-only.
+          The argument `training`, or a tensor that is False if later calls show
+          that the step is forward-only.
         """
         calls = self._of(name)
         if calls is None:
@@ -279,8 +281,8 @@ class StepModes:
         """Records an `apply_gradients` with this name.
 
         Raises:
-          RuntimeError: If the function enqueued all steps of this name with
-            `training=False`.
+          RuntimeError: If the function called `enqueue` with `training=False`
+            for all steps with this name.
         """
         calls = self._of(name)
         if calls is None:
@@ -307,7 +309,7 @@ class StepModes:
         if not self._finds_forward_steps:
             return None
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            # The variable belongs to no strategy, so that all replicas share
+            # The variable does not belong to a strategy, so all replicas share
             # it.
             return tf_private.ResourceVariable(
                 False, trainable=False, name="is_forward"
@@ -319,7 +321,7 @@ class StepModes:
 
 
 def _outermost_function():
-    """Returns the outermost graph being traced; None in eager mode."""
+    """Returns the outermost traced graph, or None in eager mode."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()

@@ -1,7 +1,8 @@
-"""Activations of one feature, computed by stock TensorFlow operations only.
+"""Lookup of one feature with TensorFlow's own operations only.
 
-`look_up` is the entry point. The functions before it are the parts of a lookup
-before and after the gather; `tf_layoutmap/serving` also uses them.
+`look_up` is the entry point. Other functions in this module implement the parts
+of a lookup before and after the gather. `tf_layoutmap/serving` also uses these
+functions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def samples_of(
     ids: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the sample index of each id, `[num_ids]` int64."""
+    """Returns the sample index of each id as an int64 tensor `[num_ids]`."""
     if found.splits.shape.rank == 2:
         samples = found.splits[:, 0]
-        # Segment sums require ascending samples. Without this check, an
-        # unsorted sparse tensor would be summed wrongly, or the error would
-        # not name the feature.
+        # Segment sums require ascending samples. This check raises an error
+        # that names the feature. Without the check, the sums of an unsorted
+        # sparse tensor could be wrong.
         check = tf.debugging.assert_non_negative(
             samples[1:] - samples[:-1],
             f"Feature {feature.name!r}: a sparse input must be in row-major "
@@ -52,14 +53,15 @@ def combine_rows(
     num_samples: tf.Tensor,
     weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Returns the weighted sum of rows of each sample, by the combiner.
+    """Combines the rows of each sample with the combiner of the table.
 
     Args:
       table: Spec of the table.
-      found: `[num_ids, dim]` float32, the rows of the ids.
-      samples: `[num_ids]` int64, the sample of each id.
+      found: Rows of the ids, `[num_ids, dim]` float32.
+      samples: Sample index of each id, `[num_ids]` int64.
       num_samples: Scalar int64.
-      weights: `[num_ids]` float32, or None if all weights are 1.
+      weights: Weights of the ids, `[num_ids]` float32. None if all weights are
+        1.
     """
     if weights is None and table.combiner == "sum":
         return tf.math.unsorted_segment_sum(found, samples, num_samples)
@@ -85,7 +87,7 @@ def positions_of(
     found: inputs.FeatureIds,
     samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the position of each id in its sequence, `[num_ids]` int64."""
+    """Returns the position of each id in its sequence as an int64 tensor."""
     if found.splits.shape.rank != 2:
         return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
             tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
@@ -114,8 +116,8 @@ def kept_in_sequence(
     """Truncates sequences to `max_sequence_length` positions.
 
     Returns:
-      The indices of the remaining ids, `[num_kept]` int64, and their samples
-      and positions, `[num_kept, 2]` int64.
+      A tuple of two tensors: the indices of the remaining ids, `[num_kept]`
+      int64, and the samples and positions of these ids, `[num_kept, 2]` int64.
     """
     is_kept = positions < feature.max_sequence_length
     if is_used is not None:
@@ -133,7 +135,7 @@ def in_sequence(
     found: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns sequences of rows, with zeros at positions without a row."""
+    """Writes rows to sequences. Positions without a row contain zeros."""
     shape = tf.stack(
         [
             num_samples,
@@ -145,11 +147,11 @@ def in_sequence(
 
 
 def rounded_rows(table: config.TableSpec, found: tf.Tensor) -> tf.Tensor:
-    """Returns float32 rows, rounded if the table is quantized."""
+    """Rounds float32 rows if the table is quantized."""
     quantization = table.quantization
     if quantization is None:
         return found
-    # All computations are in float32, as in the engine.
+    # As in the engine, all computations use float32.
     lower = tf.constant(quantization.lower, tf.float32)
     upper = tf.constant(quantization.upper, tf.float32)
     quantum = (upper - lower) / tf.cast(
@@ -173,14 +175,15 @@ def look_up(
 
     Args:
       feature: Spec of the feature.
-      table: Spec of its table.
-      rows: `[num_rows, dim]`: a `tf.Variable`, a tensor or a
-        `ShardedVariable`.
+      table: Spec of the feature's table.
+      rows: Rows of the table, `[num_rows, dim]`, as a `tf.Variable`, a tensor
+        or a `ShardedVariable`.
       value: Integer ids in any form that `read_feature` accepts.
-      weight: None, or the float weights of the ids in the same form.
+      weight: None, or the float weights of the ids, in the same form as the
+        ids.
       out_of_range: One of `config.OUT_OF_RANGE`.
       rows_of_keys: For a table whose ids are keys, a function that takes keys
-        and their kind, and returns the rows of the keys. Otherwise None.
+        and their kind, and returns row indices. Otherwise None.
 
     Returns:
       Float32 activations, as documented in `serving_embedding_lookup`.
@@ -239,7 +242,7 @@ def look_up(
 def read(
     feature: config.FeatureSpec, value: Any, weight: Any, of_keys: bool = False
 ) -> inputs.FeatureIds:
-    """Reads an input; distributes a ragged input over the output shape."""
+    """Reads an input, and applies `output_shape` to a ragged input."""
     read_input = inputs.read_keys if of_keys else inputs.read_feature
     found = read_input(feature, value, weight)
     shape = feature.output_shape
@@ -257,14 +260,14 @@ def in_shape(
     found: inputs.FeatureIds,
     activations: tf.Tensor,
 ) -> tf.Tensor:
-    """Reshapes activations to the dimensions of the input.
+    """Reshapes activations to match the dimensions of the input.
 
     Args:
       feature: Spec of the feature.
-      table: Spec of its table.
+      table: Spec of the feature's table.
       value: The input.
       found: Return value of `read` for the input.
-      activations: `[num_samples, dim]`, or for a sequence feature
+      activations: Activations `[num_samples, dim]`. For a sequence feature,
         `[num_samples, max_sequence_length, dim]`.
     """
     if not found.inner_shape:
@@ -288,8 +291,8 @@ def in_shape(
 
 
 def _gather(table, rows, ids):
-    """Returns the rows of ids, rounded if the table is quantized."""
-    # Like the engine, the lookup converts 16-bit rows to float32.
+    """Reads the rows of ids, and rounds them if the table is quantized."""
+    # As in the engine, 16-bit rows are converted to float32.
     return rounded_rows(table, tf.cast(tf.gather(rows, ids), tf.float32))
 
 

@@ -1,7 +1,7 @@
-"""Access to the tables of an embedding outside of its steps.
+"""Access to the tables of an embedding outside of steps.
 
 `TableAccess` contains public properties and methods of `TPUEmbedding`.
-`LayerAccess` is the interface for a Keras layer that holds an embedding.
+`LayerAccess` is the interface for Keras layers that contain an embedding.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class TableAccess:
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
-        """Dict from each `TableConfig` to its rows, `[num_rows, dim]`.
+        """Dict from each `TableConfig` to the rows of its table.
 
-        The rows are a `tf.Variable`, or a `ShardedVariable` if the table is
-        sharded. Outside of `tf.function`, a pending pipelined update is
-        applied first.
+        The rows are a `tf.Variable` of shape `[num_rows, dim]`, or a
+        `ShardedVariable` if the table is sharded. Outside of `tf.function`, the
+        property first applies a pending pipelined update.
 
         Raises:
-          RuntimeError: Under `TPUStrategy`, because the rows are on the TPU. No
-            error is raised while a SavedModel is written, because a SavedModel
-            includes all shards.
+          RuntimeError: Under `TPUStrategy`, because the rows are on the TPU.
+            While a program writes a SavedModel, the property does not raise
+            this error, because a SavedModel includes all shards.
         """
         self._update_variables("embedding_tables")
         return {
@@ -52,7 +52,7 @@ class TableAccess:
 
     @property
     def slot_variables(self) -> dict[Any, dict[str, Any]]:
-        """Dict from each `TableConfig` to its slot variables by name.
+        """Dict from each `TableConfig` to a dict of its slot variables by name.
 
         Raises:
           RuntimeError: See `embedding_tables`.
@@ -70,9 +70,9 @@ class TableAccess:
 
     @property
     def vocabularies(self) -> dict[str, state.Vocabulary]:
-        """Dict from each table with an open vocabulary to the vocabulary.
+        """Dict from names of tables to their open vocabularies.
 
-        The keys of the dict are names of tables.
+        The dict contains all tables with an open vocabulary.
         """
         if not self._state.spec.has_open_tables:
             return {}
@@ -100,8 +100,8 @@ class TableAccess:
         found = backend.resize(table, capacity)
         spec = found.spec.tables[table]
         self._state.spec = found.spec
-        # Assigning the attribute makes the new variables trackable, so that
-        # checkpoints contain them.
+        # The assignment to the attribute makes the new variables trackable, so
+        # that checkpoints contain them.
         self._variables = {**self._variables, spec.name: found.variables}
         return (
             spec.vocabulary.settings,
@@ -117,8 +117,9 @@ class TableAccess:
     def flush(self):
         """Applies the pending pipelined update, if there is one.
 
-        Reading `embedding_tables` outside of `tf.function`, saving, restoring
-        and forward-only steps also apply this update.
+        The following operations also apply this update: reading
+        `embedding_tables` outside of `tf.function`, saving, restoring, and
+        forward-only steps.
         """
         self._state.require_host("flush").flush()
 
@@ -126,8 +127,8 @@ class TableAccess:
     def reset(self):
         """Discards all steps in flight, for example after an interruption.
 
-        A pending pipelined update is applied first, because its step is not in
-        flight.
+        The method first applies a pending pipelined update, because the step of
+        this update is not in flight.
         """
         self._state.require_host("reset").reset()
 
@@ -135,24 +136,37 @@ class TableAccess:
         """Returns the engine's statistics.
 
         Returns:
-          A dict. `pending`: number of steps that wait for `dequeue`, by
-          replica. `awaiting`: whether a dequeued step waits for gradients, by
-          replica. `num_updates`: number of applied updates. `poisoned`: the
-          reason why `reset` is required, or empty. `held`: whether a pipelined
-          update is pending. `features`: counts over all steps, by name:
-          `num_samples`, `num_ids`, and how many of these ids were dropped
-          (`num_dropped`), clipped (`num_clipped`), or after the last position
-          of a sequence (`num_truncated`). `tables`: by name, `num_bytes`,
-          `num_slot_bytes`, and over all training steps `num_lookups`,
-          `num_unique_rows` and their ratio `unique_ratio`.
+          A dict of statistics, with the following entries.
 
-          Over parameter servers, the dict contains neither `features` nor
-          counts of ids that only workers can compute. Additional entries are
-          `staleness`: `mean` and `max` number of updates that a server applied
-          between sending the rows of a step and applying its gradients;
-          `num_repeated`: number of closures that arrived again after they were
-          applied; `servers`: `num_updates` by device; `wire_dtype`: dtype in
-          which rows are sent.
+          - `pending`: For each replica, the number of steps that wait for
+            `dequeue`.
+          - `awaiting`: For each replica, whether a dequeued step waits for
+            gradients.
+          - `num_updates`: Number of applied updates.
+          - `poisoned`: Reason why the program must call `reset`, or an empty
+            string.
+          - `held`: Whether a pipelined update is pending.
+          - `features`: For each feature, counts over all steps. `num_samples`
+            and `num_ids` are the numbers of samples and ids. `num_dropped`,
+            `num_clipped` and `num_truncated` are the numbers of ids that were
+            dropped, clipped, or after the last position of a sequence.
+          - `tables`: For each table, its size as `num_bytes` and
+            `num_slot_bytes`, and counts over all training steps. `num_lookups`
+            and `num_unique_rows` are the numbers of lookups and of distinct
+            rows, summed over all steps. `unique_ratio` is
+            `num_unique_rows / num_lookups`.
+
+          On parameter servers, the dict does not contain `features` and the
+          counts of lookups, because only workers could count the ids. The dict
+          has these additional entries:
+
+          - `staleness`: Dict with `mean` and `max`, the mean and maximum number
+            of updates that a server applied after it sent the rows of a step
+            and before it applied the gradients of the step.
+          - `num_repeated`: Number of closures that workers sent again after
+            they had been applied.
+          - `servers`: For each server device, `num_updates`.
+          - `wire_dtype`: Dtype of rows and gradients in messages.
         """
         backend = self._state.require_host("stats")
         if not tf.executing_eagerly():
@@ -160,7 +174,7 @@ class TableAccess:
         return backend.describe()
 
     def _update_variables(self, attribute: str):
-        """Updates the variables before `attribute` is read."""
+        """Updates the variables before a program reads `attribute`."""
         if not self._state.backend.is_on_tpu:
             self.build()
             self._state.backend.before_read()
@@ -177,15 +191,16 @@ class TableAccess:
         return zip(self._state.table_configs, self._state.spec.tables)
 
 
-# A function that takes the gradients of activations and returns their mark.
+# Type of a function that takes the gradients of activations, and returns their
+# mark.
 Follow = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 
 
 class LayerAccess:
-    """Lookups and variables of a `TPUEmbedding` for use in a Keras layer."""
+    """Lookups and variables of a `TPUEmbedding` for a Keras layer."""
 
     def __init__(self, embedding: TableAccess):
-        """Wraps `embedding`, which need not be built."""
+        """Wraps `embedding`. The embedding does not have to be built."""
         self._embedding = embedding
         self._state: EmbeddingState = embedding._state
 
@@ -196,7 +211,7 @@ class LayerAccess:
 
     @property
     def feature_config(self) -> Any:
-        """Argument `feature_config` of the embedding."""
+        """The argument `feature_config` of the embedding."""
         return self._state.feature_config
 
     @property
@@ -216,7 +231,7 @@ class LayerAccess:
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the float32 mark of a lookup's gradients."""
+        """Shape of the float32 mark that represents a lookup's gradients."""
         return self._state.backend.mark_shape
 
     @property
@@ -233,8 +248,8 @@ class LayerAccess:
         """Returns the index of the calling replica.
 
         Raises:
-          RuntimeError: If there are several replicas and the caller is none of
-            them.
+          RuntimeError: If there are several replicas, and the caller is not one
+            of these replicas.
         """
         return self._state.replicas.require_current(method)
 
@@ -253,7 +268,8 @@ class LayerAccess:
           layer: Name of the layer, for messages.
 
         Raises:
-          RuntimeError: If the graph is exported, or a table has no optimizer.
+          RuntimeError: If the graph is exported, or if a table has no
+            optimizer.
         """
         self._state.check_can_step("call")
         self._state.check_optimizers(
@@ -262,30 +278,30 @@ class LayerAccess:
         )
 
     def open(self, inputs: Any, weights: Any) -> tuple[Follow, list[tf.Tensor]]:
-        """Opens a lookup of the host engine, to which gradients may be passed.
+        """Looks up a batch, whose gradients can be passed to a function later.
 
         Args:
           inputs: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Returns:
           A tuple of a function and the activations of each feature. The
-          function takes the gradients of the activations, one per feature, and
-          returns their mark, float32 of `mark_shape`.
+          function takes the gradients of the activations, one per feature. The
+          function returns the mark of these gradients, float32 of `mark_shape`.
         """
         backend = self._engine_backend()
         lookup, activations = backend.open(inputs, weights)
         return functools.partial(backend.follow, lookup), activations
 
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
-        """Returns activations that have no gradients, for `is_divided` tables.
+        """Looks up activations without gradients, for `is_divided` tables.
 
         Args:
           inputs: Structure of the feature config with ids.
-          weights: None, or the same structure with None or weights.
+          weights: None, or the same structure with None or weights as leaves.
 
         Raises:
-          RuntimeError: If the graph is exported, or the caller is not a
+          RuntimeError: If the graph is exported, or if the caller is not a
             replica.
         """
         self._state.check_can_step("call")
@@ -295,12 +311,12 @@ class LayerAccess:
         """Applies the gradients that a sum of marks represents.
 
         Args:
-          marks: A sum of marks, float32 of `mark_shape`.
+          marks: Sum of marks, float32 of `mark_shape`.
         """
         self._engine_backend().apply_followed(marks)
 
     def variables(self) -> list[dict[str, Any]]:
-        """Returns the updated rows and slot variables by name, per table."""
+        """Returns a dict of up-to-date variables by name for each table."""
         if self.is_on_tpu:
             self._state.check_built("save or load")
             self._state.backend.retrieve_variables()
@@ -312,7 +328,7 @@ class LayerAccess:
         ]
 
     def load_variables(self):
-        """Copies values that were assigned to `variables()` to the backend."""
+        """Copies the values of the variables to the backend."""
         self._state.backend.load_variables()
 
     def _engine_backend(self) -> EngineBackend:

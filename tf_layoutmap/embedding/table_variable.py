@@ -1,8 +1,8 @@
 """Creates one variable of a table, with one or several shards.
 
-User code may create an embedding inside `tf.variable_creator_scope`, to record
-its variables or to shard them. The creators in scope are called with the same
-arguments as for a `tf.Variable`.
+User code can create an embedding inside `tf.variable_creator_scope`, for
+example to record or shard its variables. This module calls the creators in
+scope with the same arguments as for a `tf.Variable`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ def create(
     Args:
       table: Spec of the table.
       name: Name of the variable.
-      initializer: Initializer of the rows; see `initial_value.of_shard`.
-      cut: Partition of the rows. If it has one shard, a variable creator may
-        split the rows.
+      initializer: Initializer of the rows. See `initial_value.of_shard`.
+      cut: Partition of the rows. If the partition has only one shard, a
+        variable creator can split the rows into several shards.
       dim: Number of columns.
       trainable: Whether gradient tapes watch the variable.
-      dtype: Storage dtype of the rows. Creators receive float32.
-      devices: None for the device of the caller, or the device of each shard.
-        In the latter case creators are not called, and initial values that do
-        not depend on the process are computed on these devices.
-      only: None, or the index of the only shard to create. In the latter case
-        creators are not called. The shard has the same values as if all shards
-        had been created, for any seed. If the table has no such shard, the
-        variable is one row of zeros.
+      dtype: Storage dtype of the rows. Variable creators always receive
+        float32.
+      devices: Device of each shard, or None for the device of the caller. If
+        devices are passed, variable creators are not called. Initial values
+        that are equal in all processes are then computed on these devices.
+      only: Index of the only shard to create, or None for all shards. If an
+        index is passed, variable creators are not called. The values of the
+        shard do not depend on whether other shards are created, for any seed.
+        If the table has no shard with this index, the variable has one row of
+        zeros.
 
     Returns:
       A `tf.Variable`, or a `ShardedVariable` of contiguous blocks of rows.
@@ -89,8 +91,8 @@ def create(
     )
     drawn = []
     if devices is not None and is_drawn_there:
-        # All servers compute their values in parallel. Without this scope, the
-        # calls would run one after the other.
+        # With this scope, all servers compute their values in parallel. Without
+        # the scope, the calls would run one after the other.
         with tf.experimental.async_scope():
             for shard, device in enumerate(devices):
                 with tf.device(device):
@@ -159,7 +161,7 @@ def _create_one_shard(
     trainable: bool,
     dtype: str,
 ) -> Any:
-    """Creates one shard of a table, or one row if there is no such shard."""
+    """Creates one shard, or one row if the shard does not exist."""
     own = None
     for shard in range(cut.num_shards):
         if shard != only and sharded_initial_value.skip_shard(
@@ -193,7 +195,7 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
 
     Raises:
       ValueError: If a variable creator sharded the table and the slot variable
-        differently.
+        in different ways.
     """
     cuts = [
         [known_size(one) for one in shards_of(variable)]
@@ -208,15 +210,15 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards in order; the variable if it is not sharded."""
+    """Returns the shards of a variable in order, or the unsharded variable."""
     return list(getattr(variable, "variables", None) or [variable])
 
 
 def strategy_in_scope() -> tf.distribute.Strategy | None:
-    """Returns the strategy in scope, which variables must report.
+    """Returns the strategy in scope, to which new variables belong.
 
-    tf_keras compiles a model under a strategy only if all of its variables
-    report this strategy.
+    tf_keras compiles a model under a strategy only if all variables of the
+    model belong to this strategy.
     """
     if not tf.distribute.has_strategy():
         return None
@@ -224,9 +226,9 @@ def strategy_in_scope() -> tf.distribute.Strategy | None:
 
 
 def bind_shape(initializer: Callable[..., Any], shape):
-    """Binds the full shape to an initializer that takes `shard_info`.
+    """Binds the full shape to an initializer with an argument `shard_info`.
 
-    TensorFlow also passes the full shape to such initializers. Other
+    TensorFlow also passes the full shape to these initializers. All other
     initializers are returned unchanged.
     """
     if "shard_info" not in inspect.signature(initializer).parameters:
@@ -249,11 +251,11 @@ def _shard_names(name: str, num_shards: int) -> list[str]:
 
 
 def _user_creators() -> list[Callable[..., Any]]:
-    """Returns the creators in scope except TensorFlow's, the innermost last.
+    """Returns the user's creators in scope, from outermost to innermost.
 
-    The creator of a strategy makes copies for replicas, or places a table on
-    another device. The creator of a `tf.function` makes an uninitialized
-    variable.
+    TensorFlow's own creators are excluded. The creator of a strategy would
+    create copies for replicas, or place a table on another device. The creator
+    of a `tf.function` would create an uninitialized variable.
     """
     stack = tf_private.variable_creators_of(tf.compat.v1.get_default_graph())
     return [
@@ -285,20 +287,21 @@ def _create_variable(
 ):
     """Creates a variable.
 
-    This function is the last one in the chain of variable creators.
+    This function is the last function in the chain of variable creators.
 
     Args:
       table: Spec of the table.
       storage_dtype: Storage dtype of the rows.
-      values: Functions that compute initial values, by the id of the
-        `initial_value` that was passed to the first creator.
-      device: Device of the variable; None for the device of the caller.
-      is_drawn_there: Whether the initial value is computed on `device`.
-      initial_value: Value, or callable that returns it.
-      shape: Shape that the value must have; None for any.
+      values: Functions that compute initial values. The keys are Python ids of
+        the `initial_value` objects that were passed to the first creator.
+      device: Device of the variable, or None for the device of the caller.
+      is_drawn_there: Whether `device` also computes the initial value.
+      initial_value: Initial value, or a callable that returns the initial
+        value.
+      shape: Shape that the initial value must have, or None for any shape.
       name: Name of the variable.
       trainable: Whether gradient tapes watch the variable.
-      **unused: Other arguments of variable creators, which are ignored.
+      **unused: Further arguments of variable creators, which are ignored.
     """
     del unused
     value = values.get(id(initial_value), initial_value)
@@ -332,7 +335,7 @@ def _cast_rows(
     rows: tf.Tensor,
     dtype: str,
 ) -> tf.Tensor:
-    """Returns initial rows, rounded to nearest for 16-bit tables."""
+    """Casts initial rows to the storage dtype, with rounding to nearest."""
     if dtype == "float32":
         return rows
     cast = tf.cast(rows, dtype)
@@ -351,7 +354,7 @@ def _check_created(
     shape: tuple[int, ...],
     dtype: str,
 ):
-    """Checks that the engine supports the variables that creators returned."""
+    """Checks that the engine supports the variables from user creators."""
     where = f"(table {table.name!r})"
     for one in shards:
         if not isinstance(one, tf_private.ResourceVariable):

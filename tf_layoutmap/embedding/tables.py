@@ -1,9 +1,10 @@
-"""Creates the variables of tables, slots and open vocabularies.
+"""Creates the variables of tables, slot variables and open vocabularies.
 
-Under every strategy, they are plain variables on the host, and all replicas
-share one copy. A partitioned table is a `ShardedVariable`; the engine reads its
-shards in place. Creators of `tf.variable_creator_scope` are called for each
-variable, except the creators of strategies, which would make copies.
+Under every strategy, the variables are plain variables on the host, and all
+replicas share one copy. A partitioned table is a `ShardedVariable`, whose
+shards the engine reads and updates without a copy. For each variable, the
+module calls the creators of `tf.variable_creator_scope`, except the creators of
+strategies, which would create copies for replicas.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ __all__ = [
 ]
 
 PARAMETERS = "parameters"
-# Number of updates of a table with 16-bit rows. The stochastic rounding
-# depends on this number, so it is saved with the table.
+# Variable with the number of updates of a table with 16-bit rows. The
+# stochastic rounding depends on this number, so checkpoints contain it.
 ROUNDING_STEPS = "rounding_steps"
 
 Partitioner = Callable[..., Sequence[int]]
@@ -54,30 +55,31 @@ def create_tables(
 
     Args:
       spec: Spec of the tables.
-      partitioner: None, or a callable with the interface of
-        `tf.distribute.experimental.partitioners`: it takes `shape` and
-        `dtype`, and returns the number of shards of each axis.
-      place: None for the host, or a callable that returns the device of each
-        shard. In the latter case user creators are not called, the caller
-        creates the variables of open vocabularies, and a segment of a
-        vocabulary is never split over two shards.
-      only: None, or the index of the only shard of each table to create here,
-        as a plain variable. A table without this shard gets a variable with
-        one row. User creators are not called.
+      partitioner: None, or a callable like
+        `tf.distribute.experimental.partitioners`. The callable takes `shape`
+        and `dtype`, and returns the number of shards of each axis.
+      place: Callable that returns the device of each shard, or None for the
+        host. If a callable is passed, user creators are not called. The caller
+        must then create the variables of open vocabularies. Each segment of a
+        vocabulary is in a single shard.
+      only: Index of the only shard to create for each table, or None for all
+        shards. If an index is passed, the shard is a plain variable, and user
+        creators are not called. If a table has no shard with this index, its
+        variable has one row.
 
     Returns:
-      `{table name: {"parameters": rows, slot name: slot variable}}`. Each is
-      a `tf.Variable`, or a `ShardedVariable` if the partitioner returns more
-      than one shard for the table. A table with 16-bit rows also has
-      `"rounding_steps"`, an int64 scalar. A table with an open vocabulary also
-      has the variables of the vocabulary.
+      A dict `{table name: {"parameters": rows, slot name: slot
+      variable}}`. Each variable is a `tf.Variable`, or a `ShardedVariable` if
+      the partitioner returns more than one shard for the table. A table with
+      16-bit rows and an optimizer also has an int64 scalar `"rounding_steps"`.
+      A table with an open vocabulary also has all variables of the vocabulary.
 
     Raises:
       TypeError: If a variable creator does not return a variable.
-      ValueError: If an initializer returns another shape, or values that
-        exceed the range of the table's dtype, or the partitioner splits
-        columns, or a variable creator returns a variable that the engine
-        cannot train. All messages name the table.
+      ValueError: If an initializer returns another shape, or values that exceed
+        the range of the table's dtype. The function also raises this error if
+        the partitioner splits columns, or if the engine cannot train a variable
+        that a variable creator returned. The message names the table.
     """
     variables = {}
     with (
@@ -102,7 +104,7 @@ def create_tables(
 
 
 def _num_bytes(table: config.TableSpec) -> int:
-    """Returns the bytes of initial values, which are float32 until rounded."""
+    """Returns the size of the float32 initial values in bytes."""
     slots = table.optimizer.slots if table.optimizer else ()
     return (
         4
@@ -137,7 +139,7 @@ def _num_shards(
             "[num_shards, 1]. Received: "
             f"{parts} (table {table.name!r})."
         )
-    # Each shard has at least one row.
+    # Each shard must have at least one row.
     if table.vocabulary is None:
         return min(parts[0], table.num_rows)
     num_buckets = table.vocabulary.settings.num_buckets
@@ -157,7 +159,8 @@ def _create_table(
     if settings is None:
         cut = partition.RowPartition.div(table.num_rows, num_shards)
     else:
-        # A server must store all slots in which a key may be placed.
+        # With `place`, shards consist of complete segments, so that a server
+        # stores all slots that are possible for a key.
         buckets = (
             bucket_layout.bucket_partition
             if place is None
@@ -167,13 +170,14 @@ def _create_table(
             buckets(settings.num_buckets, num_shards)
         )
     devices = None if place is None else place(table, cut)
-    # The engine trains a table that has an optimizer, so the table must not be
-    # among the trainable variables, where a tape and a second optimizer would
-    # use it.
+    # If a table has an optimizer, the engine trains the table. The table must
+    # then not be a trainable variable, because a gradient tape and another
+    # optimizer would also use it.
     rows = table_variable.create(
         table,
         table.name,
-        # Rows of an open table are initialized when their keys are admitted.
+        # The engine initializes a row of an open table when it admits the key
+        # of the row.
         table.initializer if settings is None else tf.zeros_initializer(),
         cut,
         dim=table.dim,
@@ -218,20 +222,21 @@ def create_vocabulary_variables(
 
     Args:
       vocabulary: Settings of the vocabulary.
-      table: Name of its table.
-      num_shards: Number of shards of the table. A bucket is never split over
-        two shards.
+      table: Name of the table.
+      num_shards: Number of shards of the table. Each bucket is in a single
+        shard.
 
     Returns:
-      A dict from `state.KEYS` and the other names in `state` to a
-      `tf.Variable`, or to a `ShardedVariable` if there are several shards.
-      Keys, steps and counts are `[num_buckets, 8]`.
+      A dict from names, such as `state.KEYS`, to variables. If there are
+      several shards, the keys, steps and counts are `ShardedVariable` objects.
+      The shape of these three variables is `[num_buckets, 8]`.
     """
     cut = bucket_layout.bucket_partition(vocabulary.num_buckets, num_shards)
 
     def by_bucket(name, value, dtype):
         shards = [
-            # Like rows, buckets are accessed in random order.
+            # `new_rows.fill` is used because buckets are accessed in random
+            # order, like rows.
             _variable(
                 new_rows.fill(
                     (size, bucket_layout.KEYS_PER_BUCKET), value, dtype

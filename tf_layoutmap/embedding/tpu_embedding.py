@@ -1,9 +1,9 @@
-"""`TPUEmbedding`: the Cloud TPU embedding API over a TPU, servers or the host.
+"""`TPUEmbedding`: the Cloud TPU embedding API for TPUs, servers and hosts.
 
-This module contains the constructor and `build`. The other methods are in
-mixin classes: `state.StepMethods`, `table_access.TableAccess` and
-`checkpointing.CheckpointHooks`. Code that depends on where the tables are
-stored is in the backends.
+This module contains the constructor and `build`. Three mixin classes contain
+all other methods: `state.StepMethods`, `table_access.TableAccess` and
+`checkpointing.CheckpointHooks`. The backends contain all code that depends on
+where the tables are stored.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs, replicas, serving
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
+from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
-from tf_layoutmap.embedding.host import multi_process
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
@@ -50,29 +50,30 @@ _no_autograph = tf.autograph.experimental.do_not_convert
 
 
 class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
-    """Embedding tables that apply their own optimizers.
+    """Embedding tables that a separate engine looks up and updates.
 
     The interface is the same as in
-    `tf.tpu.experimental.embedding.TPUEmbedding`. An object that is created
-    under `TPUStrategy` behaves like an object of TensorFlow's class and runs
-    the same operations. Otherwise the tables are stored on the host and the
-    host engine updates them with the semantics of the TPU: the gradients of a
-    row are summed over features, replicas and samples, then each row that was
-    looked up gets one update.
+    `tf.tpu.experimental.embedding.TPUEmbedding`. Under `TPUStrategy`, an object
+    of this class behaves like an object of TensorFlow's class, and runs the
+    same operations. Under other strategies, except `ParameterServerStrategy`,
+    the host stores the tables, and the host engine updates the tables with the
+    semantics of the TPU. First, the gradients of a row are summed over
+    features, replicas and samples. Then each row that was looked up is updated
+    once.
 
-    A step consists of `enqueue`, `dequeue` and `apply_gradients`, called in
-    this order on each replica. Several steps may be enqueued ahead. Steps run
-    eagerly, in `tf.function`, and under `OneDeviceStrategy`,
-    `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `TPUStrategy`, where
-    `dequeue` and `apply_gradients` are called inside `strategy.run`. Gradients
-    are not divided by the number of replicas.
+    In a step, each replica calls `enqueue`, `dequeue` and `apply_gradients`, in
+    this order. A program can enqueue several steps before it dequeues the first
+    step. Steps run eagerly or in a `tf.function`. Under `OneDeviceStrategy`,
+    `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `TPUStrategy`, call
+    `dequeue` and `apply_gradients` inside `strategy.run`. Gradients are not
+    divided by the number of replicas.
 
-    Under `ParameterServerStrategy` the tables are stored on its servers, and
-    each worker runs separate steps, in the functions that a
-    `ClusterCoordinator` or a `tlm.ps.Run` schedules. With one worker, results
-    match the host engine. With several workers, the servers may have applied
-    other updates between the lookup of a row and the arrival of its
-    gradients; `stats` reports how many.
+    Under `ParameterServerStrategy`, the servers store the tables. Each worker
+    runs separate steps, in functions that a `ClusterCoordinator` or a
+    `tlm.ps.Run` schedules. With one worker, results match the host engine. With
+    several workers, a server can apply other updates between the lookup of a
+    row and the update with its gradients. `stats` reports the number of these
+    updates.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -89,13 +90,13 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     >>> embedding.embedding_tables[words].numpy()[:, 0].tolist()
     [0.5, 1.0, 0.0, 1.0]
 
-    `tf.train.Checkpoint(embedding=embedding)` saves tables and slot
-    variables, and restores them before or after `build`. Steps in flight are
-    not saved. A restore while steps are in flight raises an error.
+    `tf.train.Checkpoint(embedding=embedding)` saves tables and slot variables.
+    A program can restore a checkpoint before or after `build`. Steps in flight
+    are not saved. If steps are in flight, a restore raises an error.
     """
 
-    # Step count of the learning rate schedules. A layer with a schedule sets
-    # this attribute.
+    # Number of updates, for learning rate schedules. A layer with a schedule
+    # sets this attribute.
     schedule_updates: tf.Variable
 
     def __init__(
@@ -116,79 +117,86 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
     ):
-        """Reads the configuration; `build` creates the variables.
+        """Reads and checks the configuration.
 
         Args:
           feature_config: Nested structure of
-            `tf.tpu.experimental.embedding.FeatureConfig`. The structure and
-            its tables are not changed. The name of a table defaults to
-            `table_{i}`.
-          optimizer: Default optimizer, for tables whose `TableConfig` has
-            none: one of `tf.tpu.experimental.embedding` (`SGD`, `Adagrad`,
-            `AdagradMomentum`, `Adam`, `FTRL`) or, on the host, one of
-            `tf_layoutmap.optimizers` (`RowwiseAdagrad`, `LAMB`). None for
-            tables that are only used for serving.
-          pipeline_execution_with_tensor_core: Whether lookups are one step
-            behind, as on a TPU whose two kinds of core run in parallel: a
-            step reads rows that contain all updates except the last one.
-            `flush` applies the last update.
+            `tf.tpu.experimental.embedding.FeatureConfig`. The configuration
+            objects are not changed. The default name of a table is `table_{i}`.
+          optimizer: Optimizer of all tables whose `TableConfig` has no
+            optimizer. All engines support the optimizers of
+            `tf.tpu.experimental.embedding` (`SGD`, `Adagrad`,
+            `AdagradMomentum`, `Adam`, `FTRL`). The host engine also supports
+            the optimizers of `tf_layoutmap.optimizers` (`RowwiseAdagrad`,
+            `LAMB`). Pass None if the tables are only used for serving.
+          pipeline_execution_with_tensor_core: Whether the lookup of a step runs
+            before the update of the previous step, as on a TPU whose two types
+            of cores run in parallel. A training step then reads rows that
+            contain all updates except the last update. `flush` applies the last
+            update.
           partitioner: Callable that returns the number of shards of a table,
             such as
             `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
-            Under `ParameterServerStrategy` a shard is placed on the server
-            with the fewest bytes; None means the `variable_partitioner` of
-            the strategy or, if it has none, one shard of at least 256 KiB
-            for each server.
+            Under `ParameterServerStrategy`, each shard is placed on the server
+            with the fewest bytes. The default is then the
+            `variable_partitioner` of the strategy. If the strategy has no
+            partitioner, a table has at most one shard per server, and is not
+            split into shards below 256 KiB.
           out_of_range: How ids outside of their table are handled: `"error"`
-            raises, `"drop"` ignores the id, `"clip"` uses the nearest row.
-            `stats` counts such ids. A TPU supports `"error"` only, and does
-            not check ids inside `strategy.run`.
-          engine: `"auto"`: the TPU under `TPUStrategy`, the servers under
-            `ParameterServerStrategy`, otherwise the host engine.
-            `"host"`: the host engine. `"tpu"`: the TPU; under another strategy
-            the tables can be used for serving but steps raise, as in
+            raises an error, `"drop"` ignores the id, and `"clip"` uses the
+            nearest row. `stats` counts these ids. A TPU supports only
+            `"error"`, and does not check ids inside `strategy.run`.
+          engine: Engine that runs the steps. `"auto"` selects the TPU under
+            `TPUStrategy`, the servers under `ParameterServerStrategy`, and the
+            host engine otherwise. `"host"` selects the host engine. `"tpu"`
+            selects the TPU. With `"tpu"` under another strategy, programs can
+            use the tables for serving, but steps raise an error, as in
             TensorFlow's class.
-          table_dtypes: Storage dtype of rows: `"float32"` (None), `"bfloat16"`
-            or `"float16"`, for all tables or by table name. 16-bit rows are
-            looked up and updated in float32, then each value is rounded
-            stochastically to one of the two nearest values of the dtype, so
-            that small updates are not lost on average. Values are limited to
-            the largest finite value of the dtype. Slot variables are float32. A
-            TPU supports float32 only.
-          rounding_seed: Seed of the stochastic rounding, which also depends
-            on the table, the number of its updates, the row and the column.
-          vocabularies: Mapping from table names, or `TableConfig` objects, to
-            a `tlm.OpenVocabulary`. Such a table accepts any int64 or string
-            as an id. Its `vocabulary_size` must equal the `capacity` of the
-            vocabulary, and its initializer must compute each value
-            separately: uniform, normal, truncated normal or constant. Must be
-            None on a TPU.
-          wire_dtype: Dtype in which rows and gradients are sent between
-            processes under `ParameterServerStrategy`. `"float32"` sends them
-            unchanged. `"bfloat16"` sends half the bytes: the values of each
-            row that is looked up, and of the sum of its gradients, are rounded
-            to the nearest bfloat16, with a relative error of up to 2^-8. The
+          table_dtypes: Storage dtype of rows: `"float32"` (the default),
+            `"bfloat16"` or `"float16"`. Pass one dtype for all tables, or a
+            mapping from table names to dtypes. Lookups and updates of 16-bit
+            rows are computed in float32. After an update, each value is rounded
+            stochastically to one of the two nearest values of the dtype.
+            Therefore small updates are not lost on average. Values are clipped
+            to the finite range of the dtype. Slot variables are float32. A TPU
+            supports only float32.
+          rounding_seed: Seed of the stochastic rounding. The rounding also
+            depends on the table, its number of updates, the row and the column.
+          vocabularies: Mapping from tables to `tlm.OpenVocabulary` objects.
+            Tables are table names or `TableConfig` objects. A table with a
+            vocabulary accepts any int64 or string as an id. The
+            `vocabulary_size` of the table must equal the `capacity` of the
+            vocabulary. The initializer must be uniform, normal, truncated
+            normal or constant, because it must compute each value separately.
+            On a TPU, `vocabularies` must be None.
+          wire_dtype: Dtype of rows and gradients in messages between processes
+            under `ParameterServerStrategy`. With `"float32"`, values are sent
+            unchanged. With `"bfloat16"`, messages have half the size. Rows that
+            are looked up, and the sums of their gradients, are then rounded to
+            the nearest bfloat16, with a relative error of up to 2^-8. The
             dtypes of tables and slot variables do not change.
-          sparse_core_embedding_config: Must be None: SparseCores are not
-            supported yet.
-          over_processes: Placement under `MultiWorkerMirroredStrategy`.
-            `"copied"`: each process stores all tables. `"sharded"`: each
-            process stores an equal share of the rows of each table, and their
-            slot variables; in a step, processes exchange rows and gradients.
-            The program cannot read such tables; it can save and restore them.
-          order: Summation of gradients for `over_processes="sharded"`.
-            `"exact"`: all gradients of a row are sent to its owner and summed
-            in the order of a single process, with bitwise identical results.
-            `"folded"`: each replica sums its gradients of a row and sends the
-            sum; results differ in the last bits.
+          sparse_core_embedding_config: Must be None, because SparseCores are
+            not supported yet.
+          over_processes: Placement of tables under
+            `MultiWorkerMirroredStrategy`. With `"copied"`, each process stores
+            all tables. With `"sharded"`, each process stores an equal share of
+            the rows and slot variables of each table, and processes exchange
+            rows and gradients in each step. A program can save and restore
+            sharded tables, but cannot read their values.
+          order: Order of gradient summation for `over_processes="sharded"`.
+            With `"exact"`, replicas send all gradients of a row to the process
+            that owns the row. This process sums the gradients in the same order
+            as a single process, so the results are bitwise identical. With
+            `"folded"`, each replica sums its gradients of a row, and sends only
+            the sum. The results can then differ in the last bits.
 
         Raises:
           TypeError: If `feature_config` contains an object that is not a
             `FeatureConfig`.
-          ValueError: If a setting is invalid, or the engine does not support
-            it.
-          NotImplementedError: If the strategy in scope is not supported, or
-            `sparse_core_embedding_config` is passed.
+          ValueError: If a setting is invalid, or if the engine does not support
+            a setting.
+          NotImplementedError: If the strategy in scope is not supported, or if
+            `sparse_core_embedding_config` is not None.
         """
         super().__init__()
         if sparse_core_embedding_config is not None:
@@ -265,9 +273,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             )
         else:
             if strategy_replicas.has_processes:
-                multi_process.check_agreed_settings(
+                agreed_settings.check_agreed_settings(
                     strategy_replicas.strategy,
-                    multi_process.describe_settings(
+                    agreed_settings.describe_settings(
                         spec,
                         {
                             "over_processes": over_processes,
@@ -298,8 +306,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 is_pipelined=pipeline_execution_with_tensor_core,
                 rounding_seed=dtypes.read_seed(rounding_seed),
             )
-        # The state is a plain object, because tf.Module would track and save
-        # a dict or a list.
+        # The state is a plain object, because `tf.Module` would track a dict or
+        # a list, and save its contents.
         self._state = EmbeddingState(
             feature_config,
             spec,
@@ -310,8 +318,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             backend_name == "tpu" and not on_tpu,
         )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
-            # All processes must create the tables together, and all of them
-            # run the constructor.
+            # All processes must create the tables together. All processes run
+            # the constructor, so the constructor creates the tables.
             self.build()
 
     @_no_autograph
@@ -320,28 +328,29 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         per_replica_input_shapes: Nested[ShapeLike] | None = None,
         per_replica_batch_size: int | None = None,
     ) -> None:
-        """Creates the variables and the engine, once.
+        """Creates the variables and the engine, if they do not exist yet.
 
-        The first `enqueue` calls `build` if the program has not called it. If
-        sizes are passed, each `enqueue` must match them, and activations have
-        static shapes.
+        If a program does not call `build`, the first `enqueue` builds the
+        embedding. If sizes are passed, the inputs of each `enqueue` must have
+        these sizes, and activations have static shapes.
 
-        Under `TPUStrategy` the shapes of all activations must be known when
-        `build` is called, and `build` initializes the TPU.
+        Under `TPUStrategy`, `build` initializes the TPU. The shapes of all
+        activations must be known before this call.
 
         Args:
           per_replica_input_shapes: None, the batch size of every feature, or
-            the structure of `feature_config` with the shape of each input,
-            `[num_samples]` or `[..., ids per sample]`. A list with the
-            `tf.TensorShape` of each feature, in `tf.nest.flatten` order, is
-            also accepted.
-          per_replica_batch_size: The batch size of every feature.
+            the shape of each input in the structure of `feature_config`. The
+            shape of an input is `[num_samples]` or `[..., ids per sample]`. A
+            list with one `tf.TensorShape` per feature, in `tf.nest.flatten`
+            order, is also accepted.
+          per_replica_batch_size: None, or the batch size of every feature.
 
         Raises:
-          ValueError: If a shape has another rank, or sizes differ from an
-            earlier `build`, or a TPU requires a size that is not known.
-          RuntimeError: In a graph of TensorFlow 1, or if the TPU is
-            initialized for another embedding.
+          ValueError: If a shape has another rank, if sizes differ from an
+            earlier call of `build`, or if a TPU requires a size that is not
+            known.
+          RuntimeError: If the call is in a graph of TensorFlow 1, or if the TPU
+            is already initialized for another embedding.
         """
         backend = self._state.backend
         backend.declare(per_replica_input_shapes, per_replica_batch_size)
@@ -351,17 +360,18 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def _create(self):
         """Creates the variables and starts the backend."""
         backend = self._state.backend
-        # Variables are created eagerly even while a function is traced,
-        # because they outlive the function.
+        # The variables exist longer than a function that is being traced.
+        # Therefore the variables are always created eagerly.
         with tf.init_scope():
             if not tf.executing_eagerly():
                 raise RuntimeError(
                     "TPUEmbedding requires eager execution to create its "
                     "tables; do not use it in a tf.compat.v1 graph."
                 )
-            # The keys are strings, so that the dicts can be saved. Names and
-            # structure match the checkpoints of TensorFlow's class. A deferred
-            # restore runs when `_variables` is assigned.
+            # The keys of the dicts are strings, because checkpoints require
+            # strings. The names and the structure match the checkpoints of
+            # TensorFlow's class. The assignment to `_variables` starts a
+            # deferred restore.
             variables = backend.create_tables()
             self._check_deferred_restore(variables)
             self._variables = variables
@@ -371,7 +381,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def __call__(
         self, features: Features, weights: Features | None = None
     ) -> Any:
-        """Returns activations outside of any step, computed by stock ops.
+        """Looks up activations with TensorFlow's own ops, outside of steps.
 
         See `serving_embedding_lookup`.
         """

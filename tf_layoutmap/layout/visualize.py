@@ -1,4 +1,4 @@
-"""Text drawing of the devices that hold each shard of a variable."""
+"""Draws the devices that hold each shard of a variable, as text."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def visualize_layout(
         CPU:0 CPU:2   CPU:1 CPU:3
     ```
 
-    The drawing has a row per shard of the first dimension, and a column per
-    shard of the other dimensions.
+    The drawing has one row for each shard of the first dimension, and one
+    column for each shard of the other dimensions.
 
     Args:
       variable: A Keras variable on a mesh, a `DVariable`, or an eager
         DTensor.
-      show: Whether to print the drawing, too.
+      show: Whether to also print the drawing.
 
     Returns:
       The drawing.
@@ -77,7 +77,10 @@ def visualize_layout(
 def _holders(
     shape: tuple[int, ...], layout: Layout
 ) -> dict[tuple[tuple[int, int], ...], list[str]]:
-    """Returns devices by shard; a shard is `(start, stop)` per dimension."""
+    """Returns a dict from shard to devices.
+
+    Each shard is a tuple with `(start, stop)` for each dimension.
+    """
     names = [
         ":".join(device.split(":")[-2:]).upper()
         for device in layout.mesh.local_devices()

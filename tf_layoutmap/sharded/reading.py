@@ -1,7 +1,7 @@
-"""Methods of a table that read it, its operators and its tensor conversion.
+"""Read methods, operators and tensor conversion of a sharded table.
 
-Indexing and lookups read only the shards that they need. Operators and the
-conversion to a tensor join all shards.
+Indexing and lookups read only the shards that contain a selected row. Operators
+and the conversion to a tensor join all shards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class Reads:
     """Read methods of a table.
 
-    They read `_shards()`. Numpy arrays are created from `_own_shards`.
+    The methods read the variables of `_shards()`. Methods that return numpy
+    arrays read the variables of `_own_shards`.
     """
 
     _own_shards: Shards
@@ -37,7 +38,7 @@ class Reads:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tf.Variable]:
-        """Iterates over the shards, whereas a `tf.Variable` yields its rows."""
+        """Iterates over the shards, not over rows as for `tf.Variable`."""
         return iter(self._shards().variables)
 
     def __len__(self) -> int:
@@ -49,7 +50,7 @@ class Reads:
 
         The returned tensor has methods that write to the indexed elements, as
         for `tf.Variable`: `table[2:5].assign(value)`, `assign_add` and
-        `assign_sub`. They return the table.
+        `assign_sub`. These methods return the table.
 
         >>> import tf_layoutmap as tlm
         >>> table = tlm.ShardedVariable.create(np.zeros((4, 2)), num_shards=2)
@@ -110,9 +111,9 @@ class Reads:
 
         Args:
           ids: Global rows: any shape, int32 or int64.
-          unique: Whether to read each row once and to repeat it locally. This
-            saves time if the shards are on other machines and ids repeat. The
-            gradients of repeated rows are then summed.
+          unique: Whether to read each row only once, and to repeat the row
+            locally for repeated ids. The option saves time if the shards are on
+            other machines. Gradients of repeated rows are summed.
           name: Name of the operations.
 
         Returns:
@@ -145,7 +146,7 @@ class Reads:
           Shape `indices.shape[:-1] + shape[k:]`.
 
         Raises:
-          ValueError: `k` does not fit the table.
+          ValueError: `k` is not in the range from 1 to the rank of the table.
           tf.errors.InvalidArgumentError: An index is out of range.
         """
         return indexing.gather_nd(self._shards(), indices, name)
@@ -164,7 +165,7 @@ class Reads:
         Args:
           chunk_rows: Number of rows of a shard to read at a time. Only these
             rows are in memory in addition to the table and the result. None:
-            one shard at a time.
+            all rows of a shard.
 
         Raises:
           NotImplementedError: The method is called inside a `tf.function`.
@@ -189,7 +190,8 @@ class Reads:
                 if not shards.partition.is_contiguous
                 else slice(*shards.partition.offsets[number:][:2])
             )
-            # Indexing with an array returns a copy, so `target` is None then.
+            # `target` is None if `rows` is an array, because indexing with an
+            # array returns a copy.
             target = (
                 result[:, rows]
                 if shards.axis == 1
@@ -243,13 +245,14 @@ def install_operators(tables: Any) -> None:
     """Adds the operators of `tf.Tensor` to a class of tables.
 
     Args:
-      tables: The class, with `name`, `dtype` and `_shards()`.
+      tables: The class. Objects of the class must have `name`, `dtype` and
+        `_shards()`.
     """
-    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
     for operator in known - {"__getitem__"}:
         setattr(tables, operator, _operator_method(tables, operator))
-    # `==` compares values, but TensorFlow uses tables as keys of dictionaries,
-    # so tables are hashed by identity.
+    # TensorFlow uses tables as keys of dictionaries. Tables are therefore
+    # hashed by identity, although `==` compares their values.
     tables.__hash__ = object.__hash__
     tf.register_tensor_conversion_function(tables, _to_tensor)
 

@@ -14,8 +14,8 @@ from tf_layoutmap.sharded.routing.checks import Shards
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import VariableSpec
 
-# TensorFlow cannot hash functions in the serialization of a TypeSpec, so a
-# callable placement is replaced by its id.
+# Maps ids to callable placements. The serialization of a TypeSpec contains the
+# id, because TensorFlow cannot hash functions in a serialization.
 _FUNCTIONS: dict[int, Callable] = {}
 
 
@@ -24,11 +24,11 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     The name is part of the type because error messages of a function that takes
     a table as an argument contain the name. The devices are part of the type
-    because a function needs separate operations for each device.
+    because a traced function contains separate operations for each device.
     """
 
-    # The class `ShardedVariable`. Its module, which imports this module, sets
-    # the attribute.
+    # The class `ShardedVariable`. The module of this class imports this module,
+    # and sets the attribute.
     table_class: type
 
     __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
@@ -79,7 +79,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     @property
     def devices(self) -> tuple[str, ...] | None:
-        """The device of each shard; None: one CPU of this process."""
+        """The device of each shard.
+
+        None: all are on one CPU of this process.
+        """
         return self._devices
 
     def _serialize(self):
@@ -108,9 +111,9 @@ class ShardedVariableSpec(tf.TypeSpec):
         )
 
     def __reduce__(self):
-        # TypeSpec would pass the serialization to __init__, which has other
-        # arguments. A callable is pickled itself, because its id is valid in
-        # this process only.
+        # The method of TypeSpec would pass the serialization to __init__, which
+        # has other arguments. A pickle contains a callable placement itself,
+        # because its id is valid only in this process.
         return functools.partial(
             type(self),
             *self._variable_specs,
@@ -149,7 +152,7 @@ class ShardedVariableSpec(tf.TypeSpec):
             table._is_component = True
             return table
         if all(tf.is_tensor(v) and v.dtype != tf.resource for v in components):
-            # TensorFlow replaced the variables by their values, so the table
-            # is replaced by its value.
+            # TensorFlow has replaced the variables by their values, so this
+            # method replaces the table by its value.
             return indexing.dense(shards)
-        return tuple(components)  # tf.nest may pack arbitrary objects.
+        return tuple(components)  # tf.nest can pack any objects.

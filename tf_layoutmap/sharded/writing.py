@@ -1,4 +1,4 @@
-"""Methods of a table that write to it."""
+"""Write methods of a sharded table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Writes:
     """Write methods of a table.
 
-    They write to `_shards()` and return the table.
+    The methods write to the variables of `_shards()` and return the table.
     """
 
     def _shards(self) -> Shards:
@@ -40,11 +40,13 @@ class Writes:
           value: Value with the shape and dtype of the table.
           use_locking: Same as for `tf.Variable`.
           name: Name of the operations.
-          read_value: Ignored; accepted for compatibility with `tf.Variable`.
-            The table is returned without reading it.
+          read_value: Ignored. The argument exists for compatibility with
+            `tf.Variable`. The method returns the table without reading its
+            values.
 
         Raises:
-          ValueError: `value` has another shape. No shard is written.
+          ValueError: The shape of `value` differs from the table. No shard is
+            written.
         """
         return self._assign("assign", value, use_locking, name, read_value)
 
@@ -55,7 +57,10 @@ class Writes:
         name: str | None = None,
         read_value: bool = True,
     ) -> Self:
-        """Adds `delta` to the full table; see `assign`."""
+        """Adds `delta` to the full table.
+
+        Arguments are the same as for `assign`.
+        """
         return self._assign("assign_add", delta, use_locking, name, read_value)
 
     def assign_sub(
@@ -97,14 +102,16 @@ class Writes:
     ) -> Self:
         """Applies `batch_scatter_update` of `tf.Variable`; returns this table.
 
-        Indices of rank 1 are rows. Indices of rank `r` index axis `r - 1` of
-        the table, and their leading axes correspond to the table's leading
-        axes: `table[i, indices[i, j]] = values[i, j]` for rank 2.
+        Indices of rank 1 are rows. If the rank is `r`, the indices refer to
+        axis `r - 1` of the table, and the leading axes of `indices` are the
+        leading axes of the table. For example, if the rank is 2, the method
+        sets `table[i, indices[i, j]] = values[i, j]`.
 
         Args:
           sparse_delta: `indices` of rank 1 or more, int32 or int64; `values`
             of shape `indices.shape + shape[indices.rank:]`.
-          use_locking: Ignored; accepted for compatibility with `tf.Variable`.
+          use_locking: Ignored. The argument exists for compatibility with
+            `tf.Variable`.
           name: Name of the operations.
         """
         del use_locking

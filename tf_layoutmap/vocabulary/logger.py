@@ -23,7 +23,7 @@ _COUNTS = (
     "num_evicted",
     "num_expired",
 )
-# Used in place of a table's name for the numbers of all tables together.
+# Prefix for the statistics of all tables together, in place of a table name.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
 
@@ -33,8 +33,8 @@ class EpochNumbers(NamedTuple):
 
     Attributes:
       by_table: Values by `"table/name"`.
-      summary: Equal to `by_table` if there is one table. With several tables,
-        values of all tables together, by `"vocabularies/name"`.
+      summary: If there is one table, equal to `by_table`. Otherwise the values
+        of all tables together, by `"vocabularies/name"`.
     """
 
     by_table: dict[str, float]
@@ -42,7 +42,7 @@ class EpochNumbers(NamedTuple):
 
 
 class EpochStats:
-    """Statistics of vocabularies per epoch."""
+    """Computes statistics of vocabularies for each epoch."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class EpochStats:
         """Stores the settings.
 
         Args:
-          vocabularies: Callable that returns the vocabularies by table. The
-            result is empty before the tables are built.
-          names: Names of statistics, of `NAMES`.
+          vocabularies: Function that returns the vocabularies by table name.
+            Before the tables are built, the result of the function is empty.
+          names: Names of the statistics to compute, from `NAMES`.
           log_dir: Folder for TensorBoard, or None.
 
         Raises:
@@ -104,7 +104,8 @@ class EpochStats:
         lookups = values["num_lookups"]
         ratios = {
             "load": values["num_keys"] / values["num_rows"],
-            # Without lookups, no key was unknown.
+            # If there were no lookups, the ratio is 1, because no key was
+            # unknown.
             "share_known": values["num_known"] / lookups if lookups else 1.0,
         }
         return {
@@ -134,7 +135,8 @@ class EpochStats:
 def _scalar_metadata() -> Any:
     """Returns the metadata of `tf.summary.scalar`.
 
-    `tf.summary.scalar` itself requires TensorBoard to be installed.
+    `tf.summary.scalar` is not used, because it works only if TensorBoard is
+    installed.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"
@@ -148,7 +150,8 @@ class VocabularyLoggerBase:
     This class is a mixin for callbacks of Keras 3 and of tf_keras.
     """
 
-    # Supported layer types, and their public name.
+    # The layer types that the callback supports, and the name of these types in
+    # error messages.
     _layer_types: ClassVar[tuple[type, ...]]
     _layer_name: ClassVar[str]
 
@@ -161,17 +164,18 @@ class VocabularyLoggerBase:
         """Creates the callback.
 
         Args:
-          layer: Layer with tables that have open vocabularies. The table of a
-            `ShardedEmbedding` has the name of the layer.
+          layer: Layer with tables that have open vocabularies. For a
+            `ShardedEmbedding`, the name of the table is the name of the layer.
           log_dir: Folder for TensorBoard, or None.
-          names: Names of the statistics to log. Values at the end of the epoch:
-            `"load"` and `"num_keys"`. Values of the epoch: `"share_known"`
-            (the share of lookups whose key had a row before), `"num_lookups"`,
-            `"num_admitted"`, `"num_rejected"`, `"num_full"`, `"num_evicted"`
-            and `"num_expired"`. See `stats` of a vocabulary. With several
-            tables, the logs contain sums, and ratios of all tables together,
-            such as `"vocabularies/load"`. The history and TensorBoard contain
-            the values of each table.
+          names: Names of the statistics to log; see `stats` of a vocabulary.
+            `"load"` and `"num_keys"` are values at the end of the epoch.
+            `"num_lookups"`, `"num_admitted"`, `"num_rejected"`, `"num_full"`,
+            `"num_evicted"` and `"num_expired"` are counts in the epoch.
+            `"share_known"` is the ratio of the epoch's lookups whose key
+            already had a row. If there are several tables, the logs contain the
+            counts and ratios of all tables together, such as
+            `"vocabularies/load"`. The history and TensorBoard contain the
+            values of each table.
 
         Raises:
           TypeError: If `layer` has an unsupported type.

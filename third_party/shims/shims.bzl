@@ -1,8 +1,9 @@
-"""Stand-ins that let Bazel 4 to 6 build C++ without the network.
+"""Stand-ins with which Bazel 4 to 6 can build C++ without a network.
 
-These versions of Bazel fetch rules_cc and rules_java when a C++ toolchain is
-looked up, and a coverage tool when a test is built. They load only `defs.bzl` of
-rules_cc and rules_java, and this file can refer to the native rules.
+These versions of Bazel fetch rules_cc and rules_java when they look up a C++
+toolchain, and fetch a coverage tool when they build a test. They load only
+`defs.bzl` from rules_cc and rules_java. The stand-in for `defs.bzl` uses the
+native rules.
 """
 
 _NATIVE_RULES = {

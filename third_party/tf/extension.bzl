@@ -1,4 +1,4 @@
-"""The repository `pip_deps` for Bazel 7 and newer; WORKSPACE defines it for older versions."""
+"""Defines `pip_deps` for Bazel 7 and newer. Older versions use WORKSPACE."""
 
 load(":tf_configure.bzl", "pip_deps")
 

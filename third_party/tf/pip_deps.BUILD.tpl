@@ -2,12 +2,12 @@ load("@rules_cc//cc:defs.bzl", "cc_library")
 
 package(default_visibility = ["//visibility:public"])
 
-# Bazel passes `includes` as -isystem, so the compiler does not warn about these
-# headers.
+# Bazel passes the folders in `includes` with the option -isystem, so the
+# compiler does not print warnings about these headers.
 
-# Only the folders that the sources of this package include: each build server
-# reads every file once, and TensorFlow's 18,000 headers would take half a
-# minute.
+# `hdrs` contains only the folders that the sources of this project include. A
+# Bazel server reads every file once, which would take half a minute for all
+# 18,000 headers of TensorFlow.
 cc_library(
     name = "tf_headers",
     hdrs = glob(
@@ -36,7 +36,7 @@ cc_library(
     includes = ["tf_include"],
 )
 
-# cc/copts.bzl describes how the library is linked.
+# The comments in cc/copts.bzl explain how this library is linked.
 exports_files(["libtensorflow_framework.so.2"])
 
 cc_library(

@@ -1,9 +1,9 @@
 """Prints the locations of packages for the C++ build, one KEY=value per line.
 
 Run the script as `python -I probe.py`, so that setup.py and Bazel get the same
-result for any PYTHONPATH. Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority;
-setup.py sets this variable in an isolated build of pip. The script finds
-packages without importing them, because importing TensorFlow takes seconds.
+result for any PYTHONPATH. Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority.
+setup.py sets this variable if pip runs an isolated build. The script does not
+import the packages, because importing TensorFlow takes seconds.
 
 If a package is missing, the exit status is 1 and stderr contains one sentence.
 """
@@ -28,7 +28,7 @@ def package_dir(module: str, remedy: str) -> pathlib.Path:
 
 def tensorflow_version(folder: pathlib.Path) -> str:
     """Returns the version of the TensorFlow distribution in `folder`."""
-    # One package with several distribution names, which install the same files.
+    # TensorFlow has several distributions, which install the same files.
     for name in (
         "tensorflow-cpu",
         "tensorflow",
@@ -58,8 +58,8 @@ def existing(path: pathlib.Path, remedy: str) -> pathlib.Path:
 def main() -> None:
     folders = os.environ.get("TF_LAYOUTMAP_BUILD_PACKAGES", "")
     sys.path[:0] = filter(None, folders.split(os.pathsep))
-    # realpath keeps links to TensorFlow's files valid if this interpreter is
-    # run through a link that later changes.
+    # The interpreter may be started through a symbolic link that changes later.
+    # The links to TensorFlow's files stay valid, because they use real paths.
     tensorflow = package_dir(
         "tensorflow", "pip install 'tensorflow-cpu==2.21.*'"
     )

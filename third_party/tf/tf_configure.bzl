@@ -1,10 +1,10 @@
 """The repository `pip_deps`: headers and libraries that pip installed.
 
 The repository links TensorFlow's headers and libtensorflow_framework, pybind11's
-headers and Python's headers from the environment of one interpreter: the
-interpreter in PYTHON_BIN_PATH, otherwise .venv of this checkout, otherwise
-python3 on PATH. Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority; see
-probe.py.
+headers and Python's headers from the environment of one interpreter. It uses
+the interpreter in PYTHON_BIN_PATH if this variable is set. Otherwise, it uses
+.venv of this checkout if it exists, and python3 on PATH if it does not exist.
+Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority (see probe.py).
 """
 
 def _interpreter(ctx):

@@ -1,4 +1,4 @@
-// Conversion of C++ exceptions to statuses.
+// Functions that convert C++ exceptions to statuses.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
 #define TF_LAYOUTMAP_CORE_BASE_CATCH_ALL_H_
@@ -12,13 +12,14 @@
 
 namespace layoutmap {
 
-// Returns a status for the exception that is being handled. Must be called
-// inside `catch (...)`.
+// Returns a status for the exception that is being handled. Call this function
+// only inside `catch (...)`.
 //
 // The sizes of containers depend on the input. An allocation can therefore fail
 // with std::bad_alloc, or with std::length_error if the size exceeds the limit
-// of the container; both become `kOutOfMemory`. The core throws no other
-// exception on purpose, so every other exception becomes `kInternal`.
+// of the container. The function converts both exceptions to `kOutOfMemory`. It
+// converts every other exception to `kInternal`, because the core does not
+// throw other exceptions on purpose.
 inline Status StatusOfException() {
   try {
     throw;

@@ -23,7 +23,8 @@ TEST(CatchAllTest, AllocationAndLengthErrorsAreOutOfMemory) {
   const Status bad_alloc = CatchAll([]() -> Status { throw std::bad_alloc(); });
   EXPECT_EQ(bad_alloc.code(), Code::kOutOfMemory);
   const Status length_error = CatchAll([] {
-    // The size is volatile because the compiler warns about a constant size.
+    // The compiler warns about an allocation with a constant size that is too
+    // large, so the size is volatile.
     volatile size_t size = std::numeric_limits<size_t>::max();
     std::vector<float> values;
     values.reserve(size);

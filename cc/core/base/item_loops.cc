@@ -34,7 +34,7 @@ int64_t ItemAt(const ItemLoop& loop, int64_t cost) {
 void RunItemLoops(
     const std::vector<ItemLoop>& loops, const ParallelFor& parallel_for,
     const std::function<void(size_t loop, int64_t begin, int64_t end)>& work) {
-  // Start of each loop when the costs of all loops are put one after the other.
+  // Total cost of the loops before each loop.
   std::vector<int64_t> starts = {0};
   for (const ItemLoop& loop : loops) {
     starts.push_back(starts.back() +
@@ -45,8 +45,9 @@ void RunItemLoops(
         std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin();
     for (--l; l < loops.size() && starts[l] < end; ++l) {
       const int64_t first = ItemAt(loops[l], begin - starts[l]);
-      // An item belongs to the range in which it starts. The last range of a
-      // loop also includes trailing items of cost 0.
+      // An item belongs to the range that contains the start of the item. The
+      // last range of a loop also includes the items of cost 0 at the end of
+      // the loop.
       const int64_t last = end >= starts[l + 1]
                                ? loops[l].num_items()
                                : ItemAt(loops[l], end - starts[l]);

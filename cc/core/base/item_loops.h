@@ -13,7 +13,7 @@
 namespace layoutmap {
 
 // A loop over items of different sizes. Item i costs (splits[i + 1] - splits[i]
-// + per_item) units of about `unit_cost` nanoseconds each.
+// + per_item) units. Each unit takes about `unit_cost` nanoseconds.
 struct ItemLoop {
   Span<const int64_t> splits;
   int64_t per_item = 1;
@@ -23,9 +23,9 @@ struct ItemLoop {
 };
 
 // Calls `work(loop, begin, end)` with item ranges that cover each item of each
-// loop once. The ranges cost about the same, regardless of skew. A single
-// parallel loop wakes the threads once, and distributes the items of small
-// loops over threads, too.
+// loop once. All ranges have about the same cost, even if the item sizes are
+// skewed. All loops run as a single parallel loop, so the threads are woken
+// only once and also share the items of small loops.
 void RunItemLoops(
     const std::vector<ItemLoop>& loops, const ParallelFor& parallel_for,
     const std::function<void(size_t loop, int64_t begin, int64_t end)>& work);

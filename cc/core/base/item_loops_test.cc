@@ -13,8 +13,8 @@
 namespace layoutmap {
 namespace {
 
-// Returns the row splits of items of the given sizes. The first split is
-// `first`.
+// Returns the row splits of items with the given sizes. The value of the first
+// row split is `first`.
 std::vector<int64_t> MakeSplits(const std::vector<int64_t>& sizes,
                                 int64_t first = 0) {
   std::vector<int64_t> splits = {first};
@@ -22,7 +22,7 @@ std::vector<int64_t> MakeSplits(const std::vector<int64_t>& sizes,
   return splits;
 }
 
-// Returns how many times each item of each loop is processed.
+// Returns how many times `RunItemLoops` processes each item of each loop.
 std::vector<std::vector<int>> Count(
     const std::vector<std::vector<int64_t>>& splits, int64_t per_item,
     const ParallelFor& parallel_for) {

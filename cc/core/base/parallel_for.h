@@ -1,5 +1,5 @@
-// The interface through which the core uses threads of its caller. The core
-// creates no threads.
+// The interface through which the core runs loops on the threads of its caller.
+// The core does not create threads.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_H_
 #define TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_H_
@@ -11,8 +11,9 @@ namespace layoutmap {
 
 // Calls `work(begin, end)` with ranges that cover [0, total) once, in any order
 // and possibly in parallel. Returns when all calls are done. `cost` is the
-// approximate number of nanoseconds per unit and only determines the range
-// sizes. Results must not depend on how [0, total) is split.
+// approximate number of nanoseconds per unit. It only affects the sizes of the
+// ranges. The results of `work` must not depend on how [0, total) is split into
+// ranges.
 using ParallelFor = std::function<void(
     int64_t total, int64_t cost,
     const std::function<void(int64_t begin, int64_t end)>& work)>;

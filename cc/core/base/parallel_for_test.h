@@ -1,5 +1,5 @@
-// Parallel loops for tests, with ranges that reveal results that depend on how
-// the work is split.
+// Parallel loops for tests. They split the work into uneven ranges, so that a
+// test detects results that depend on the split.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_
 #define TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_
@@ -16,8 +16,8 @@
 
 namespace layoutmap {
 
-// Returns ascending borders of ranges that cover [0, total). The first and last
-// range have one unit, the others have random sizes.
+// Returns ascending borders of ranges that cover [0, total). The first range
+// and the last range have one unit. The ranges between them have random sizes.
 inline std::vector<int64_t> RandomBorders(int64_t total, int64_t num_ranges,
                                           uint32_t seed) {
   std::mt19937 random(seed);
@@ -32,8 +32,8 @@ inline std::vector<int64_t> RandomBorders(int64_t total, int64_t num_ranges,
   return borders;
 }
 
-// Returns a parallel loop in which `num_workers` threads process uneven ranges,
-// starting with the last range.
+// Returns a parallel loop in which `num_workers` threads process uneven ranges.
+// The last range is processed first.
 inline ParallelFor UnevenFor(int num_workers, uint32_t seed = 0) {
   return [num_workers, seed](
              int64_t total, int64_t /*cost*/,

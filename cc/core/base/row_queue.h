@@ -1,4 +1,4 @@
-// Prefetching of table rows in front of a loop.
+// Prefetches table rows before a loop reads them.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
 #define TF_LAYOUTMAP_CORE_BASE_ROW_QUEUE_H_
@@ -8,12 +8,14 @@
 
 namespace layoutmap {
 
-// Prefetches the cache lines of a row into the second-level cache. The
-// first-level cache accepts so few outstanding requests that prefetching into
-// it would stall, which costs a third of the time of a large gather.
+// Prefetches the cache lines of a row into the second-level cache. Prefetches
+// into the first-level cache would stall, because that cache accepts only a few
+// outstanding requests. The stalls would take a third of the time of a large
+// gather.
 inline void PrefetchRow(const void* row, int64_t row_bytes) {
   constexpr int64_t kLineBytes = 64;
-  // The hardware prefetcher fetches the remaining lines of a wide row.
+  // The loop prefetches at most eight cache lines. The hardware prefetcher
+  // fetches the remaining lines of a wide row.
   const int64_t bytes = std::min<int64_t>(row_bytes, 8 * kLineBytes);
   for (int64_t b = 0; b < bytes; b += kLineBytes) {
     __builtin_prefetch(static_cast<const char*>(row) + b, /*write=*/0,
@@ -21,10 +23,10 @@ inline void PrefetchRow(const void* row, int64_t row_bytes) {
   }
 }
 
-// A queue that delays the processing of rows until their prefetch is complete.
-// Calls use(row, other) for each pushed pair when `kSize` more pairs have been
-// pushed, in the order in which the pairs were pushed. The destructor processes
-// the remaining pairs.
+// A queue that delays the processing of each row until its prefetch is
+// complete. The queue calls use(row, other) for a pair after `kSize` more pairs
+// were pushed. The calls have the same order as the pushes. The destructor
+// calls use(row, other) for the remaining pairs.
 template <typename Row, typename Other, typename Use>
 class RowQueue {
  public:

@@ -1,4 +1,4 @@
-// The data type of stored table rows.
+// The data types in which table rows can be stored.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_
 #define TF_LAYOUTMAP_CORE_BASE_ROW_TYPE_H_

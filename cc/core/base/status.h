@@ -10,15 +10,20 @@ namespace layoutmap {
 
 enum class Code {
   kOk,
-  kInvalidArgument,     // An argument has an invalid value.
-  kFailedPrecondition,  // The call is not valid in the current state.
-  kNotYet,  // The call is not valid yet, but becomes valid after calls of other
-            // threads.
-  kOutOfMemory,  // An allocation failed.
-  kInternal,     // An error that is not caused by the input.
+  // An argument has an invalid value.
+  kInvalidArgument,
+  // The call is not valid in the current state.
+  kFailedPrecondition,
+  // The call is not valid yet, but calls by other threads can make it valid.
+  kNotYet,
+  // An allocation failed.
+  kOutOfMemory,
+  // An error occurred that the input did not cause.
+  kInternal,
 };
 
-// [[nodiscard]] because an ignored error leads to wrong results later.
+// The class is [[nodiscard]] because ignored errors lead to wrong results
+// later.
 class [[nodiscard]] Status {
  public:
   Status() = default;

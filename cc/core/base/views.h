@@ -14,7 +14,7 @@ class Span {
  public:
   Span() = default;
   Span(T* data, int64_t size) : data_(data), size_(size) {}
-  // The view becomes invalid when the vector reallocates.
+  // The view becomes invalid if the vector reallocates its memory.
   template <typename U>
   Span(std::vector<U>& v)  // NOLINT: views convert
       : data_(v.data()), size_(static_cast<int64_t>(v.size())) {}
@@ -39,7 +39,7 @@ class Span {
   int64_t size_ = 0;
 };
 
-// Rows of equal length, stored contiguously.
+// A view of rows that have equal lengths and are stored contiguously.
 template <typename T>
 struct MatrixView {
   T* data = nullptr;

@@ -1,4 +1,5 @@
-// An engine with its tables, which is called in the same way as by the kernels.
+// Test classes that own an engine with its tables and call the engine in the
+// same way as the kernels.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_ENGINE_TEST_H_
@@ -33,17 +34,18 @@ namespace layoutmap {
 
 constexpr float kLearningRate = 0.25f;
 
-// Ids and weights of one feature, by sample.
+// The ids and the weights of one feature, with one list per sample.
 struct Bags {
   std::vector<std::vector<int64_t>> ids;
-  std::vector<std::vector<float>> weights;  // empty: all weights are 1
+  std::vector<std::vector<float>> weights;  // If empty, all weights are 1.
 };
 
-using TestBatch = std::vector<Bags>;  // by feature
+using TestBatch = std::vector<Bags>;  // One element per feature.
 using Values = std::vector<std::vector<float>>;
 
-// Returns a configuration with two tables and three features. `clicked` and
-// `shown` share the first table, `text` is a sequence.
+// Returns a configuration with two tables and three features. The features
+// `clicked` and `shown` share the first table. The feature `text` is a sequence
+// and uses the second table.
 inline EngineConfig TestConfig(int32_t num_replicas) {
   EngineConfig config;
   config.num_replicas = num_replicas;
@@ -216,14 +218,13 @@ class Trainer {
  private:
   EngineConfig config_;
   std::unique_ptr<HostEngine> engine_;
-  // Represents the locks of the variables.
+  // This mutex replaces the locks that TensorFlow variables have.
   std::shared_mutex tables_mutex_;
   std::vector<TestTable> tables_;
   std::vector<TestTable> accumulators_;
 };
 
-// NumUsed returns how many ids of a sample a feature uses. The function below
-// returns the output row of an id.
+// Returns how many of the `num_ids` ids of a sample a feature uses.
 inline int64_t NumUsed(const FeatureSpec& spec, int64_t num_ids) {
   const int64_t length = spec.max_sequence_length;
   return length > 0 ? std::min(length, num_ids) : num_ids;
@@ -233,7 +234,7 @@ inline int64_t OutputRow(const FeatureSpec& spec, int64_t sample, int64_t i) {
   return length > 0 ? sample * length + i : sample;
 }
 
-// Returns the gains of one sample.
+// Returns the gains of the ids in one sample.
 inline std::vector<float> GainsOf(const FeatureSpec& spec, const Bags& bags,
                                   int64_t sample) {
   const int64_t num_ids = NumUsed(spec, bags.ids[sample].size());
@@ -268,8 +269,8 @@ inline Values ReferenceActivations(const EngineConfig& config,
   return activations;
 }
 
-// Runs one step of all replicas row by row. Gradients are summed in the order
-// feature, replica, sample, position.
+// Runs one update of all replicas row by row, as a reference. For each row, the
+// gradients are summed in the order feature, replica, sample, position.
 inline void ReferenceUpdate(const EngineConfig& config,
                             const std::vector<TestBatch>& batches,
                             const std::vector<Values>& gradients,

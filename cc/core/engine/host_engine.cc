@@ -49,8 +49,8 @@ Status HostEngine::CheckCall(int32_t replica) const {
 
 std::shared_ptr<HostEngine::Step> HostEngine::StepAt(int64_t number) const {
   const int64_t i = number - first_number_;
-  // The index is negative if the caller began before a reset that discarded its
-  // step.
+  // The index is negative if a reset has discarded the step since the call
+  // began.
   const bool here = i >= 0 && i < static_cast<int64_t>(steps_.size());
   return here ? steps_[i] : nullptr;
 }
@@ -116,12 +116,13 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
   auto made = std::make_shared<Batch>(features.size());
   std::vector<Status> statuses(features.size());
   int64_t num_ids = 0;
-  // The actual sizes are used, because `num_samples` is not checked yet.
+  // The cost estimate uses the sizes of the inputs, because `num_samples` is
+  // not checked yet.
   for (const FeatureInput<Tid>& feature : features) {
     num_ids += static_cast<int64_t>(feature.ids.size() + feature.splits.size());
   }
   const int64_t num_features = static_cast<int64_t>(features.size());
-  // About 4 ns per id, and per split of a sample.
+  // The check takes about 4 ns per id and about 4 ns per row split.
   parallel_for(num_features, 1 + 4 * num_ids / num_features,
                [&](int64_t begin, int64_t end) {
                  for (int64_t f = begin; f < end; ++f) {
@@ -129,7 +130,8 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
                                                  features[f], &(*made)[f]);
                  }
                });
-  // Returns the error of the first feature, regardless of the thread order.
+  // Returns the error of the first invalid feature, so that the result does not
+  // depend on the order of the threads.
   for (const Status& status : statuses) LM_RETURN_IF_ERROR(status);
   *batch = std::move(made);
   return Status();
@@ -248,8 +250,9 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
     number = replicas_[replica].enqueued;
     if (status.ok()) status = Publish(replica, training, batch, &complete);
     if (!status.ok()) {
-      // The batches of the other replicas for this step would be combined with
-      // the next batch of this replica.
+      // The engine must be reset. Otherwise, the next batch of this replica
+      // would be combined with the batches that other replicas have enqueued
+      // for the failed step.
       if (config_.num_replicas > 1) {
         poisoned_ = "replica " + to_string(replica) +
                     " failed to enqueue step " + to_string(number) + " (" +
@@ -263,7 +266,8 @@ Status HostEngine::EnqueueBatch(int32_t replica, bool training,
     PrepareTables(config_, complete->batches, parallel_for, &complete->tables);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  // A reset may have discarded the step in the meantime.
+  // Another thread may have reset the engine during the lookup, which discards
+  // the step.
   std::shared_ptr<Step> step = StepAt(number);
   if (step != nullptr && step->batches[replica] == batch) {
     step->published[replica] = true;
@@ -326,7 +330,7 @@ Status HostEngine::BeginDequeue(int32_t replica,
         "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
         to_string(replica) + ")");
   }
-  // Unfinished earlier steps wait for other replicas.
+  // If an earlier training step is not finished, it waits for other replicas.
   for (int64_t number = first_number_; number < r.dequeued; ++number) {
     if (!StepAt(number)->training) continue;
     return NotYet("`dequeue` of replica " + to_string(replica) +
@@ -348,7 +352,7 @@ Status HostEngine::BeginDequeue(int32_t replica,
 void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
   std::lock_guard<std::mutex> lock(mutex_);
   Replica& r = replicas_[replica];
-  if (r.stage != Stage::kDequeuing) return;  // a reset happened in the meantime
+  if (r.stage != Stage::kDequeuing) return;  // The engine was reset.
   r.stage = Stage::kReady;
   if (!looked_up) return;
   std::shared_ptr<Step> step = StepAt(r.dequeued++);
@@ -363,8 +367,8 @@ void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
 
 void HostEngine::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
-  // Numbers continue after the last step, so that a call which began before the
-  // reset does not use a new step.
+  // New steps get numbers after the last number in use. Otherwise, a call that
+  // began before the reset could use a new step.
   int64_t next = first_number_ + static_cast<int64_t>(steps_.size());
   steps_.clear();
   first_number_ = next;

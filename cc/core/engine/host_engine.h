@@ -1,10 +1,12 @@
-// The engine: steps in flight between enqueue, dequeue and apply_gradients.
+// The host engine. It stores the steps that are in flight between enqueue,
+// dequeue and apply_gradients.
 //
-// It owns the steps; rows and slot variables are owned by the caller and passed
-// to each call. The calls of one replica must be sequential; different replicas
-// may call concurrently. No call blocks. A call that is not valid in the
-// current state returns an error and changes nothing. The error is
-// Code::kNotYet if a call of another thread may make it valid.
+// The engine owns the steps. The caller owns the rows and the slot variables,
+// and passes them to each call. The calls of one replica must be sequential.
+// Different replicas may call the engine concurrently. No call blocks. A call
+// that is not valid in the current state returns an error and changes nothing.
+// The error code is Code::kNotYet if a call by another thread can make the
+// failed call valid.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_HOST_ENGINE_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_HOST_ENGINE_H_
@@ -31,34 +33,39 @@ namespace layoutmap {
 
 class HostEngine {
  public:
-  // Totals over all batches.
+  // The counts of one feature, summed over all batches.
   struct FeatureCounts {
     int64_t num_samples = 0;
     IdCounts ids;
   };
-  // Totals over all training steps.
+  // The counts of one table, summed over all training steps.
   struct TableCounts {
     int64_t num_lookups = 0;
     int64_t num_unique_rows = 0;
   };
 
   struct Description {
-    std::vector<int64_t> pending;  // by replica: steps that wait for a dequeue
-    std::vector<bool> awaiting;    // by replica: whether gradients are pending
+    // For each replica, the number of steps that wait for `Dequeue`.
+    std::vector<int64_t> pending;
+    // For each replica, whether its gradients are pending.
+    std::vector<bool> awaiting;
     int64_t num_updates = 0;
-    std::string poisoned;  // reason why all calls fail until Reset, or empty
-    bool is_held = false;  // whether an update is deferred (pipelined)
+    // The reason why all calls fail until `Reset`, or an empty string.
+    std::string poisoned;
+    // Whether a pipelined engine has deferred an update.
+    bool is_held = false;
     std::vector<FeatureCounts> features;
     std::vector<TableCounts> tables;
   };
 
-  // The arguments of one table's update. Slots are in the order of the
-  // optimizer.
+  // The arguments of the update of one table. The order of `slots` is the order
+  // in which the optimizer lists its slot variables.
   struct TableViews {
     ShardedView<float> table;
-    ShardedView<uint16_t> half_table;  // replaces `table` for 16-bit rows
-    // Number of earlier updates of this table, which determines the rounding of
-    // 16-bit rows.
+    // Used instead of `table` if the table has 16-bit rows.
+    ShardedView<uint16_t> half_table;
+    // Number of earlier updates of this table. The stochastic rounding of
+    // 16-bit rows depends on it.
     uint64_t num_updates = 0;
     std::vector<ShardedView<float>> slots;
     Span<const float> hyperparameters;
@@ -70,8 +77,9 @@ class HostEngine {
 
   const EngineConfig& config() const { return config_; }
 
-  // Checks a batch and appends it to the queue of the replica. The call of the
-  // last replica of a training step also finds the unique rows.
+  // Checks a batch and appends it to the queue of the replica. In a training
+  // step, the last replica that calls this function also finds the unique rows
+  // of the step.
   template <typename Tid>
   Status Enqueue(int32_t replica, bool training,
                  const std::vector<FeatureInput<Tid>>& features,
@@ -81,19 +89,19 @@ class HostEngine {
   Status Enqueue(int32_t replica, bool training, const PackedInput& input,
                  const ParallelFor& parallel_for);
 
-  // Enqueues a batch that the caller has checked. `made` is the result of the
-  // check. If it is an error, the call fails in the same way as `Enqueue` for
-  // an invalid batch.
+  // Enqueues a batch that the caller has already checked. `made` is the status
+  // that the check returned. If `made` is an error, the call fails in the same
+  // way as `Enqueue` for an invalid batch.
   Status EnqueueBatch(int32_t replica, bool training, const Status& made,
                       std::shared_ptr<const Batch> batch,
                       const ParallelFor& parallel_for);
 
   // Removes the newest step from all queues, as if it had not been enqueued.
-  // `batches` are the batches of all replicas. Returns an error unless they
-  // belong to the newest step and no replica has begun to look it up.
+  // `batches` are the batches of all replicas. Returns an error if the batches
+  // do not belong to the newest step, or if a replica has begun to look up this
+  // step.
   Status TakeBackStep(const std::vector<std::shared_ptr<const Batch>>& batches);
-  // Makes all later calls fail until `Reset`. `why` is the reason for the
-  // message.
+  // Makes all later calls fail until `Reset`. The error message contains `why`.
   void Poison(const std::string& why);
 
   // Checks the ids of a batch and computes their rows and gains.
@@ -104,32 +112,35 @@ class HostEngine {
   Status MakeBatch(const PackedInput& input, const ParallelFor& parallel_for,
                    std::shared_ptr<const Batch>* batch) const;
 
-  // Count batches and updates of steps that are stored elsewhere
-  // (cc/core/engine/token_steps.h), so that `Describe` includes them. `times`
-  // is -1 for a batch that is taken back.
+  // These functions count the batches and updates of steps that TokenSteps
+  // stores (cc/core/engine/token_steps.h), so that `Describe` includes them. If
+  // `times` is -1, the batch is subtracted from the counts.
   void CountBatch(const Batch& batch, int64_t times = 1);
   void CountUpdate(const std::vector<TableStep>& tables);
 
   // Returns whether the queue of the replica has room for another step.
   bool HasRoom(int32_t replica) const;
   // Returns the error that `EnqueueBatch` would return for any batch of a new
-  // step. Callers use it before they change other state.
+  // step. Callers use this function to detect the error before they change
+  // other state.
   Status CheckEnqueue(int32_t replica, bool training) const;
-  // Calls `visit(batch)` for the batches of all steps in flight, and of running
-  // calls whose step was discarded by a reset.
+  // Calls `visit(batch)` for the batches of all steps in flight. Also visits
+  // batches that a running call still uses after a reset discarded their step.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
-  // Returns the oldest batch of the replica for a lookup. It stays in the queue
-  // until `FinishDequeue(replica, true)`. Each successful call requires a call
-  // of `FinishDequeue`.
+  // Returns the oldest batch of the replica for a lookup. The batch stays in
+  // the queue until `FinishDequeue(replica, true)` is called. After each
+  // successful call of `BeginDequeue`, the caller must call `FinishDequeue`.
   Status BeginDequeue(int32_t replica, std::shared_ptr<const Batch>* batch);
   void FinishDequeue(int32_t replica, bool looked_up);
 
-  // Passes the gradients of the dequeued step of the replica. The call of the
-  // last replica sets `update` to the step; the calls of other replicas set it
-  // to null. The caller must then run `Update` and `FinishApply`. If the update
-  // fails, the gradients of this replica are pending again. A pipelined engine
-  // returns the preceding step instead, if there is one, and defers this step.
+  // Passes the replica's gradients for the step that the replica has dequeued.
+  // The call of the last replica sets `update` to the step. The calls of the
+  // other replicas set `update` to null. If `update` is not null, the caller
+  // must run `Update` and then `FinishApply`. If the update fails, the
+  // gradients of this replica are pending again. A pipelined engine defers the
+  // update of this step, and returns the deferred step that precedes it, if
+  // there is one.
   Status BeginApply(int32_t replica, BatchGradients gradients,
                     std::shared_ptr<Step>* update);
   Status Update(const Step& step, const std::vector<TableViews>& tables,
@@ -138,16 +149,17 @@ class HostEngine {
   void FinishApply(int32_t replica, bool updated);
 
   // Sets `update` to the deferred update of a pipelined engine, or to null if
-  // there is none. The caller must run it and call `FinishLanding`. If `always`
-  // is false, the update is only returned if the next step of the replica is
-  // forward-only, because that step must use the updated rows.
+  // no update is deferred. The caller must run the update and then call
+  // `FinishLanding`. If `always` is false, the deferred update is returned only
+  // if the next step of the replica is forward-only, because a forward-only
+  // step must read the updated rows.
   Status BeginLanding(int32_t replica, bool always,
                       std::shared_ptr<Step>* update);
   void FinishLanding(bool updated);
 
   // Discards all steps in flight.
   void Reset();
-  // Returns whether there are steps in flight, or an update that is deferred or
+  // Returns whether steps are in flight, or whether an update is deferred or
   // running.
   bool HasStepsInFlight() const;
 
@@ -157,7 +169,8 @@ class HostEngine {
   enum class Stage { kReady, kDequeuing, kAwaiting, kApplying };
 
   struct Replica {
-    int64_t enqueued = 0;  // number of the next step
+    // Number of the next step that the replica enqueues.
+    int64_t enqueued = 0;
     int64_t dequeued = 0;
     Stage stage = Stage::kReady;
     bool last_was_training = true;
@@ -172,41 +185,48 @@ class HostEngine {
                  std::shared_ptr<Step>* complete);
   std::shared_ptr<Step> StepAt(int64_t number) const;
   void DropFinishedSteps();
-  // `times` is -1 for a batch that is taken back.
+  // If `times` is -1, the batch is subtracted from the counts.
   void CountBatchLocked(const Batch& batch, int64_t times = 1);
   void CountRowsLocked(const std::vector<TableStep>& tables, int64_t times = 1);
   bool IsUpdating() const;
   void HandOut(const std::shared_ptr<Step>& update);
 
   const EngineConfig config_;
-  mutable std::mutex mutex_;  // guards the members below
+  // Guards the members below.
+  mutable std::mutex mutex_;
   std::vector<Replica> replicas_;
-  std::deque<std::shared_ptr<Step>> steps_;  // oldest first
-  int64_t first_number_ = 0;                 // number of steps_.front()
+  // The steps in flight, ordered from oldest to newest.
+  std::deque<std::shared_ptr<Step>> steps_;
+  // Number of the step `steps_.front()`.
+  int64_t first_number_ = 0;
   int64_t num_updates_ = 0;
   std::string poisoned_;
-  std::shared_ptr<Step> held_;  // step whose update is deferred
+  // The step whose update is deferred, or null.
+  std::shared_ptr<Step> held_;
   BatchesInUse in_use_;
   bool is_landing_ = false;
   std::vector<FeatureCounts> feature_counts_;
   std::vector<TableCounts> table_counts_;
 };
 
-// Written under the mutex of the engine, except for `tables`, which is written
-// once, before the batch of the replica that completes the step can be
-// dequeued.
+// The members are written while the mutex of the engine is held, except for
+// `tables`. It is written once, before the replica that completes the step can
+// dequeue its batch.
 struct HostEngine::Step {
   bool training = true;
-  // By replica. For token steps: by lookup, then by replica, like the
-  // gradients.
+  // One batch per replica. For token steps, one batch per lookup and replica,
+  // ordered by lookup.
   std::vector<std::shared_ptr<const Batch>> batches;
-  std::vector<bool> published;  // by replica
+  std::vector<bool> published;  // One value per replica.
   int32_t num_enqueued = 0;
-  int32_t num_finished = 0;  // replicas that do not need this step any more
+  // Number of replicas that do not need this step any more.
+  int32_t num_finished = 0;
   std::vector<TableStep> tables;
-  std::vector<BatchGradients> gradients;  // by replica
-  std::vector<float> factors;  // factors of the gradients of token steps
-  std::vector<std::vector<float>> hyperparameters;  // by table
+  std::vector<BatchGradients> gradients;  // In the order of `batches`.
+  // For token steps, the factor of each element of `gradients`.
+  std::vector<float> factors;
+  // The hyperparameters of each table.
+  std::vector<std::vector<float>> hyperparameters;
 };
 
 }  // namespace layoutmap

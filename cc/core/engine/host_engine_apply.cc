@@ -82,7 +82,8 @@ Status HostEngine::Update(const Step& step,
                                             tables[t].hyperparameters));
   }
   std::vector<std::vector<const float*>> gradient_rows(tables.size());
-  // Setting one pointer per output row takes a few microseconds per table.
+  // The loop sets one pointer per output row, which takes a few microseconds
+  // per table.
   parallel_for(static_cast<int64_t>(tables.size()), 10000,
                [&](int64_t begin, int64_t end) {
                  for (int64_t t = begin; t < end; ++t) {
@@ -122,7 +123,7 @@ Status HostEngine::Update(const Step& step,
 void HostEngine::FinishApply(int32_t replica, bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
   Replica& r = replicas_[replica];
-  if (r.stage != Stage::kApplying) return;  // a reset happened in the meantime
+  if (r.stage != Stage::kApplying) return;  // The engine was reset.
   std::shared_ptr<Step> step = StepAt(r.dequeued - 1);
   if (!updated) {
     r.stage = Stage::kAwaiting;
@@ -142,7 +143,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
   if (replica < 0 || replica >= config_.num_replicas) return CheckCall(replica);
   if (held_ == nullptr) return Status();
   if (!always) {
-    // Errors of the next step are reported by `dequeue`.
+    // If the next step has an error, `dequeue` reports it.
     const Replica& r = replicas_[replica];
     std::shared_ptr<Step> next = StepAt(r.dequeued);
     if (r.stage != Stage::kReady || next == nullptr || next->training) {
@@ -161,7 +162,7 @@ Status HostEngine::BeginLanding(int32_t replica, bool always,
 
 void HostEngine::FinishLanding(bool updated) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_landing_) return;  // a reset happened in the meantime
+  if (!is_landing_) return;  // The engine was reset.
   is_landing_ = false;
   if (!updated) return;
   held_ = nullptr;

@@ -54,7 +54,7 @@ std::string ToString(const HostEngine::Description& d) {
   return text + std::to_string(d.num_updates) + d.poisoned;
 }
 
-// The state that a failed call must not change.
+// The state of a trainer. A failed call must not change it.
 struct Snapshot {
   explicit Snapshot(Trainer* trainer)
       : description(ToString(trainer->engine().Describe())) {
@@ -98,7 +98,7 @@ TEST(HostEngineTest, TrainingMatchesTheReference) {
           gradients.push_back(RandomGradients(trainer, step * 10 + r));
           ExpectOk(trainer.Enqueue(r, batches[r]));
         }
-        // The order of the replicas changes in each step.
+        // The order in which the replicas dequeue changes in each step.
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (i + step) % num_replicas;
           Values activations;
@@ -108,7 +108,8 @@ TEST(HostEngineTest, TrainingMatchesTheReference) {
         }
         for (int32_t i = 0; i < num_replicas; ++i) {
           const int32_t r = (2 * i + step) % num_replicas;
-          // With 2 replicas, 2 * i would repeat a replica.
+          // With two replicas, an order with a stride of 2 would select the
+          // same replica twice.
           const int32_t turn = num_replicas == 2 ? (i + step) % 2 : r;
           ExpectOk(trainer.Apply(turn, gradients[turn]));
         }
@@ -156,7 +157,7 @@ TEST(HostEngineTest, AStepThatIsTakenBackHasNoEffect) {
   const HostEngine::Description before = engine.Describe();
   for (const bool training : {true, false}) {
     const auto second = enqueue(2, training);
-    // Only the newest step can be taken back.
+    // `TakeBackStep` only accepts the newest step.
     ExpectFails(&trainer, "newest", [&] { return engine.TakeBackStep(first); });
     ExpectOk(engine.TakeBackStep(second));
     const HostEngine::Description after = engine.Describe();
@@ -170,15 +171,15 @@ TEST(HostEngineTest, AStepThatIsTakenBackHasNoEffect) {
       EXPECT_EQ(after.tables[t].num_unique_rows,
                 before.tables[t].num_unique_rows);
     }
-    // A step can be taken back only once.
+    // `TakeBackStep` rejects a step that was already taken back.
     ExpectFails(&trainer, "newest",
                 [&] { return engine.TakeBackStep(second); });
   }
   ExpectOk(trainer.Dequeue(0));
   ExpectFails(&trainer, "dequeued", [&] { return engine.TakeBackStep(first); });
   ExpectOk(trainer.Dequeue(1));
-  // While the gradients of the first step are pending, the second step is the
-  // newest.
+  // The gradients of the first step are pending. `TakeBackStep` accepts the
+  // second step, because it is the newest.
   ExpectOk(engine.TakeBackStep(enqueue(4, true)));
   for (int32_t r = 0; r < 2; ++r) {
     ExpectOk(trainer.Apply(r, RandomGradients(trainer, r)));
@@ -205,7 +206,7 @@ TEST(HostEngineTest, DequeueAndApplyOfAnEmptyEngineFail) {
         [&] { return trainer.Dequeue(0); }, Code::kNotYet);
     ExpectFails(&trainer, "`apply_gradients` needs a dequeued step",
                 [&] { return trainer.Apply(0, RandomGradients(trainer, 0)); });
-    // The calls still fail after another replica has enqueued a step.
+    // The engine still rejects calls after another replica has enqueued a step.
     if (num_replicas == 1) continue;
     ExpectOk(trainer.Enqueue(1, RandomBatchFor(trainer, 0)));
     ExpectFails(
@@ -554,7 +555,7 @@ TEST(HostEngineTest, InvalidConfigurationsAreRejected) {
 }
 
 // Runs each replica on a separate thread. Calls that return kNotYet are
-// retried. The result must equal the result of sequential steps.
+// retried. The result must equal the result of running the steps sequentially.
 TEST(HostEngineTest, EightConcurrentReplicasMatchTheReference) {
   constexpr int32_t kNumReplicas = 8;
   constexpr uint32_t kNumSteps = 30;
@@ -577,7 +578,6 @@ TEST(HostEngineTest, EightConcurrentReplicasMatchTheReference) {
   for (int32_t r = 0; r < kNumReplicas; ++r) {
     threads.emplace_back([&, r] {
       for (uint32_t step = 0; step < kNumSteps; ++step) {
-        // Enqueues one step ahead in every other step.
         if (!trainer.Enqueue(r, RandomBatchFor(trainer, step * 100 + r)).ok()) {
           ++num_wrong;
         }
@@ -613,7 +613,8 @@ TEST(HostEngineTest, EightConcurrentReplicasMatchTheReference) {
   }
 }
 
-// Resets happen at any time, including during calls of other threads.
+// One thread resets the engine at arbitrary times, including during calls by
+// other threads.
 TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   constexpr int32_t kNumReplicas = 4;
   Trainer trainer(TestConfig(kNumReplicas));
@@ -644,7 +645,7 @@ TEST(HostEngineTest, ResetsAtAnyTimeLeaveAWorkingEngine) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, num_updates + 1);
 }
 
-// Tests the order of steps only; other tests check the updates of rows.
+// Tests only the order of steps. Other tests check the updates of rows.
 class PipelinedTest : public testing::Test {
  protected:
   static EngineConfig Config(int32_t num_replicas) {
@@ -654,7 +655,7 @@ class PipelinedTest : public testing::Test {
   }
 
   // Passes gradients with a learning rate that identifies the step. Returns the
-  // rate of the resulting update, or 0 if there is none.
+  // learning rate of the resulting update, or 0 if there is no update.
   static float Apply(Trainer* trainer, int32_t replica, float rate,
                      bool succeeds = true) {
     BatchGradients gradients;

@@ -22,7 +22,7 @@ namespace layoutmap {
 namespace {
 
 Status CheckKeys(const FeatureSpec& spec, Span<const int64_t> keys) {
-  // The loop has no branches, so that it is only limited by memory bandwidth.
+  // The loop has no branches, so its speed is limited only by memory bandwidth.
   bool has_bad = false;
   for (const int64_t key : keys) has_bad |= key == kEmptyKey;
   if (!has_bad) return Status();
@@ -115,7 +115,7 @@ void KeyBatches::TakeRows(int32_t table, Span<const int64_t> rows,
   if (groups != nullptr) {
     ForFeaturesOf(table, [&](size_t, size_t) { ++groups->num_batches; });
     if (groups->num_positions() == rows.size()) {
-      // All keys have a row.
+      // All keys have a row, so the groups are complete.
     } else if (unknown_row >= 0) {
       groups->Add(rows, static_cast<uint32_t>(unknown_row));
     } else {

@@ -23,8 +23,8 @@ namespace layoutmap {
 namespace {
 
 // Batches of two replicas with one sample each, for the features of TestConfig.
-// Table 0 has `clicked` (mean) and `shown` (sum), table 1 has the sequence
-// `text` of length 2.
+// The features `clicked` (mean) and `shown` (sum) use table 0. The feature
+// `text`, a sequence of length 2, uses table 1.
 class KeyBatchesTest : public testing::Test {
  protected:
   KeyBatchesTest() : config_(TestConfig(2)) {}
@@ -57,8 +57,8 @@ class KeyBatchesTest : public testing::Test {
     return {found.keys.begin(), found.keys.end()};
   }
 
-  // Returns gradients of ones with the shapes of the activations of one
-  // replica.
+  // Returns gradients with the shapes of one replica's activations. All values
+  // are one.
   static BatchGradients GradientsOfOnes() {
     static const std::vector<float> ones(10, 1.0f);
     BatchGradients gradients;
@@ -79,7 +79,7 @@ TEST_F(KeyBatchesTest, KeysAreOrderedByFeatureThenByReplica) {
   ASSERT_TRUE(
       Make({{{-7, 900}, {1, 2, 3}, {5}}, {{8}, {4}, {6, 900}}}, &batches).ok());
   EXPECT_EQ(KeysOf(batches, 0), (std::vector<int64_t>{-7, 900, 8, 5, 6, 900}));
-  // The third key of a sequence of length two is not used.
+  // The maximum sequence length is two, so the third key is not used.
   EXPECT_EQ(KeysOf(batches, 1), (std::vector<int64_t>{1, 2, 4}));
 }
 
@@ -108,12 +108,14 @@ TEST_F(KeyBatchesTest, KeysWithoutARowCountInTheMeanAndAreNotUpdated) {
   EXPECT_TRUE((*made[1])[0].rows().empty());
   EXPECT_EQ((*made[1])[0].num_outputs(), 1);
   const RaggedIds& sequence = (*made[0])[1];
-  EXPECT_EQ(sequence.rows()[0], 7u);  // the row that unknown keys share
+  // Row 7 is the row that unknown keys share.
+  EXPECT_EQ(sequence.rows()[0], 7u);
   EXPECT_EQ(sequence.rows()[1], 6u);
   EXPECT_EQ(sequence.vocabulary_step(), 9);
 }
 
-// Uses keys of two features and replicas, some of them without a row.
+// The batches contain keys of two features and two replicas. Some keys have no
+// row.
 TEST_F(KeyBatchesTest, StepsFromGroupsEqualStepsFromTheSort) {
   VocabularyPolicy policy;
   policy.admission = Admission::kCount;
@@ -128,7 +130,8 @@ TEST_F(KeyBatchesTest, StepsFromGroupsEqualStepsFromTheSort) {
   };
   TestVocabulary one(512, policy);
   for (int32_t step = 1; step <= 6; ++step) {
-    // A single lookup, which has separate groups, is tested, too.
+    // In every second step, the batch of one replica is used, to test the
+    // groups of a single lookup.
     std::vector<std::vector<std::vector<int64_t>>> ids = {
         {draw(200), {1}, draw(300)}, {draw(90), {}, draw(step == 4 ? 0 : 9)}};
     if (step % 2 == 0) ids.pop_back();
@@ -152,7 +155,7 @@ TEST_F(KeyBatchesTest, StepsFromGroupsEqualStepsFromTheSort) {
       };
       ASSERT_FALSE(PrepareTable(config_, 0, batches).rows.empty());
       expect_equal(batches, sorted.Finish());
-      // Gradients of one lookup that were passed twice.
+      // Tests a lookup whose gradients are passed twice.
       auto twice = sorted.Finish();
       batches.push_back(batches[0]);
       twice.push_back(twice[0]);
@@ -196,7 +199,8 @@ TEST_F(KeyBatchesTest, RowsOfStepsInFlightAreReported) {
   EXPECT_TRUE(find().pinned_rows.empty());
   enqueue(false, 0);
   EXPECT_EQ(find().pinned_rows, (std::vector<int64_t>{2, 3, 4}));
-  EXPECT_FALSE(trainer.engine().CheckEnqueue(0, true).ok());  // two are pending
+  // The queue is full, because two steps are pending.
+  EXPECT_FALSE(trainer.engine().CheckEnqueue(0, true).ok());
   trainer.engine().Reset();
   EXPECT_EQ(find().oldest_step, INT32_MAX);
   EXPECT_TRUE(find().pinned_rows.empty());
@@ -228,7 +232,8 @@ TEST_F(KeyBatchesTest, RowsOfRunningCallsStayInUseAfterAReset) {
     };
     std::shared_ptr<const Batch> batch;
     std::shared_ptr<HostEngine::Step> update;
-    // In a pipelined engine, the second step returns the update of the first.
+    // In a pipelined engine, the second step returns the update of the first
+    // step.
     for (int32_t step = 5; step < 5 + 1 + is_pipelined; ++step) {
       auto batches = made(step);
       for (int32_t r : {0, 1}) {

@@ -25,13 +25,13 @@ namespace {
 
 using std::to_string;
 
-// Generations are computed as a quotient of floats and must therefore be far
-// below 2^24.
+// Number of distinct generations. It must be far below 2^24, because a
+// generation is computed as the quotient of two floats.
 constexpr int64_t kGenerations = 1000;
 
-// The value of a factor of 1 in a mark. It is small enough that marks do not
-// affect the global norm of gradients, which is used for clipping. It is a
-// power of two, so no precision is lost.
+// The value in a mark that represents a factor of 1. It is small enough that
+// marks do not affect the global norm of gradients, which is used for clipping.
+// It is a power of two, so no precision is lost.
 constexpr float kUnit = 1.0f / (int64_t{1} << 40);
 
 int64_t PlaceOf(int64_t number) { return number % TokenSteps::kMaxOpen; }
@@ -40,7 +40,7 @@ float GenerationOf(int64_t number) {
   return 1 + number / TokenSteps::kMaxOpen % kGenerations;
 }
 
-// Returns whether ids of a batch are keys of an open vocabulary.
+// Returns whether a batch contains keys of an open vocabulary.
 bool HasKeys(const Batch& batch) {
   return std::any_of(batch.begin(), batch.end(), [](const RaggedIds& ids) {
     return ids.vocabulary_step() > 0;
@@ -86,7 +86,7 @@ Status TokenSteps::Open(int32_t replica, std::shared_ptr<const Batch> batch,
   LM_RETURN_IF_ERROR(CheckReplica(replica));
   engine_->CountBatch(*batch);
   std::lock_guard<std::mutex> lock(mutex_);
-  // A step that failed in one replica ends when the first replica begins the
+  // If a step failed in one replica, the step ends when replica 0 begins the
   // next step.
   if (replica == 0 && !error_.empty()) EndRound();
   Replica& r = replicas_[replica];
@@ -202,7 +202,8 @@ Status TokenSteps::ReadMarks(
     }
     applying->emplace_back(newest, factor);
   }
-  // Sorts by lookup; gradients of one lookup stay in the order of their calls.
+  // Sorts the gradients by lookup. Gradients of the same lookup stay in the
+  // order in which they were passed.
   std::sort(applying->begin(), applying->end(),
             [&](const auto& one, const auto& other) {
               return std::make_pair(r.followed.at(one.first).token, one.first) <
@@ -213,8 +214,8 @@ Status TokenSteps::ReadMarks(
 }
 
 Status TokenSteps::Fail(int32_t replica, Status status) {
-  // The batches of the other replicas for this step would be combined with the
-  // next step of this replica.
+  // The other replicas must not apply this step. Otherwise, their gradients for
+  // this step would be combined with the next step of this replica.
   if (engine_->config().num_replicas > 1) {
     error_ = "replica " + to_string(replica) + ": " + status.message();
   }
@@ -270,8 +271,8 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
   return Status();
 }
 
-// Gradients are summed by feature, then by lookup, then by replica, as if one
-// replica had all samples of each lookup.
+// Gradients are summed in the order feature, lookup, replica. The order is the
+// same as if one replica had all samples of each lookup.
 std::shared_ptr<HostEngine::Step> TokenSteps::MakeUpdate() const {
   auto step = std::make_shared<HostEngine::Step>();
   size_t num_lookups = 0;
@@ -306,7 +307,7 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
                              bool updated) {
   if (updated) engine_->CountUpdate(update.tables);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!is_updating_) return;  // a reset happened in the meantime
+  if (!is_updating_) return;  // The steps were reset.
   is_updating_ = false;
   if (!updated) {
     replicas_[replica].is_applying = false;
@@ -318,7 +319,8 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
     const int64_t oldest = r.followed.at(r.applying[0].first).token;
     for (const auto& [number, factor] : r.applying) {
       const Followed& applied = r.followed.at(number);
-      // The rows of the lookup may be assigned to other keys from now on.
+      // After the update, the vocabulary may assign the rows of the lookup to
+      // other keys.
       if (HasKeys(*applied.batch)) r.open.erase(applied.token);
       r.followed.erase(number);
     }

@@ -1,15 +1,17 @@
-// Steps that are identified by a token instead of by their order.
+// Stores steps that are identified by a token. The steps of HostEngine are
+// identified by their order instead.
 //
 //   Open    ids -> token                 a lookup, possibly without later calls
 //   Follow  token, gradients -> mark     the gradients of a lookup
 //   Apply   sum of marks -> update       a step of an optimizer
 //
-// A lookup does not require later calls; the oldest open lookups are discarded.
-// The marks determine which gradients are applied. A mark is returned as the
-// gradient of a weight. If gradients are summed, averaged or scaled, the same
-// operations are applied to their marks, and each gradient is multiplied by the
-// resulting factor of its mark. A skipped step has no mark in the sum, and its
-// gradients are discarded later.
+// A program may call `Open` without calling `Follow` or `Apply` later. The
+// oldest open lookups are discarded. `Apply` applies the gradients whose marks
+// are in the sum. The caller returns a mark as the gradient of a weight. If a
+// program sums, averages or scales gradients, it applies the same operations to
+// the marks. `Apply` then multiplies each gradient by the resulting factor of
+// its mark. If a program skips a step, the sum contains no mark of that step,
+// and the gradients of the step are discarded later.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
@@ -34,27 +36,29 @@ namespace layoutmap {
 
 class TokenSteps {
  public:
-  // Maximum number of open lookups per replica, and of gradients that wait for
-  // an update.
+  // Maximum number of open lookups per replica, and maximum number of gradients
+  // per replica that wait for an update.
   static constexpr int64_t kMaxOpen = 64;
-  // An update discards lookups and gradients that are at least this many
-  // lookups older.
+  // An update of a lookup discards all lookups that are more than `kKeptBehind`
+  // lookups older, and their gradients.
   static constexpr int64_t kKeptBehind = 8;
 
-  // For each place of a waiting gradient: a factor, and the factor multiplied
-  // by the generation of the place. Their quotient identifies the gradient.
+  // A mark has two values for each place that can store a gradient: a factor,
+  // and the factor multiplied by the generation of the place. The quotient of
+  // the two values identifies the gradient.
   static constexpr int64_t kMarkSize = 2 * kMaxOpen;
   using Mark = std::array<float, kMarkSize>;
 
-  // Lookups and updates are counted in `engine`, which must outlive this
-  // object.
+  // The lookups and updates are added to the counts of `engine`, which must
+  // outlive this object.
   explicit TokenSteps(HostEngine* engine);
 
-  // Stores a checked batch. Its token is larger than all earlier tokens.
+  // Stores a checked batch and returns its token, which is larger than all
+  // earlier tokens.
   Status Open(int32_t replica, std::shared_ptr<const Batch> batch,
               int64_t* token);
 
-  // Takes back the newest lookup of a replica, as if it had not been opened.
+  // Removes the newest lookup of a replica, as if it had not been opened.
   // Returns an error if a newer lookup was opened, or if an update has
   // discarded this lookup.
   Status TakeBack(int32_t replica, int64_t token);
@@ -68,28 +72,34 @@ class TokenSteps {
                 Mark* mark);
 
   // Receives the sum of marks of one replica. The call of the last replica sets
-  // `update` to the update of all replicas, or to null if there are no marks.
-  // The caller must call `Prepare`, run the update, and then call
-  // `FinishApply`. If the update failed, the replica may apply again.
+  // `update` to the update of all replicas. All other calls set `update` to
+  // null, and so does the last call if there are no marks. If `update` is not
+  // null, the caller must call `Prepare`, run the update, and then call
+  // `FinishApply`. If the update fails, the replica may call `BeginApply`
+  // again.
   Status BeginApply(int32_t replica, Span<const float> marks,
                     std::vector<std::vector<float>> hyperparameters,
                     std::shared_ptr<HostEngine::Step>* update);
-  // Scales the gradients and finds the unique rows.
+  // Scales the gradients of an update by their factors, and finds the unique
+  // rows.
   void Prepare(HostEngine::Step* update, const ParallelFor& parallel_for) const;
   void FinishApply(int32_t replica, const HostEngine::Step& update,
                    bool updated);
 
-  // Calls `visit(batch)` for the batches of all stored lookups, and of running
-  // calls whose lookup was discarded by a reset.
+  // Calls `visit(batch)` for the batches of all stored lookups. Also visits
+  // batches that a running call still uses after a reset discarded their
+  // lookup.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
-  // Discards all lookups and gradients. Tokens continue to increase.
+  // Discards all lookups and gradients. Later tokens are larger than all
+  // earlier tokens.
   void Reset();
 
-  // Returns whether an update runs or waits for other replicas.
+  // Returns whether an update is running or waits for other replicas.
   bool IsApplying() const;
 
-  // Return the number of open lookups and of waiting gradients, by replica.
+  // For each replica, these functions return the number of open lookups, and
+  // the number of gradients that wait for an update.
   std::vector<int64_t> NumOpen() const;
   std::vector<int64_t> NumFollowed() const;
 
@@ -102,9 +112,12 @@ class TokenSteps {
   struct Replica {
     int64_t next_token = 1;
     int64_t next_followed = 0;
-    std::map<int64_t, std::shared_ptr<const Batch>> open;  // by token
-    std::map<int64_t, Followed> followed;                  // by number
-    // Numbers and factors of the update that waits for other replicas.
+    // The open lookups, by token.
+    std::map<int64_t, std::shared_ptr<const Batch>> open;
+    // The gradients that wait for an update, by number.
+    std::map<int64_t, Followed> followed;
+    // If `is_applying` is true, the numbers and factors of the gradients whose
+    // update waits for other replicas.
     bool is_applying = false;
     std::vector<std::pair<int64_t, float>> applying;
   };
@@ -120,11 +133,14 @@ class TokenSteps {
   void EndRound();
 
   HostEngine* const engine_;
-  mutable std::mutex mutex_;  // guards the members below
+  // Guards the members below.
+  mutable std::mutex mutex_;
   std::vector<Replica> replicas_;
   bool is_updating_ = false;
-  mutable BatchesInUse in_use_;  // batches returned by `Find`
-  std::string error_;  // reason why the replicas have no common step, or empty
+  // The batches that `Find` returned and that are still in use.
+  mutable BatchesInUse in_use_;
+  // Describes why a step failed in one replica. Empty if no step failed.
+  std::string error_;
 };
 
 }  // namespace layoutmap

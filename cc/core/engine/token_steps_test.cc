@@ -25,7 +25,7 @@ using Marks = std::vector<float>;
 
 constexpr int64_t kNumSamples = 4;
 
-// An engine whose steps are identified by tokens.
+// A trainer whose steps are identified by tokens.
 class TokenTrainer : public Trainer {
  public:
   explicit TokenTrainer(int32_t num_replicas)
@@ -159,7 +159,8 @@ TEST(TokenStepsTest, SeveralLookupsAreOneUpdate) {
   TokenTrainer trainer(1);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
   const int64_t first = trainer.Open(1);
-  trainer.Open(2);  // a lookup without gradients
+  // This lookup gets no gradients.
+  trainer.Open(2);
   const int64_t second = trainer.Open(3);
   // A gradient tape computes gradients in reverse order.
   const Marks late = trainer.Follow(second, 3);
@@ -173,7 +174,7 @@ TEST(TokenStepsTest, SeveralLookupsAreOneUpdate) {
 TEST(TokenStepsTest, GradientsAreScaledByTheirMarks) {
   TokenTrainer trainer(1);
   const auto tables = trainer.tables(), accumulators = trainer.accumulators();
-  // The mean of two gradients of one lookup, as for two losses.
+  // Averages two gradients of one lookup, as in a program with two losses.
   const int64_t token = trainer.Open(1);
   const Marks one = trainer.Follow(token, 1), other = trainer.Follow(token, 2);
   ExpectOk(trainer.Apply(Sum(one, other, 0.5f)));
@@ -213,7 +214,7 @@ TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRejected) {
   ExpectOk(trainer.Apply(mark));
   const auto before = trainer.tables()[0].shards();
   ExpectFails(trainer.Apply(mark), "have expired");
-  // Other gradients in the same place.
+  // Stores newer gradients in the place of the applied gradients.
   for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
     trainer.Follow(trainer.Open(i), i);
   }
@@ -231,8 +232,8 @@ TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRejected) {
   EXPECT_GT(trainer.Open(3), 65);
 }
 
-// After the update, rows may belong to other keys, which a second update would
-// change.
+// After the update, the rows may belong to other keys. A second update with the
+// same lookup would change the rows of those keys.
 TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
   TokenTrainer trainer(1);
   const auto num_open = [&] { return trainer.tokens.NumOpen()[0]; };
@@ -270,7 +271,8 @@ TEST(TokenStepsTest, GradientsOfAnEarlierGenerationAreRejected) {
   for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
     last = trainer.Follow(trainer.Open(i), i);
   }
-  // Both gradients use the same place, and only one of them is still stored.
+  // Both gradients have the same place. Only the newer gradient is still
+  // stored.
   ExpectFails(trainer.Apply(Sum(old, last)), "have expired");
   ExpectOk(trainer.Apply(last));
 }
@@ -323,7 +325,7 @@ TEST(TokenStepsTest, AStepThatFailedInOneReplicaEnds) {
   ExpectOk(trainer.Apply(first, 0));
   ExpectFails(trainer.Apply({1.0f}, 1), "`marks` must have");
   ExpectFails(trainer.Apply(first, 0), "replica 1: `marks` must have");
-  // The next step of both replicas.
+  // Both replicas run the next step.
   const Marks again = follow(3, 0), other = follow(4, 1);
   ExpectOk(trainer.Apply(again, 0));
   ExpectOk(trainer.Apply(other, 1));
@@ -341,7 +343,8 @@ TEST(TokenStepsTest, AReplicaThatSkipsAStepIsReported) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
 }
 
-// Another update may be running, or the lookup may have expired.
+// Expects success, or one of two errors: another update is running, or the
+// lookup has expired.
 void ExpectOkOrTooLate(const Status& status) {
   EXPECT_TRUE(status.ok() || status.code() == Code::kFailedPrecondition ||
               status.code() == Code::kNotYet)

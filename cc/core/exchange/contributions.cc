@@ -27,7 +27,8 @@ constexpr size_t kWordsOfFeature = 3;
 constexpr uint32_t kHasCounts = 1;
 constexpr uint32_t kHasGains = 2;
 
-// Returns the owner of each shard of a table.
+// Returns a pointer to the owner of the first shard of a table. The owners of
+// the other shards follow.
 const int32_t* OwnersOf(const ServersConfig& config, int32_t table) {
   const int32_t* owners = config.server_of_shard.data();
   for (int32_t t = 0; t < table; ++t) {
@@ -45,8 +46,8 @@ void SplitFeature(const ServersConfig& config, int32_t table,
   for (int64_t o = 0; o < ids.num_outputs(); ++o) {
     for (int64_t i = splits[o]; i < splits[o + 1]; ++i) {
       const int64_t row = ids.rows()[i];
-      // The last shard that starts at or before the row. The shard is therefore
-      // not empty.
+      // Finds the last shard that starts at or before the row. That shard
+      // contains the row and is therefore not empty.
       const auto end =
           std::upper_bound(offsets.begin(), offsets.end() - 1, row);
       const size_t shard = end - offsets.begin() - 1;
@@ -156,9 +157,9 @@ Status SplitGradients(const WorkerStep& step, const BatchGradients& gradients,
                       std::vector<std::vector<float>>* values) {
   const ServersConfig& config = step.config();
   LM_RETURN_IF_ERROR(CheckGradients(config.engine, step.batch(), gradients));
-  // The batch is split again instead of storing the first result, which would
-  // occupy memory between the two calls. Splitting takes a fraction of the time
-  // of the network transfer.
+  // Splits the batch a second time. Storing the first result would require
+  // memory between the two calls, and the split takes much less time than the
+  // network transfer.
   const OwnedParts parts = SplitBatch(step, parallel_for);
   values->assign(parts.size(), {});
   for (size_t s = 0; s < parts.size(); ++s) {

@@ -28,7 +28,8 @@ std::shared_ptr<const ServersConfig> Config() {
   return config;
 }
 
-// One id of a feature in the parts of all owners.
+// One id of a feature, in the form that is compared between a batch and its
+// parts.
 struct Id {
   uint32_t output;
   int64_t row;
@@ -111,7 +112,7 @@ TEST(ContributionsTest, ReadRejectsInvalidWords) {
   words.push_back(0);
   EXPECT_NE(error_message(words).find("9 words"), std::string::npos);
   words = valid;
-  words[3] = 9;  // number of ids of the first output
+  words[3] = 9;  // Number of ids of the first output.
   EXPECT_NE(error_message(words).find("3 ids, but outputs with a total of 10"),
             std::string::npos);
 }

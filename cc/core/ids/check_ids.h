@@ -1,4 +1,4 @@
-// Range check of ids, with its error message.
+// Checks the range of ids and creates the error message.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_CHECK_IDS_H_
@@ -12,25 +12,27 @@
 
 namespace layoutmap {
 
-// One comparison checks both bounds, because a negative id becomes a huge
-// unsigned number.
+// Returns whether an id is outside [0, num_rows). One comparison checks both
+// bounds, because the conversion to an unsigned type makes a negative id very
+// large.
 template <typename Tid>
 inline bool IsOutside(Tid id, int64_t num_rows) {
   return static_cast<uint64_t>(static_cast<int64_t>(id)) >=
          static_cast<uint64_t>(num_rows);
 }
 
-// Returns an error that names the first id outside [0, num_rows), if there is
-// one:
+// Checks that all ids are in [0, num_rows). The error names the first invalid
+// id:
 //
 //   Feature 'ads', sample 3: id 105 is outside table 'ad_table' with 100 rows
 //
-// `name_of(i)` returns the description of ids[i], here "Feature 'ads', sample
-// 3: id 105". `table` is empty if the name of the table is not known.
+// `name_of(i)` returns the description of ids[i], such as "Feature 'ads',
+// sample 3: id 105". If the table name is not known, `table` is an empty
+// string.
 template <typename Tid, typename NameOf>
 Status CheckNamedIds(Span<const Tid> ids, int64_t num_rows,
                      const std::string& table, const NameOf& name_of) {
-  // The loop has no branches, so that it is only limited by memory bandwidth.
+  // The loop has no branches, so its speed is limited only by memory bandwidth.
   bool bad = false;
   for (Tid id : ids) bad |= IsOutside(id, num_rows);
   if (!bad) return Status();
@@ -44,7 +46,8 @@ Status CheckNamedIds(Span<const Tid> ids, int64_t num_rows,
       std::to_string(num_rows) + " rows");
 }
 
-// Checks ids and describes an invalid id by its index: "Id 105 (ids[7])".
+// Checks that all ids are in [0, num_rows). The error contains the value and
+// the index of the first invalid id, such as "Id 105 (ids[7])".
 template <typename Tid>
 Status CheckIds(Span<const Tid> ids, int64_t num_rows,
                 const std::string& table = "") {

@@ -1,4 +1,4 @@
-// Combiners of the ids of a sample, expressed as one gain per id.
+// Computes the gain of each id in a sample for the combiner of a feature.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_COMBINER_H_
 #define TF_LAYOUTMAP_CORE_IDS_COMBINER_H_
@@ -15,16 +15,16 @@ enum class Combiner { kSum, kMean, kSqrtn };
 
 Status ParseCombiner(const std::string& name, Combiner* combiner);
 
-// Computes gains[i] for the ids i of each sample. With w = weights[i], or 1 if
-// `weights` is empty:
+// Computes gains[i] for each id i of each sample. In this table, w is
+// weights[i], or 1 if `weights` is empty, and the sums are over the sample:
 //
 //   sum    w
 //   mean   w / sum(w)
 //   sqrtn  w / sqrt(sum(w^2))
 //
-// The gain is 0 if the divisor is 0, as in the TPU's kernels. Divisors are
-// summed in double precision and in id order, so that results do not depend on
-// the caller.
+// If the divisor is 0, the gain is 0. The TPU kernels define it in the same
+// way. The function sums the divisors in double precision and in id order, so
+// that all callers get the same results.
 void CombineGains(Combiner combiner, Span<const int64_t> splits,
                   Span<const float> weights, Span<float> gains);
 

@@ -16,7 +16,7 @@ std::vector<float> Gains(Combiner combiner, const std::vector<int64_t>& splits,
   return gains;
 }
 
-// Row splits of samples with 2, 0 and 4 ids.
+// Row splits of three samples that have 2, 0 and 4 ids.
 const std::vector<int64_t> kSplits = {0, 2, 2, 6};
 
 TEST(CombinerTest, WithoutWeightsEveryIdHasWeightOne) {
@@ -50,7 +50,7 @@ TEST(CombinerTest, GainIsZeroIfTheDivisorIsZero) {
 }
 
 TEST(CombinerTest, DivisorsAreSummedInDouble) {
-  // A float sum of 2^24 and ones would stay 2^24.
+  // In float precision, adding 1 to 2^24 returns 2^24.
   std::vector<float> weights(1025, 1.0f);
   weights[0] = 16777216.0f;
   const std::vector<float> gains = Gains(Combiner::kMean, {0, 1025}, weights);

@@ -64,22 +64,23 @@ Status CheckShape(const std::vector<FeatureSpec>& specs,
   return Status();
 }
 
-// Number of samples that a thread reads at a time. All features of these
-// samples are read while their columns are in the cache. Reading one feature at
-// a time would load one cache line per id.
+// Number of samples that a thread reads at a time. The thread reads all
+// features of these samples while the rows of the matrix are in the cache.
+// Reading one feature at a time would load one cache line per id.
 constexpr int64_t kSamplesPerChunk = 256;
 
-// Returns the distance between arrays of `size` int64 values that are written
-// at the same time. The distance is an odd number of cache lines, because
-// arrays at a power-of-two distance would evict each other's lines from the
-// first-level cache.
+// Returns the distance between the starts of two consecutive arrays, in int64
+// values. Each array has `size` values, and all arrays are written at the same
+// time. The distance is an odd number of cache lines. With a power of two as
+// the distance, the arrays would evict each other's lines from the first-level
+// cache.
 int64_t PaddedSize(int64_t size) {
   constexpr int64_t kLine = 64 / sizeof(int64_t);
   return kLine * ((size / kLine + 1) | 1);
 }
 
-// Returns whether ids can be converted to rows while they are read. Ids outside
-// their table are detected later.
+// Returns whether the ids can be converted to rows while they are read. This
+// function does not check whether the ids are in the range of their table.
 bool MayBeRows(const std::vector<FeatureSpec>& specs,
                const PackedInput& input) {
   if (input.weights.data != nullptr) return false;
@@ -102,7 +103,8 @@ Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
     int64_t room = input.ids.dim - 1 - num_features;
     for (int64_t f = 0; f < num_features; ++f) {
       const int64_t size = row[1 + f];
-      // The unsigned comparison also rejects negative sizes.
+      // The comparison uses unsigned numbers, so that it also rejects negative
+      // sizes.
       if (static_cast<uint64_t>(size) > static_cast<uint64_t>(room)) {
         return WrongSizes(s, input.ids.dim);
       }
@@ -115,7 +117,7 @@ Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
 
 }  // namespace
 
-// Intermediate results of each chunk of samples, by chunk and feature.
+// Intermediate results, with one value per chunk of samples and feature.
 struct UnpackedIds::Chunks {
   Chunks(int64_t num_samples, int64_t num_features)
       : count((num_samples + kSamplesPerChunk - 1) / kSamplesPerChunk),
@@ -127,9 +129,11 @@ struct UnpackedIds::Chunks {
 
   int64_t count, num_features;
   std::vector<Status> statuses;
-  // First the number of ids, later the index of the next id to write.
+  // At first, each value is the number of ids. Later, it is the index of the
+  // next id to write.
   std::vector<int64_t> next;
-  std::vector<uint8_t> outside;  // whether an id is outside its table
+  // Whether an id is outside its table.
+  std::vector<uint8_t> outside;
   std::vector<uint8_t> all_one;
 };
 
@@ -142,7 +146,7 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
   const auto num_features = static_cast<int64_t>(specs.size());
   Chunks chunks(num_samples, num_features);
   const auto for_chunks = [&](const auto& work) {
-    // Counting takes one to two nanoseconds per column.
+    // Counting the ids takes one to two nanoseconds per column.
     parallel_for(chunks.count, 2 * kSamplesPerChunk * (1 + num_features),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t c = begin; c < end; ++c) {
@@ -156,8 +160,8 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
     chunks.statuses[c] = CountIds(specs, input, first, last,
                                   chunks.next.data() + c * num_features);
   });
-  // Returns the error of the first invalid sample, regardless of the thread
-  // order.
+  // Returns the error of the first invalid sample, so that the result does not
+  // depend on the order of the threads.
   for (const Status& status : chunks.statuses) LM_RETURN_IF_ERROR(status);
 
   UnpackedIds made;
@@ -172,15 +176,16 @@ Status UnpackedIds::Make(const std::vector<FeatureSpec>& specs,
     may_be_rows &= start - made.starts_[f] <= INT32_MAX;
     start = made.starts_[f] + PaddedSize(start - made.starts_[f]);
   }
-  // The array stays uninitialized, because all values are written below and
-  // clearing them first would take as long.
+  // The array is not initialized, because the code below writes all values. An
+  // initialization would take as long as writing the values.
   made.splits_.reset(new int64_t[num_features * PaddedSize(num_samples + 1)]);
   for (int64_t f = 0; f < num_features; ++f) {
     made.splits_[f * PaddedSize(num_samples + 1)] = 0;
   }
   if (may_be_rows) {
     made.rows_.reset(new uint32_t[start]);
-    // `chunks.next` must stay unchanged for the second attempt below.
+    // The loop modifies a copy, because the code below uses `chunks.next` again
+    // if the conversion to rows fails.
     std::vector<int64_t> next = chunks.next;
     std::vector<uint64_t> limits;
     for (const FeatureSpec& spec : specs) limits.push_back(spec.num_rows);
@@ -227,8 +232,8 @@ template <typename Put>
 void UnpackedIds::WriteIds(const PackedInput& input, int64_t first,
                            int64_t last, int64_t* next, const Put& put) {
   const auto num_features = static_cast<int64_t>(starts_.size());
-  // Copies of the members in registers. The compiler would reload members after
-  // every write.
+  // The local variables stay in registers. The compiler would reload the
+  // members after every write.
   const int64_t* const starts = starts_.data();
   const int64_t stride = PaddedSize(num_samples_ + 1);
   for (int64_t s = first; s < last; ++s) {
@@ -269,7 +274,7 @@ bool UnpackedIds::TakeRows(const std::vector<FeatureSpec>& specs,
   if (rows_ == nullptr) return false;
   const auto num_features = static_cast<int64_t>(specs.size());
   features->resize(num_features);
-  // One owner keeps the arrays of all features alive.
+  // The features share one owner, which keeps the arrays of all features alive.
   const auto owner = std::make_shared<
       std::pair<std::shared_ptr<uint32_t[]>, std::shared_ptr<int64_t[]>>>(
       rows_, splits_);
@@ -280,7 +285,7 @@ bool UnpackedIds::TakeRows(const std::vector<FeatureSpec>& specs,
         specs[f], {rows_.get() + starts_[f], splits[num_samples_]}, splits,
         owner);
   };
-  // Only the factors of ids take noticeable time, about 4 ns each.
+  // Only the computation of gains takes noticeable time, about 4 ns per id.
   int64_t num_factors = 1;
   for (int64_t f = 0; f < num_features; ++f) {
     if (specs[f].combiner == Combiner::kSum) continue;
@@ -301,8 +306,8 @@ std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {
     features[f].ids = {ids_.get() + starts_[f], num_ids};
     features[f].splits = {splits, num_samples_ + 1};
     features[f].num_samples = num_samples_;
-    // In a packed batch with weights, a feature whose weights are all 1 is
-    // treated like one without weights.
+    // If all weights of a feature are 1, the feature is treated like a feature
+    // without weights.
     if (weights_ != nullptr && !all_one_[f]) {
       features[f].weights = {weights_.get() + starts_[f], num_ids};
     }

@@ -1,5 +1,5 @@
-// A batch of all features in one matrix of ids, which is one tensor instead of
-// one or two tensors per feature.
+// A packed batch: the ids of all features in one matrix. A packed batch is a
+// single tensor. Other batches have one or two tensors per feature.
 
 #ifndef TF_LAYOUTMAP_CORE_IDS_PACKED_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_PACKED_IDS_H_
@@ -16,21 +16,24 @@
 
 namespace layoutmap {
 
-// Each row is a sample: a mark, then the number of ids of each feature, then
-// the ids of all features in order, then padding. The mark identifies the
-// features, so that batches of other features are rejected.
+// Each row of the matrix is a sample. It contains a mark, the number of ids of
+// each feature, the ids of all features in order, and padding. The mark
+// identifies the list of features, so that a batch for other features is
+// rejected.
 //
 //   mark  2 1  3 9  7  0 0
 //   mark  0 3  8 1  4  0 0     two samples of two features
 //
-// Optional weights have the same positions as the ids.
+// The weights are optional. The weight of an id has the same position as the
+// id.
 struct PackedInput {
   int64_t mark = 0;
   MatrixView<const int64_t> ids;
-  MatrixView<const float> weights;  // no data: all weights are 1
+  MatrixView<const float> weights;  // If it has no data, all weights are 1.
 };
 
-// The features of a packed batch. The ids of each feature are contiguous.
+// The features of a packed batch after unpacking. The ids of each feature are
+// contiguous.
 class UnpackedIds {
  public:
   // Checks the marks and the numbers of ids in each sample.
@@ -38,38 +41,41 @@ class UnpackedIds {
                      const PackedInput& input, const ParallelFor& parallel_for,
                      UnpackedIds* unpacked);
 
-  // Sets `features` and returns true if no feature needs further checks: there
-  // are no weights, no sequences, and no id outside its table. Returns false
-  // otherwise.
+  // Sets `features` and returns true if no feature needs further checks. This
+  // requires that there are no weights, no sequences, and no ids outside their
+  // table. Otherwise, returns false.
   bool TakeRows(const std::vector<FeatureSpec>& specs,
                 const ParallelFor& parallel_for,
                 std::vector<RaggedIds>* features) const;
 
-  // Returns views of each feature for `RaggedIds::Make`, if `TakeRows` returned
-  // false.
+  // Returns a view of each feature for `RaggedIds::Make`. Call this function
+  // only if `TakeRows` returned false.
   std::vector<FeatureInput<int64_t>> features() const;
 
  private:
   struct Chunks;
 
   // Reads samples [first, last) of a checked batch. Calls `put(feature, place,
-  // id)` for each id; `next` holds the next place of each feature and is
-  // advanced.
+  // id)` for each id. `next` contains the next place of each feature. The
+  // function increases it after each id.
   template <typename Put>
   void WriteIds(const PackedInput& input, int64_t first, int64_t last,
                 int64_t* next, const Put& put);
-  // Reads the weights of the same samples. Sets all_one[f] to 0 if feature f
-  // has a weight other than 1.
+  // Reads the weights of samples [first, last). Sets all_one[f] to 0 if feature
+  // f has a weight other than 1.
   void WriteWeights(const PackedInput& input, int64_t first, int64_t last,
                     uint8_t* all_one);
 
   int64_t num_samples_ = 0;
-  std::vector<int64_t> starts_;  // start of the ids of each feature
+  // Index of the first id of each feature.
+  std::vector<int64_t> starts_;
   // For each feature, whether all weights are 1.
   std::vector<bool> all_one_;
   std::unique_ptr<int64_t[]> ids_;
-  std::shared_ptr<uint32_t[]> rows_;  // replaces ids_ if `TakeRows` is possible
-  std::shared_ptr<int64_t[]> splits_;  // row splits of each feature
+  // Used instead of `ids_` if the ids were converted to rows while they were
+  // read.
+  std::shared_ptr<uint32_t[]> rows_;
+  std::shared_ptr<int64_t[]> splits_;  // Row splits of each feature.
   std::unique_ptr<float[]> weights_;
 };
 
@@ -78,24 +84,25 @@ class IdPacker {
  public:
   // Returns an error if the features have different numbers of samples, or if
   // `RaggedIds::Make` would reject their splits or weights. `names` are the
-  // feature names for messages.
+  // feature names in error messages.
   static Status Make(const std::vector<std::string>& names,
                      const std::vector<FeatureInput<int64_t>>& features,
                      IdPacker* packer);
 
   int64_t num_samples() const { return num_samples_; }
-  // Returns the number of columns that the longest sample needs.
+  // Returns the minimum number of columns, which the longest sample requires.
   int64_t num_columns() const { return num_columns_; }
 
-  // Writes the matrices. They must have one row per sample and at least
-  // `num_columns()` columns. Padding becomes 0. If `weights` has no data, no
-  // weights are written; ids without a weight get weight 1.
+  // Writes the matrix of ids and the matrix of weights. Each matrix must have
+  // one row per sample and at least `num_columns()` columns. The padding is set
+  // to 0. If `weights` has no data, only the ids are written. Otherwise, the
+  // ids of features without weights get the weight 1.
   void Write(int64_t mark, MatrixView<int64_t> ids,
              MatrixView<float> weights) const;
 
  private:
   std::vector<FeatureInput<int64_t>> features_;
-  std::vector<std::vector<int64_t>> splits_;  // row splits of each feature
+  std::vector<std::vector<int64_t>> splits_;  // The row splits of each feature.
   int64_t num_samples_ = 0;
   int64_t num_columns_ = 0;
 };

@@ -32,7 +32,7 @@ std::vector<FeatureSpec> Specs() {
   return specs;
 }
 
-// Ids by feature, then by sample.
+// Ids that are indexed by feature, then by sample.
 using Ids = std::vector<std::vector<std::vector<int64_t>>>;
 
 struct Packed {
@@ -53,7 +53,8 @@ struct Packed {
       num_columns = std::max<int64_t>(num_columns, row.size());
     }
     for (std::vector<int64_t>& row : rows) {
-      row.resize(num_columns, -3);  // arbitrary padding
+      // The padding can have any value.
+      row.resize(num_columns, -3);
       ids.insert(ids.end(), row.begin(), row.end());
     }
   }
@@ -94,7 +95,7 @@ std::vector<T> ToVector(Span<const T> span) {
   return {span.begin(), span.end()};
 }
 
-// Expects that the packed batch has the same result as its features.
+// Expects that the packed batch has the same result as separate features.
 void ExpectEqualsFeatures(const Ids& features, const Packed& packed,
                           const std::vector<FeatureSpec>& specs = Specs()) {
   std::vector<RaggedIds> made;
@@ -123,7 +124,8 @@ void ExpectEqualsFeatures(const Ids& features, const Packed& packed,
   }
 }
 
-// Returns features whose ids are converted to rows while they are read.
+// Returns feature specs without sequences, so that the ids are converted to
+// rows while they are read.
 std::vector<FeatureSpec> SpecsWithoutSequences(OutOfRange out_of_range) {
   std::vector<FeatureSpec> specs = Specs();
   specs[2].max_sequence_length = 0;
@@ -146,7 +148,8 @@ TEST(PackedIdsTest, IdsAreConvertedToRowsWhileTheyAreRead) {
         for (int64_t& id : sample) id = random() % 10;
       }
     }
-    // An invalid id may be the first or the last one of any feature.
+    // The test cases include an invalid id at the first or the last position of
+    // each feature.
     features[random() % 3].back() = {9, 0};
     if (has_bad_id) {
       const int64_t bad[] = {-1, 10, int64_t{1} << 32, INT64_MIN};
@@ -176,7 +179,7 @@ TEST(PackedIdsTest, AnIdOutsideItsTableIsReportedWithItsFeature) {
 TEST(PackedIdsTest, RandomBatchesEqualTheirFeatures) {
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
-    // Some batches have more samples than one thread reads at a time.
+    // Every tenth batch has more samples than one thread reads at a time.
     const size_t num_samples = i % 10 == 0 ? 700 : random() % 6;
     Ids features(3, std::vector<std::vector<int64_t>>(num_samples));
     for (auto& feature : features) {
@@ -187,7 +190,8 @@ TEST(PackedIdsTest, RandomBatchesEqualTheirFeatures) {
     }
     ExpectEqualsFeatures(features, Packed(features));
     ExpectEqualsFeatures(features, Packed(features, 5));
-    // Weights of 1 have no effect, even if other features have other weights.
+    // If all weights of a feature are 1, they have no effect, even if another
+    // feature has other weights.
     Packed weighted(features);
     weighted.weights.assign(weighted.ids.size(), 1.0f);
     ExpectEqualsFeatures(features, weighted);
@@ -223,8 +227,8 @@ TEST(PackedIdsTest, InvalidBatchesAreRejected) {
   EXPECT_NE(ErrorMessage(packed).find("whose features are 'a', 'b', 'c'"),
             std::string::npos);
   EXPECT_NE(ErrorMessage(packed).find("sample 1"), std::string::npos);
-  // Invalid numbers of ids: negative, too large, and large enough that the sum
-  // with the next number overflows.
+  // Tests invalid numbers of ids: negative numbers, a number that is too large,
+  // and a number that overflows if the next number is added.
   for (int64_t size : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
     for (int place : {1, 2, 3}) {
       packed = valid;

@@ -22,7 +22,7 @@ namespace {
 
 using std::to_string;
 
-// The sort stores positions and rows as 32-bit integers.
+// The code that finds unique rows stores positions and rows as 32-bit integers.
 constexpr int64_t kMaxNumIds = INT32_MAX;
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
 
@@ -83,8 +83,8 @@ Status SplitsOfIndices(const FeatureSpec& spec, Span<const int64_t> indices,
   return Status();
 }
 
-// Checks that positions of a sequence ascend within each sample, because each
-// position holds one id.
+// Checks that the positions of a sequence are strictly ascending within each
+// sample, because each position has at most one id.
 Status CheckPositions(const FeatureSpec& spec, Span<const int64_t> indices,
                       Span<const int64_t> splits) {
   for (int64_t s = 0; s + 1 < splits.size(); ++s) {
@@ -171,9 +171,10 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
   return std::upper_bound(splits.begin(), splits.end(), i) - splits.begin() - 1;
 }
 
-// Converts ids to rows. The loop has no branches, so that it is only limited by
-// memory bandwidth; a batch is searched for the invalid id only if it contains
-// one. If ids are to be dropped, `dropped` receives one flag per id.
+// Converts ids to rows. The loop has no branches, so its speed is limited only
+// by memory bandwidth. If the loop detects an invalid id, the function searches
+// the batch for it. If the function drops ids, it sets `dropped` to one flag
+// per id.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,
@@ -234,7 +235,7 @@ Status CheckWeights(const FeatureSpec& spec, Span<const float> weights,
   return Status();
 }
 
-// Removes the dropped ids from their samples.
+// Removes the ids whose flag in `dropped` is true from their samples.
 void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
              std::vector<int64_t>* splits, std::vector<float>* weights) {
   int64_t kept = 0, start = 0;
@@ -253,8 +254,9 @@ void Compact(const std::vector<bool>& dropped, std::vector<uint32_t>* rows,
 }
 
 // Creates one output row, with at most one id, for each position of a sequence.
-// Positions are given by the checked `indices` of a SparseTensor; if there are
-// none, the ids are consecutive.
+// `indices` are the checked indices of a SparseTensor and contain the
+// positions. If `indices` is empty, the ids of a sample have consecutive
+// positions.
 void SpreadSequences(int64_t length, Span<const int64_t> indices,
                      const std::vector<bool>& dropped,
                      std::vector<uint32_t>* rows, std::vector<int64_t>* splits,
@@ -386,8 +388,8 @@ void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
   assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
-  // This loop has no branches. It is sufficient if every key of the batch has a
-  // row.
+  // This loop has no branches. If every key of the batch has a row, the code
+  // after the loop is not needed.
   bool all_known = true;
   for (int64_t i = 0; i < rows.size(); ++i) {
     const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;

@@ -17,46 +17,55 @@ namespace layoutmap {
 
 struct RowGroups;
 
-// Handling of ids that are not rows of their table.
+// How ids are handled that are not rows of their table.
 enum class OutOfRange {
   kError,
-  kDrop,  // The id is ignored; its position in a sequence stays empty.
-  kClip,  // The id becomes the nearest row.
+  // The id is ignored. In a sequence, its position stays empty.
+  kDrop,
+  // The id is replaced by the nearest row.
+  kClip,
 };
 
 Status ParseOutOfRange(const std::string& name, OutOfRange* out_of_range);
 
-// The properties that a batch is checked against, and the names for messages.
+// The properties of a feature that a batch must match, and the names that error
+// messages contain.
 struct FeatureSpec {
   std::string feature;
   std::string table;
   int64_t num_rows = 0;
   Combiner combiner = Combiner::kSum;
-  // If above 0, the feature is a sequence. It has one output row for each of
-  // the first `max_sequence_length` positions of a sample and does not combine
-  // ids.
+  // If this value is above 0, the feature is a sequence. A sequence does not
+  // combine ids. It has one output row for each of the first
+  // `max_sequence_length` positions of a sample.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
-  // Advice in the error message about an id outside the table; may be empty.
+  // Advice that is appended to the error message about an id outside the table.
+  // It may be empty.
   std::string advice;
 };
 
-// Number of ids in a batch, and numbers of the ids that were removed or
-// replaced.
+// Counts of the ids in a batch, and of the ids that were removed or replaced.
 struct IdCounts {
-  int64_t num_ids = 0;        // all ids
-  int64_t num_dropped = 0;    // out of range, removed
-  int64_t num_clipped = 0;    // out of range, replaced
-  int64_t num_truncated = 0;  // after the last position of a sequence
+  // Number of all ids.
+  int64_t num_ids = 0;
+  // Number of out-of-range ids that were removed.
+  int64_t num_dropped = 0;
+  // Number of out-of-range ids that were replaced by the nearest row.
+  int64_t num_clipped = 0;
+  // Number of ids after the last position of a sequence.
+  int64_t num_truncated = 0;
 };
 
-// The representation that assigns ids to samples in `splits`.
+// How `splits` assigns ids to samples.
 enum class Form {
-  kRagged,  // row_splits, [num_samples + 1]
-  // Indices, [num_ids, 2] row-major: the sample, and the position in the
-  // sample, which only sequences use.
+  // `splits` contains row_splits, [num_samples + 1].
+  kRagged,
+  // `splits` contains row-major indices, [num_ids, 2]. Each index has the
+  // sample and the position in the sample. Only sequences use the position.
   kSparse,
-  kDense,  // unused: every sample has num_ids / num_samples ids
+  // `splits` is not used. Every sample has num_ids / num_samples ids.
+  kDense,
 };
 
 template <typename Tid>
@@ -65,7 +74,7 @@ struct FeatureInput {
   Span<const Tid> ids;
   Span<const int64_t> splits;
   int64_t num_samples = 0;
-  Span<const float> weights;  // empty: all weights are 1
+  Span<const float> weights;  // If empty, all weights are 1.
 };
 
 // Computes the checked row_splits of an input, [num_samples + 1].
@@ -73,52 +82,55 @@ template <typename Tid>
 Status MakeSplits(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                   std::vector<int64_t>* splits);
 
-// Returns the description of an id in messages: "Feature 'ads', sample 3: id
-// 105".
+// Returns the description of an id for error messages, such as "Feature 'ads',
+// sample 3: id 105".
 std::string NameOfId(const FeatureSpec& spec, int64_t sample, int64_t id);
 
 class RaggedIds {
  public:
-  // Checks `input` and copies the data that a step needs. `ids` stays unchanged
-  // on error.
+  // Checks `input` and copies the data that a step needs. If the check fails,
+  // `ids` stays unchanged.
   template <typename Tid>
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
-  // Creates ids of a non-sequence feature from checked rows without weights.
-  // The spans are views of memory that `owner` keeps alive.
+  // Creates ids from rows that the caller has checked. The feature must not be
+  // a sequence and must not have weights. The spans are views of memory that
+  // `owner` keeps alive.
   static RaggedIds OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                           Span<const int64_t> splits,
                           std::shared_ptr<const void> owner);
 
-  // Like `Make`, for ids that are keys of an open vocabulary; every int64 is
-  // allowed. The rows must then be set with `TakeRowsOfKeys`. For a sequence,
-  // `rows()` are the indices of the used keys in `input`; other features use
-  // all keys.
+  // Does the same as `Make` for ids that are keys of an open vocabulary. Every
+  // int64 is a valid key here. The caller must then set the rows with
+  // `TakeRowsOfKeys`. Before that, the `rows()` of a sequence are the indices
+  // of the used keys in `input`. Other features use all keys.
   static Status MakeOfKeys(const FeatureSpec& spec,
                            const FeatureInput<int64_t>& input, RaggedIds* ids);
 
-  // Returns the number of activation rows: samples, multiplied by the sequence
-  // length for sequences.
+  // Returns the number of activation rows. It is the number of samples; for a
+  // sequence, it is multiplied by the sequence length.
   int64_t num_outputs() const { return splits().size() - 1; }
   int64_t num_samples() const { return num_samples_; }
 
-  // Validated global rows. Output `o` has the rows [splits[o], splits[o + 1]).
+  // Validated global rows. The rows of output `o` have the indices [splits[o],
+  // splits[o + 1]).
   Span<const uint32_t> rows() const {
     return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
   }
   Span<const int64_t> splits() const {
     return owner_ == nullptr ? Span<const int64_t>(splits_) : shared_splits_;
   }
-  // One factor per row; empty if all factors are 1.
+  // One factor per row. Empty if all factors are 1.
   Span<const float> gains() const { return gains_; }
   const IdCounts& counts() const { return counts_; }
 
   // Replaces `rows()[i]`, the index of a key, by rows[i]. If rows[i] is
-  // negative, the id gets `unknown_row`. If `unknown_row` is negative, too, the
-  // id is removed with its gain, and its position in a sequence stays empty.
-  // `step` is the step of the vocabulary that used the keys, or 0. `groups` may
-  // hold the unique rows of all batches of the table in that step.
+  // negative, the row becomes `unknown_row`. If `unknown_row` is also negative,
+  // the id and its gain are removed, and its position in a sequence stays
+  // empty. `step` is the number of the vocabulary step that used the keys, or
+  // 0. If `groups` is not null, it contains the unique rows of all batches of
+  // the table in that step.
   void TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
                       int32_t step,
                       std::shared_ptr<const RowGroups> groups = nullptr);
@@ -126,7 +138,8 @@ class RaggedIds {
   const std::shared_ptr<const RowGroups>& groups() const { return groups_; }
 
  private:
-  // Computes splits and gains for `rows_`, which holds one row per id.
+  // Computes the splits and the gains. At this point, `rows_` contains one row
+  // per id.
   template <typename Tid>
   Status Arrange(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                  const std::vector<bool>& dropped);
@@ -134,7 +147,8 @@ class RaggedIds {
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
-  // Used instead of `rows_` and `splits_` if `OfRows` created the object.
+  // If `OfRows` created the object, these members are used instead of `rows_`
+  // and `splits_`.
   std::shared_ptr<const void> owner_;
   Span<const uint32_t> shared_rows_;
   Span<const int64_t> shared_splits_;

@@ -26,7 +26,7 @@ FeatureSpec Spec(Combiner combiner = Combiner::kSum, int64_t length = 0) {
   return spec;
 }
 
-// Owns the data that a FeatureInput views.
+// Owns the data of a FeatureInput, which contains only views.
 struct Input {
   Form form = Form::kRagged;
   std::vector<int64_t> ids;
@@ -53,7 +53,8 @@ RaggedIds MakeOk(const FeatureSpec& spec, const Input& input) {
 }
 
 std::string ErrorMessage(const FeatureSpec& spec, const Input& input) {
-  // The object is initialized, so that a change by a failed call is detected.
+  // The object is initialized, so that the test detects if a failed call
+  // changes it.
   RaggedIds ids = MakeOk(Spec(), {Form::kRagged, {4, 5}, {0, 2}, 1, {}});
   const Status status = RaggedIds::Make(spec, input.View(), &ids);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -175,7 +176,7 @@ TEST(RaggedIdsTest, ReportsTheSampleOfAnIdOutsideTheTable) {
         "Feature 'clicked', sample 2: id " + std::to_string(id) +
             " is outside table 'ads' with 10 rows");
   }
-  // Ids that exceed the sequence length are checked, too.
+  // Ids after the maximum sequence length are also checked.
   EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, 1),
                          {Form::kRagged, {1, 10}, {0, 2}, 1, {}}),
             "");
@@ -241,7 +242,7 @@ TEST(RaggedIdsTest, RejectsInvalidBatchSizes) {
          {int64_t{-1}, int64_t{1} << 31, INT64_MIN, INT64_MAX}) {
       EXPECT_NE(ErrorMessage(Spec(), {form, {}, {}, num_samples, {}}), "");
     }
-    // The size is checked before memory is allocated.
+    // The size check must fail before memory is allocated.
     EXPECT_NE(ErrorMessage(Spec(Combiner::kSum, int64_t{1} << 40),
                            {form, {}, {}, 1 << 20, {}})
                   .find("activation rows"),

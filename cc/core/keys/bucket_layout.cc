@@ -10,8 +10,8 @@
 namespace layoutmap {
 namespace {
 
-// Returns the largest number of segments that leaves each segment the buckets
-// of one search.
+// Returns the largest number of segments for which each segment has enough
+// buckets for one search.
 int64_t NumSegments(int64_t num_buckets) {
   int64_t num_segments = 1;
   while (num_segments < BucketLayout::kMaxSegments &&

@@ -1,12 +1,14 @@
-// The location of keys in an open vocabulary.
+// Determines the location of keys in an open vocabulary.
 //
-//   key --mix--> bucket b, in segment b / buckets_per_segment
-//   search in b, b + 1, b + 2, b + 3, which wrap around in the segment
-//   row = bucket * 8 + lane
+// A hash of the key selects bucket b, which is in segment
+// b / buckets_per_segment. The search for the key visits up to four buckets: b,
+// b + 1, b + 2 and b + 3. After the last bucket of the segment, it continues
+// with the first bucket of the segment. The row of the key is
+// bucket * 8 + lane.
 //
-// The row of a key is the place where the key is stored; there is no separate
-// map from keys to rows. A bucket is one cache line. Workers process separate
-// segments, so that no two workers access the same bucket.
+// The location of a key determines its row, so there is no separate map from
+// keys to rows. A bucket is one cache line. Each segment is processed by one
+// worker, so that no two workers access the same bucket.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_BUCKET_LAYOUT_H_
 #define TF_LAYOUTMAP_CORE_KEYS_BUCKET_LAYOUT_H_
@@ -19,21 +21,22 @@
 namespace layoutmap {
 
 constexpr int64_t kKeysPerBucket = 8;
-// Marks a lane without a key. It is not a valid key.
+// The value of a lane without a key. It is not a valid key.
 constexpr int64_t kEmptyKey = INT64_MIN;
 // The row of a key that is not in the vocabulary.
 constexpr int64_t kNoRow = -1;
 
-// A bijection of 64-bit values in which every output bit depends on every input
-// bit (the finalizer of splitmix64). Exported graphs compute the same function,
-// so it must not change.
+// Maps 64-bit values one-to-one to 64-bit values. Every output bit depends on
+// every input bit. This function is the finalizer of splitmix64. It must not
+// change, because exported graphs compute the same function.
 inline uint64_t MixBits(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-// Scales the 32-bit value `bits` to [0, size). `size` must be at most 2^32.
+// Maps the 32-bit value `bits` proportionally to [0, size). `size` must be at
+// most 2^32.
 inline uint64_t ScaledTo(uint64_t size, uint32_t bits) {
   return (bits * size) >> 32;
 }
@@ -42,17 +45,16 @@ class BucketLayout {
  public:
   static constexpr int64_t kMaxSegments = 64;
   static constexpr int64_t kMaxProbes = 4;
-  static constexpr int64_t kMaxBuckets = int64_t{1} << 29;  // 2^32 rows
+  static constexpr int64_t kMaxBuckets = int64_t{1} << 29;  // 2^32 rows.
 
   // Creates a layout of one bucket.
   BucketLayout() : BucketLayout(1) {}
 
-  // Computes the number of buckets of a vocabulary with at least `capacity`
-  // rows. Returns an error unless the capacity is in [1, 2^32].
+  // Computes the number of buckets that a vocabulary needs for at least
+  // `capacity` rows. Returns an error unless the capacity is in [1, 2^32].
   static Status NumBucketsFor(int64_t capacity, int64_t* num_buckets);
 
-  // Returns an error unless `num_buckets` is a possible result of
-  // `NumBucketsFor`.
+  // Returns an error if `NumBucketsFor` cannot return `num_buckets`.
   static Status Make(int64_t num_buckets, BucketLayout* layout);
 
   int64_t num_buckets() const { return num_buckets_; }
@@ -70,7 +72,7 @@ class BucketLayout {
   int64_t SegmentOf(int64_t bucket) const {
     return static_cast<int64_t>(by_segment_(bucket));
   }
-  // Returns the bucket that a search visits after `bucket`.
+  // Returns the next bucket that a search visits after `bucket`.
   int64_t Next(int64_t bucket) const {
     const int64_t end = (SegmentOf(bucket) + 1) * buckets_per_segment_;
     return bucket + 1 < end ? bucket + 1 : end - buckets_per_segment_;

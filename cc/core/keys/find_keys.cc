@@ -12,11 +12,12 @@
 namespace layoutmap {
 namespace {
 
-// Number of keys whose buckets are prefetched ahead of the search.
+// Prefetch distance: the number of keys between the prefetch of a key's buckets
+// and the search for the key.
 constexpr int64_t kAhead = 16;
 
-// About the time of one cache miss, which overlaps with the prefetches of other
-// keys.
+// Approximate time per key. It is the time of one cache miss, reduced by the
+// overlap with the cache misses of other keys.
 constexpr int64_t kNanosecondsPerKey = 20;
 
 }  // namespace

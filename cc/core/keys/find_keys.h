@@ -1,4 +1,4 @@
-// Looks up the rows of keys without changing the vocabulary.
+// Finds the rows of keys without changing the vocabulary.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_FIND_KEYS_H_
 #define TF_LAYOUTMAP_CORE_KEYS_FIND_KEYS_H_
@@ -12,8 +12,9 @@
 
 namespace layoutmap {
 
-// Sets rows[i] to the row of keys[i], or to kNoRow. `stored` contains the keys
-// of the vocabulary by bucket. kEmptyKey is never found.
+// Sets rows[i] to the row of keys[i], or to kNoRow if the vocabulary does not
+// contain the key. `stored` contains the keys of the vocabulary, indexed by
+// bucket. For kEmptyKey, the result is always kNoRow.
 void FindKeys(const BucketLayout& layout,
               const ShardedView<const int64_t>& stored,
               Span<const int64_t> keys, const ParallelFor& parallel_for,

@@ -14,15 +14,15 @@
 namespace layoutmap {
 namespace {
 
-// erf(sqrt(2)): the fraction of a normal distribution within two standard
-// deviations.
+// The fraction of a normal distribution that is within two standard deviations,
+// erf(sqrt(2)).
 constexpr double kShareWithinTwo = 0.95449973610364158;
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kLn2 = 0.69314718055994531;
 
-// Returns the natural logarithm of a positive normal number, computed with the
-// series of atanh. The precision is far above the precision of the resulting
-// float.
+// Returns the natural logarithm of x, which must be a positive normal number.
+// The logarithm is computed with the series of atanh. The result is much more
+// precise than a float.
 double Log(double x) {
   uint64_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -43,8 +43,8 @@ double Polynomial(const double (&coefficients)[9], double x) {
   return sum;
 }
 
-// Returns the inverse of erf on (-1, 1) with single precision (Giles,
-// "Approximating the erfinv function", GPU Computing Gems, 2011).
+// Returns the inverse error function of a value in (-1, 1) in single precision
+// (Giles, "Approximating the erfinv function", GPU Computing Gems, 2011).
 double InverseErf(double x) {
   constexpr double kCenter[9] = {
       2.81022636e-08,  3.43273939e-07, -3.5233877e-06,
@@ -59,8 +59,8 @@ double InverseErf(double x) {
   return p * x;
 }
 
-// Returns a value in (-1, 1) with both ends excluded; the values are symmetric
-// around 0.
+// Maps random bits to the open interval (-1, 1). The possible values are
+// symmetric around 0.
 double Symmetric(uint64_t bits) {
   constexpr double kStep = 1.0 / (int64_t{1} << 52);
   return (static_cast<double>(bits >> 12) + 0.5) * 2 * kStep - 1;
@@ -103,7 +103,7 @@ void FillFirstValues(const FirstValues& first_values, int64_t key,
       first_values.kind == FirstValues::Kind::kTruncatedNormal;
   const double share = is_truncated ? kShareWithinTwo : 1;
   for (float& value : row) {
-    // The next state of splitmix64.
+    // Computes the next state of the splitmix64 generator.
     state += 0x9E3779B97F4A7C15u;
     value = static_cast<float>(
         a + b * (kSqrt2 * InverseErf(share * Symmetric(MixBits(state)))));

@@ -12,27 +12,33 @@
 
 namespace layoutmap {
 
-// A distribution of initial values. The values only depend on seed, key and
-// column, and not on the row or the step. A key that is inserted again gets the
-// same initial values.
+// A distribution of initial values. The values depend only on the seed, the key
+// and the column. They do not depend on the row or the step. If a key is
+// evicted and inserted again, it gets the same initial values.
 struct FirstValues {
   enum class Kind {
-    kConstant,         // a
-    kUniform,          // in [a, b)
-    kNormal,           // mean a, standard deviation b
-    kTruncatedNormal,  // normal, limited to two standard deviations
+    // All values are a.
+    kConstant,
+    // The values are uniformly distributed in [a, b).
+    kUniform,
+    // The values have mean a and standard deviation b.
+    kNormal,
+    // A normal distribution that is limited to two standard deviations.
+    kTruncatedNormal,
   };
 
   Kind kind = Kind::kConstant;
   float a = 0;
   float b = 0;
-  uint64_t seed = 0;  // derived from vocabulary and table
+  // The seed is derived from the vocabulary and the table.
+  uint64_t seed = 0;
 };
 
 Status ParseFirstValues(const std::string& name, FirstValues::Kind* kind);
 
-// Fills the row of a key. Results are bitwise identical on all machines: sqrt,
-// which is exact, is the only C library function used.
+// Fills the row of a key with its initial values. Results are bitwise identical
+// on all machines, because the only C library function in use is sqrt, which
+// rounds correctly.
 void FillFirstValues(
     const FirstValues& first_values, int64_t key, Span<float> row,
     const KeyKernels& kernels = KeyKernelsFor(CurrentCpuLevel()));

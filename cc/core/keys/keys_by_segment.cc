@@ -14,8 +14,9 @@
 namespace layoutmap {
 namespace {
 
-// The size does not depend on the number of threads, because the place of a key
-// depends on the borders of the parts.
+// Number of keys in a part of the batch. The number must not depend on the
+// number of threads, because the borders of the parts affect the order of the
+// keys.
 constexpr int64_t kKeysPerPart = 4096;
 
 }  // namespace
@@ -27,8 +28,8 @@ KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
   const int64_t num_segments = layout.num_segments();
   const int64_t num_parts = (num_keys + kKeysPerPart - 1) / kKeysPerPart;
   const RawArray<uint32_t> buckets(num_keys);
-  // Indexed by part, then by segment: first the number of keys, later the place
-  // of the next key.
+  // Indexed by part, then by segment. At first, each value is the number of
+  // keys. Later, it is the place of the next key.
   std::vector<int64_t> next(num_parts * num_segments);
   std::vector<char> has_empty_key(num_parts);
   const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {

@@ -1,4 +1,4 @@
-// The keys of a batch, grouped by segments of a vocabulary.
+// Groups the keys of a batch by the segments of a vocabulary.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_KEYS_BY_SEGMENT_H_
 #define TF_LAYOUTMAP_CORE_KEYS_KEYS_BY_SEGMENT_H_
@@ -15,26 +15,28 @@
 
 namespace layoutmap {
 
-// The keys of a batch in places that are contiguous for each segment. The
-// worker of a segment therefore accesses separate memory.
+// The keys of a batch, grouped by segment. The keys of a segment are
+// contiguous, so that the workers of different segments access different
+// memory.
 struct KeysBySegment {
-  // The keys of segment s are places[splits[s]] to places[splits[s + 1] - 1],
-  // with ascending positions.
+  // The keys of segment s are places[splits[s]] to places[splits[s + 1] - 1].
+  // Their positions in the batch are ascending.
   RawArray<KeyPlace> places;
   std::vector<int64_t> splits;
-  // Index in `places` of each key of the batch.
+  // For each key of the batch, its index in `places`.
   RawArray<uint32_t> place_of;
-  bool has_empty_key = false;  // whether kEmptyKey is among the keys
+  // Whether the batch contains kEmptyKey.
+  bool has_empty_key = false;
 };
 
 KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
                        const KeyKernels& kernels,
                        const ParallelFor& parallel_for);
 
-// Finds duplicate keys: returns the first occurrence of each key of a list.
+// Finds the first occurrence of each key in a list that may contain duplicates.
 class FirstOccurrences {
  public:
-  // Returns the number of slots for a list of `num_keys` keys.
+  // Returns the number of slots that a list of `num_keys` keys requires.
   static int64_t NumSlots(int64_t num_keys);
 
   // `slots` must have NumSlots(num_keys) elements and may be uninitialized.
@@ -42,13 +44,14 @@ class FirstOccurrences {
     std::fill(slots.begin(), slots.end(), 0);
   }
 
-  // Returns the number under which an equal key was added first, or `number` if
-  // there is none. `key_of(n)` must return the key that was added with number
-  // n.
+  // Adds a key with a number. If an equal key was added before, returns the
+  // number of its first occurrence. Otherwise, returns `number`. `key_of(n)`
+  // must return the key that was added with the number n.
   template <typename KeyOf>
   uint32_t Add(int64_t key, uint32_t number, const KeyOf& key_of) {
     const uint64_t mask = static_cast<uint64_t>(slots_.size()) - 1;
-    // Does not use the bits that select the segment and the bucket.
+    // The slot is selected by the low bits. The high bits select the segment
+    // and the bucket.
     uint64_t slot = MixBits(static_cast<uint64_t>(key)) & mask;
     while (slots_[slot] != 0 && key_of(slots_[slot] - 1) != key) {
       slot = (slot + 1) & mask;

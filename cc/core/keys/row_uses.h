@@ -1,4 +1,4 @@
-// Sorting of the uses of rows in a step by row.
+// Sorts the uses of rows in a step by row.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_ROW_USES_H_
 #define TF_LAYOUTMAP_CORE_KEYS_ROW_USES_H_
@@ -11,9 +11,10 @@
 
 namespace layoutmap {
 
-// A use of a row. The upper bits hold the row, relative to the first row of its
-// segment, and the lower bits the position of the key. Sorted uses are
-// therefore grouped by row, with ascending positions.
+// A use of a row by a key of the batch. The upper 32 bits are the row, relative
+// to the first row of its segment. The lower 32 bits are the position of the
+// key in the batch. Sorting therefore groups the uses by row and orders the
+// uses of a row by position.
 using RowUse = uint64_t;
 
 inline RowUse MakeRowUse(int64_t row, uint32_t position) {
@@ -22,15 +23,16 @@ inline RowUse MakeRowUse(int64_t row, uint32_t position) {
 inline int64_t RowOfUse(RowUse use) { return static_cast<int64_t>(use >> 32); }
 inline uint32_t PositionOfUse(RowUse use) { return static_cast<uint32_t>(use); }
 
-// Sorts uses whose positions ascend and whose rows are below `num_rows`.
-// `spare` must have at least the size of `uses`. The function may swap the two
-// spans; the result is in `uses`.
+// Sorts uses. The positions must be ascending, and all rows must be below
+// `num_rows`. `spare` must have at least the size of `uses`. The function may
+// swap the two spans. The result is in `uses`.
 inline void SortUses(int64_t num_rows, int64_t size, Span<RowUse>* uses,
                      Span<RowUse>* spare) {
-  // The counters and the uses of a segment together fit in the first-level
-  // cache.
+  // With this digit size, the counters and the uses of a segment fit in the
+  // first-level cache.
   constexpr int kMaxDigitBits = 8;
-  // Below this size, std::sort is faster than a pass over the counters.
+  // For sizes up to this limit, std::sort is faster than a pass over the
+  // counters.
   constexpr int64_t kMaxStdSortSize = 64;
   if (size <= kMaxStdSortSize) {
     std::sort(uses->data(), uses->data() + size);
@@ -58,8 +60,8 @@ inline void SortUses(int64_t num_rows, int64_t size, Span<RowUse>* uses,
   }
 }
 
-// Sorts `size` uses, of which the first `num_sorted` are already sorted. The
-// two parts must not have common rows.
+// Sorts `size` uses. The first `num_sorted` uses must already be sorted. A row
+// must not occur both in the sorted part and in the other part.
 inline void SortAddedUses(int64_t num_rows, int64_t num_sorted, int64_t size,
                           Span<RowUse>* uses, Span<RowUse>* spare) {
   if (num_sorted == size) return;
@@ -72,8 +74,8 @@ inline void SortAddedUses(int64_t num_rows, int64_t num_sorted, int64_t size,
   std::swap(*uses, *spare);
 }
 
-// Calls `visit(row, first, last)` for each row, whose uses are in [first,
-// last).
+// Calls `visit(row, first, last)` for each row. The uses of the row are in the
+// range [first, last).
 template <typename Visit>
 void ForRowsOfUses(const RowUse* uses, int64_t size, const Visit& visit) {
   for (int64_t first = 0; first < size;) {

@@ -11,8 +11,8 @@
 namespace layoutmap {
 namespace {
 
-// Sizes around the threshold of the sort algorithms, and rows of one to four
-// digits.
+// Tests sizes below and above the limit for std::sort, and rows that have one
+// to four digits.
 TEST(RowUsesTest, SortMatchesTheStandardLibrary) {
   std::mt19937_64 random(3);
   for (int64_t num_rows : {1, 2, 255, 256, 257, 15632, 65536, 1 << 26}) {
@@ -39,7 +39,7 @@ TEST(RowUsesTest, AddedUsesAreMergedWithSortedUses) {
       for (int64_t num_added : {0, 1, 700}) {
         std::vector<RowUse> uses, spare(num_sorted + num_added);
         for (int64_t i = 0; i < num_sorted + num_added; ++i) {
-          // Even rows are already sorted, odd rows are added.
+          // The sorted uses have even rows. The added uses have odd rows.
           const int64_t row = random() % (num_rows / 2) * 2 + (i >= num_sorted);
           uses.push_back(MakeRowUse(row, static_cast<uint32_t>(i)));
         }

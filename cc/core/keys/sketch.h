@@ -1,4 +1,5 @@
-// Approximate use counts of keys without a row, in 16 bits per key.
+// Stores approximate use counts of keys without a row. Each key requires 16
+// bits.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_SKETCH_H_
 #define TF_LAYOUTMAP_CORE_KEYS_SKETCH_H_
@@ -11,10 +12,10 @@
 
 namespace layoutmap {
 
-// A count-min sketch of one segment. It has two rows of 8-bit cells; each key
-// has one cell in each row. When the number of counted ids reaches half the
-// cells of a row, the window, all cells are decremented by one. This gives the
-// following bounds:
+// A count-min sketch of one segment. It has two rows of 8-bit cells. Each key
+// has one cell in each row. A window consists of half as many ids as a row has
+// cells. After each window, all cells are decremented by one. The counts have
+// the following bounds:
 //
 //   * If a key was seen n times (up to 255) while N ids were counted, its
 //     count is at least n - ceil(N / window), which is n - 1 within one
@@ -23,13 +24,13 @@ namespace layoutmap {
 //   * A count is too high only if other keys share both cells. Among keys
 //     that are seen once, fewer than one in ten have a count of two.
 //
-// If all cells were halved instead, the count of a key with k ids per window
-// would never reach 2 * k.
+// Many other sketches halve all cells instead. The count of a key with k ids
+// per window would then never reach 2 * k.
 class SegmentSketch {
  public:
-  // Returns the number of cells in each of the two rows: two per key, and at
-  // least 256, so that the window of a small vocabulary is longer than a few
-  // steps.
+  // Returns the number of cells in each of the two rows. There are two cells
+  // per key, and at least 256 cells, so that the window of a small vocabulary
+  // is longer than a few steps.
   static int64_t NumCells(const BucketLayout& layout) {
     return std::max<int64_t>(2 * kKeysPerBucket * layout.buckets_per_segment(),
                              256);
@@ -40,7 +41,7 @@ class SegmentSketch {
   SegmentSketch(Span<uint8_t> cells, int64_t* seen)
       : cells_(cells), num_cells_(cells.size() / 2), seen_(seen) {}
 
-  // Adds `times` uses of a key and returns its count, at most 255.
+  // Adds `times` uses of a key and returns its new count, which is at most 255.
   int32_t Add(int64_t key, int64_t times) {
     const uint64_t bits =
         MixBits(MixBits(static_cast<uint64_t>(key)) + 0x9E3779B97F4A7C15u);
@@ -50,14 +51,13 @@ class SegmentSketch {
                ScaledTo(num_cells_, static_cast<uint32_t>(bits >> 32))];
     times = std::min<int64_t>(times, 255);
     const int64_t count = std::min<int64_t>(std::min(a, b) + times, 255);
-    // Cells are only raised to the new count. A cell with a higher value counts
-    // other keys, too.
+    // A cell is changed only if its value is below the new count. A cell with a
+    // higher value also counts other keys.
     a = std::max(a, static_cast<uint8_t>(count));
     b = std::max(b, static_cast<uint8_t>(count));
     *seen_ += times;
-    // The window has half as many ids as a row has cells. If it had as many ids
-    // as cells or more, cells would be incremented faster than they are
-    // decremented.
+    // If the window had as many ids as a row has cells, or more ids, the cells
+    // would be incremented faster than they are decremented.
     const int64_t window = num_cells_ / 2;
     for (; *seen_ >= window; *seen_ -= window) LowerCells();
     return static_cast<int32_t>(count);

@@ -13,7 +13,7 @@
 namespace layoutmap {
 namespace {
 
-// The sketch of the first segment of a vocabulary.
+// The sketch for the first segment of a vocabulary.
 class Sketch {
  public:
   explicit Sketch(int64_t capacity) {
@@ -39,23 +39,26 @@ class Sketch {
 
 TEST(SketchTest, TheWindowIsAtLeastTheRowsOfASegment) {
   EXPECT_EQ(Sketch(8).window(), 128);
-  EXPECT_EQ(Sketch(2000).window(), 128);    // 64 segments of 32 rows.
-  EXPECT_EQ(Sketch(64000).window(), 1000);  // 64 segments of 1,000 rows.
+  EXPECT_EQ(Sketch(2000).window(), 128);  // There are 64 segments of 32 rows.
+  // There are 64 segments of 1,000 rows.
+  EXPECT_EQ(Sketch(64000).window(), 1000);
 }
 
-// Keys of different frequencies, added one at a time or several at a time.
+// Keys have different frequencies. The test adds one or several uses of a key
+// per call.
 TEST(SketchTest, CountsAreNotBelowTheirLowerBound) {
   std::mt19937_64 random(1);
   for (const int64_t capacity : {8, 500, 64000}) {
     Sketch sketch(capacity);
     struct Seen {
       int64_t times = 0;
-      int64_t first = 0;  // number of ids that were counted earlier
+      // Number of ids that the sketch counted before the first use of the key.
+      int64_t first = 0;
     };
     std::map<int64_t, Seen> seen;
     int64_t num_ids = 0;
     for (int64_t i = 0; i < 30 * sketch.window(); ++i) {
-      // Small keys are frequent.
+      // Keys with small values are frequent.
       const int64_t key = int64_t{1} << (random() % 16);
       const int64_t drawn = static_cast<int64_t>(random() % key);
       const int64_t times = random() % 8 == 0 ? 1 + random() % 20 : 1;
@@ -68,15 +71,15 @@ TEST(SketchTest, CountsAreNotBelowTheirLowerBound) {
       const int64_t lost = (passed + sketch.window() - 1) / sketch.window();
       ASSERT_GE(count, std::min<int64_t>(one.times, 255) - lost)
           << capacity << " " << i;
-      // A saturated cell does not count further, so the count of this key
-      // restarts.
+      // A cell with the value 255 does not count further uses, so the test
+      // starts a new count for this key.
       if (count == 255) seen.erase(found);
     }
   }
 }
 
 TEST(SketchTest, AtMostOneCountIsLostWithinAWindow) {
-  // The test starts at each position of the window.
+  // The test is repeated for each start position in the window.
   for (int64_t before = 0; before < 128; ++before) {
     Sketch sketch(8);
     for (int64_t i = 0; i < before; ++i) sketch.Add(1'000'000 + i);
@@ -93,11 +96,13 @@ TEST(SketchTest, KeysThatAreSeenInEachWindowReachAnyCount) {
     for (int64_t i = 0; i < 400; ++i) {
       for (int64_t key = 0; key < 10; ++key) {
         highest[key] = std::max(highest[key], sketch.Add(key));
-        // An equal number of keys is seen only once.
+        // After each of the ten keys, the loop adds another key that occurs
+        // only once.
         sketch.Add(1'000'000 + 10 * i + key);
       }
     }
-    // There are 20 ids per round, so a count is lost every 6.4 rounds.
+    // The outer loop adds 20 ids per iteration. With a window of 128 ids, each
+    // count is decremented every 6.4 iterations.
     EXPECT_EQ(*std::min_element(highest.begin(), highest.end()), 255)
         << capacity;
   }
@@ -121,7 +126,8 @@ TEST(SketchTest, FewerThanOneInTenKeysSeenOnceCountTwice) {
 TEST(SketchTest, CountsAreAtMost255) {
   Sketch sketch(8);
   EXPECT_EQ(sketch.Add(5, 1000), 255);
-  // After 255 ids one window is complete and the second is not.
+  // After 255 ids, one window of 128 ids is complete, and the second window is
+  // not.
   EXPECT_EQ(sketch.Add(5, 0), 254);
   EXPECT_EQ(sketch.Add(5, 1), 255);
 }

@@ -1,4 +1,4 @@
-// Views of the state of an open vocabulary.
+// Views of the variables that store the state of an open vocabulary.
 
 #ifndef TF_LAYOUTMAP_CORE_KEYS_VOCABULARY_STATE_H_
 #define TF_LAYOUTMAP_CORE_KEYS_VOCABULARY_STATE_H_
@@ -12,20 +12,24 @@
 
 namespace layoutmap {
 
-// Views by bucket, [num_buckets, 8] each. All views have the same sharding. A
-// lane without a key has key kEmptyKey, step 0 and count 0.
+// Each view has the shape [num_buckets, 8], and all views are sharded in the
+// same way. A lane without a key has the key kEmptyKey, the step 0 and the
+// count 0.
 struct VocabularyState {
   ShardedView<int64_t> keys;
-  ShardedView<int32_t> last_step;  // last step that used the key
-  ShardedView<int32_t> count;      // number of uses
-  // [num_segments, 2, cells] and [num_segments] (cc/core/keys/sketch.h). Empty
-  // if keys are not admitted by count.
+  // Number of the last step that used the key.
+  ShardedView<int32_t> last_step;
+  // Number of uses of the key.
+  ShardedView<int32_t> count;
+  // The state of the sketches, [num_segments, 2, cells] and [num_segments]
+  // (cc/core/keys/sketch.h). Empty if keys are not admitted by count.
   Span<uint8_t> sketch;
   Span<int64_t> seen;
-  // The segments of a partial state, for example on a server. The views are
-  // still indexed by bucket of the full vocabulary, but only buckets of these
-  // segments may be accessed. `sketch` and `seen` only hold these segments. 0
-  // segments mean the full vocabulary.
+  // The segments that this object contains, if it contains only a part of the
+  // vocabulary, for example on a server. The views are indexed by the buckets
+  // of the full vocabulary, and only the buckets of these segments may be
+  // accessed. `sketch` and `seen` contain only these segments. If
+  // `num_segments` is 0, this object contains the full vocabulary.
   int64_t first_segment = 0;
   int64_t num_segments = 0;
 
@@ -38,8 +42,9 @@ struct VocabularyState {
   }
 };
 
-// Access to the buckets of a state through a `locate` function of their
-// partition (RowPartition::WithLocate), which is faster in loops.
+// Accesses the buckets of a state through a `locate` function
+// (RowPartition::WithLocate), which is faster in loops than
+// `RowPartition::Locate`.
 template <typename Locate>
 struct Buckets {
   struct Bucket {
@@ -71,9 +76,11 @@ void WithBuckets(const VocabularyState& state, const Work& work) {
       [&](auto locate) { work(Buckets<decltype(locate)>{locate, &state}); });
 }
 
-// Returns the lane of a key in its bucket, or -1.
+// Returns the lane of a key in a bucket, or -1 if the bucket does not contain
+// the key.
 inline int FindLane(const int64_t* keys, int64_t key) {
-  // All lanes are compared without branches, which allows vector instructions.
+  // The loop compares all lanes without branches, so that the compiler can use
+  // vector instructions.
   unsigned found = 0;
   for (int lane = 0; lane < kKeysPerBucket; ++lane) {
     found |= static_cast<unsigned>(keys[lane] == key) << lane;
@@ -81,9 +88,9 @@ inline int FindLane(const int64_t* keys, int64_t key) {
   return found == 0 ? -1 : __builtin_ctz(found);
 }
 
-// Returns the row of a key, or kNoRow. The search starts in `bucket`. The
-// number of visited buckets is added to `num_probes`. `keys_of(bucket)` must
-// return the keys of a bucket.
+// Returns the row of a key, or kNoRow if the key is not found. The search
+// starts in `bucket`. The function adds the number of visited buckets to
+// `num_probes`. `keys_of(bucket)` must return the keys of a bucket.
 template <typename KeysOf>
 int64_t FindRow(const BucketLayout& layout, const KeysOf& keys_of,
                 int64_t bucket, int64_t key, int64_t* num_probes) {

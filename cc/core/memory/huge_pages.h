@@ -1,4 +1,4 @@
-// Huge pages for large memory blocks.
+// Functions that place large memory blocks in huge pages.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_HUGE_PAGES_H_
@@ -8,11 +8,11 @@
 
 namespace layoutmap {
 
-// Advises the kernel to use 2 MiB pages for the part of `data` that fills such
-// pages. Random row accesses then cause fewer TLB misses, and the kernel clears
-// untouched memory 512 base pages at a time. The call is a hint: it has no
-// effect where huge pages are not available. Call it before the first write to
-// `data`.
+// Advises the kernel to use 2 MiB pages for the part of `data` that fills
+// complete pages of this size. Random row accesses then cause fewer TLB misses,
+// and the kernel clears new memory 512 base pages at a time. The call has no
+// effect if huge pages are not available. Call this function before the first
+// write to `data`.
 void AdviseHugePages(void* data, size_t num_bytes);
 
 struct MemoryRange {
@@ -22,9 +22,9 @@ struct MemoryRange {
 
 // Moves the memory in `range` to huge pages, one page at a time, until `stop`
 // is true. Other threads may read, write and free the memory during the call.
-// Returns whether all of the memory is in huge pages. The result is false if
-// the kernel does not support the move (before Linux 6.1) or has no free huge
-// page.
+// Returns true if all of the memory is in huge pages after the call. Returns
+// false if the kernel is older than Linux 6.1 and does not support the move, or
+// if the kernel has no free huge page.
 bool MoveToHugePages(const MemoryRange& range, const std::atomic<bool>& stop);
 
 }  // namespace layoutmap

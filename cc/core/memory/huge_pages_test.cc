@@ -28,8 +28,8 @@ TEST(HugePagesTest, MoveKeepsValues) {
   std::vector<uint8_t> memory(kSize, 7);
   std::atomic<bool> stop{false};
   const MemoryRange range = {memory.data() + 1, memory.size() - 1};
-  // Two calls return the same result, whether or not the kernel supports the
-  // move.
+  // Two calls must return the same result. The test does not check which
+  // result, because the kernel may not support the move.
   const bool is_moved = MoveToHugePages(range, stop);
   EXPECT_EQ(MoveToHugePages(range, stop), is_moved);
   EXPECT_EQ(memory, std::vector<uint8_t>(kSize, 7));

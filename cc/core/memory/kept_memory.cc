@@ -8,8 +8,8 @@
 namespace layoutmap {
 namespace {
 
-// AddressSanitizer must observe each allocation and deallocation with its exact
-// size, so no blocks are kept.
+// The pool keeps no blocks under AddressSanitizer, because AddressSanitizer
+// must observe each allocation and deallocation with its exact size.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kKeeps = false;
 #elif defined(__has_feature)
@@ -22,7 +22,8 @@ constexpr bool kKeeps = true;
 constexpr bool kKeeps = true;
 #endif
 
-// The C library itself keeps blocks below this size.
+// Minimum size of the blocks that the pool keeps. The C library itself keeps
+// smaller blocks.
 constexpr size_t kSmallest = size_t{64} << 10;
 constexpr size_t kMaxKeptBytes = size_t{64} << 20;
 
@@ -30,10 +31,10 @@ bool IsKept(size_t size) {
   return kKeeps && size >= kSmallest && size <= kMaxKeptBytes;
 }
 
-// Returns the size of the block to allocate for `size` bytes. Batch sizes vary
-// slightly, so sizes are rounded up to one of four block sizes per power of
-// two, and the next batch can use the same block. The unused end of a block is
-// never written to, so it takes no physical memory.
+// Returns the size of the block to allocate for `size` bytes. The function
+// rounds the size up to one of four block sizes per power of two. If the next
+// batch has a slightly different size, it can therefore use the same block. The
+// unused end of a block takes no physical memory, because it is never written.
 size_t BlockSize(size_t size) {
   size_t quarter = kSmallest / 4;
   while (8 * quarter < size) quarter *= 2;
@@ -42,7 +43,8 @@ size_t BlockSize(size_t size) {
 
 class KeptBlocks {
  public:
-  // Returns a kept block, or null if no block has this size.
+  // Removes a block of this size from the pool and returns it. Returns null if
+  // the pool has no block of this size.
   void* Take(size_t size) {
     std::lock_guard<std::mutex> lock(mutex_);
     // The search begins with the most recently returned block, which may still
@@ -59,7 +61,7 @@ class KeptBlocks {
 
   void Return(void* memory, size_t size) noexcept {
     std::lock_guard<std::mutex> lock(mutex_);
-    // The blocks that were returned longest ago are freed first.
+    // The loop frees the blocks that were returned to the pool earliest.
     size_t num_evicted = 0;
     for (; total_ + size > kMaxKeptBytes; ++num_evicted) {
       total_ -= blocks_[num_evicted].size;
@@ -68,7 +70,8 @@ class KeptBlocks {
     blocks_.erase(blocks_.begin(),
                   blocks_.begin() + static_cast<ptrdiff_t>(num_evicted));
     blocks_.push_back(
-        {memory, size});  // Does not allocate: capacity is reserved.
+        // This call does not allocate memory, because the capacity is reserved.
+        {memory, size});
     total_ += size;
   }
 
@@ -81,13 +84,13 @@ class KeptBlocks {
   };
 
   std::mutex mutex_;
-  // Kept blocks in the order in which they were returned. `mutex_` guards all
-  // members.
+  // The blocks of the pool in the order in which they were returned. `mutex_`
+  // guards all members.
   std::vector<Block> blocks_;
   size_t total_ = 0;
 };
 
-// The object is never destroyed, because threads may return memory while the
+// The pool is never destroyed, because threads may return memory while the
 // process exits.
 KeptBlocks& Kept() {
   static KeptBlocks* const kept = new KeptBlocks;

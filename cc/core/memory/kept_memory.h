@@ -1,4 +1,4 @@
-// A pool that keeps the memory of one step for the next step.
+// A memory pool that keeps the memory of one step for the next step.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_KEPT_MEMORY_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_KEPT_MEMORY_H_
@@ -11,9 +11,9 @@ namespace layoutmap {
 // with `ReturnMemory`. Throws std::bad_alloc. Both functions are thread-safe.
 //
 // Consecutive steps need about the same amount of memory. The C library returns
-// large blocks to the kernel, which clears every page at the next allocation;
-// that took a third of the time of a step with 160,000 keys. The pool therefore
-// keeps the most recently returned blocks, up to 64 MiB.
+// large blocks to the kernel, and the kernel clears every page at the next
+// allocation. In a step with 160,000 keys, this took a third of the time. The
+// pool therefore keeps the most recently returned blocks, up to 64 MiB.
 void* TakeMemory(size_t size);
 
 // Releases memory from `TakeMemory`. `size` must be the size that was passed to

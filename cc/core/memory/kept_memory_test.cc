@@ -28,8 +28,8 @@ TEST(KeptMemoryTest, EveryByteCanBeWritten) {
 TEST(KeptMemoryTest, ReturningNullIsANoOp) { ReturnMemory(nullptr, 1 << 20); }
 
 TEST(KeptMemoryTest, NoBlockIsInUseTwice) {
-  // The total size exceeds the limit of the pool, so that blocks are evicted,
-  // too.
+  // The total size exceeds the limit of the pool, so that the pool also frees
+  // blocks.
   std::vector<std::thread> threads;
   for (uint8_t t = 0; t < 4; ++t) {
     threads.emplace_back([t] {

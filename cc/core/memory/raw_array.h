@@ -1,4 +1,4 @@
-// An array of uninitialized values.
+// An array that does not initialize its values.
 
 #ifndef TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
 #define TF_LAYOUTMAP_CORE_MEMORY_RAW_ARRAY_H_
@@ -14,10 +14,10 @@
 namespace layoutmap {
 
 // An array whose values must be written before they are read. A std::vector
-// would initialize its values in one thread, which takes as long as finding the
-// keys of a step with 100,000 keys. Memory that is never written to takes no
-// physical pages, so that an array can be allocated for the worst case. Large
-// arrays are kept for the next step (kept_memory.h).
+// would initialize its values in one thread. In a step with 100,000 keys, this
+// takes as long as finding the keys. Memory that is never written takes no
+// physical pages, so an array can have the size of the worst case. The memory
+// of large arrays is kept for the next step (kept_memory.h).
 template <typename T>
 class RawArray {
  public:

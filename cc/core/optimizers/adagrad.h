@@ -1,5 +1,5 @@
-// Adagrad (Duchi et al., JMLR 2011) as implemented by the TPU engine: there is
-// no epsilon, and the accumulator `a` starts above 0.
+// Adagrad (Duchi et al., JMLR 2011) as implemented by the TPU engine. There is
+// no epsilon, and the initial value of the accumulator `a` must be above 0.
 //
 //   a += g^2
 //   p -= lr g / sqrt(a)

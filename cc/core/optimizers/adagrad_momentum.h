@@ -14,7 +14,7 @@ namespace layoutmap {
 namespace LM_ISA {
 
 struct AdagradMomentum {
-  static constexpr int kNumSlots = 2;  // accumulators, momenta
+  static constexpr int kNumSlots = 2;  // Accumulators, momenta.
 
   explicit AdagradMomentum(const float* h)
       : lr(h[0]),

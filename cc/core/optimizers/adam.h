@@ -1,13 +1,13 @@
-// Adam (Kingma and Ba, ICLR 2015) as implemented by the TPU engine. There is no
-// bias correction; a dynamic learning rate of lr sqrt(1 - beta_2^t) / (1 -
-// beta_1^t) can provide it.
+// Adam (Kingma and Ba, ICLR 2015) as implemented by the TPU engine. The update
+// has no bias correction. A program can apply it through a dynamic learning
+// rate of lr sqrt(1 - beta_2^t) / (1 - beta_1^t).
 //
 //   m = beta_1 m + (1 - beta_1) g
 //   v = beta_2 v + (1 - beta_2) g^2
 //   p -= lr m / sqrt(v + epsilon^2)   (sum inside the root)
 //   p -= lr m / (sqrt(v) + epsilon)   (outside)
 //
-// The caller decides whether rows without a gradient are updated, too (not
+// The caller decides whether rows without a gradient are also updated (not
 // lazy).
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_ADAM_H_
@@ -19,7 +19,7 @@ namespace layoutmap {
 namespace LM_ISA {
 
 struct Adam {
-  static constexpr int kNumSlots = 2;  // momenta, velocities
+  static constexpr int kNumSlots = 2;  // Momenta, velocities.
 
   explicit Adam(const float* h)
       : lr(h[0]),

@@ -20,13 +20,13 @@
 namespace layoutmap {
 namespace {
 
-// Tile size of rows that are expanded to floats. Expanding a tile prefetches
-// the rows of the next tile, which arrive while the tile is updated and
-// rounded.
+// Tile size for 16-bit rows, which are expanded to floats. The expansion of a
+// tile prefetches the rows of the next tile. These rows arrive in the cache
+// while the current tile is updated and rounded.
 constexpr int64_t kHalfTile = kAhead;
 
-// Sets the pointers of rows [begin, end) and of the `ahead` rows after them.
-// After the last row of `rows`, the pointer of the last row is repeated.
+// Computes the pointers to rows [begin, end) and to the `ahead` rows after
+// them. If `rows` has fewer rows, the pointer to the last row is repeated.
 template <typename T>
 void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
                  int64_t begin, int64_t end, int64_t ahead,
@@ -39,7 +39,7 @@ void ResolveRows(const ShardedView<T>& view, Span<const uint32_t> rows,
   std::fill(row_of->begin() + known, row_of->end(), (*row_of)[known - 1]);
 }
 
-// A tile of float rows, which are updated in place.
+// A tile of float rows. The kernel updates the rows in place.
 class FloatTile {
  public:
   static constexpr RowType kRowType = RowType::kFloat32;
@@ -63,11 +63,11 @@ class FloatTile {
   std::vector<float*> row_of_;
 };
 
-// A tile of 16-bit rows, which are expanded before and rounded after the
-// update.
+// A tile of 16-bit rows. The rows are expanded to floats before the update and
+// rounded after the update.
 class HalfTile {
  public:
-  // Also used for float16.
+  // The tuning is the same for bfloat16 and float16.
   static constexpr RowType kRowType = RowType::kBfloat16;
 
   HalfTile(const HalfTable& table, const RowTuning& tuning)
@@ -119,7 +119,7 @@ class HalfTile {
   std::vector<uint64_t> noise_keys_;
 };
 
-// The settings that are common to all ranges of an update.
+// The settings that all ranges of an update share.
 struct Settings {
   explicit Settings(const TableUpdate& update)
       : has_modifiers(HasModifiers(update.optimizer, update.hyperparameters)) {
@@ -170,8 +170,8 @@ void ApplyToRange(const TableUpdate& update, const Settings& settings,
   }
 }
 
-// Gradients for every row of the table. Rows of the update keep their
-// gradients; other rows have none.
+// The gradients of every row of a table. Rows that are not in the update have
+// no gradients.
 struct AllRows {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits;
@@ -201,7 +201,7 @@ int64_t NumRowsOf(const TableUpdate& update) {
              : update.half_table->rows.partition->num_rows();
 }
 
-// An update that is prepared to run on any range of its rows.
+// A prepared update, which can run on any range of its rows.
 class PreparedUpdate {
  public:
   explicit PreparedUpdate(const TableUpdate& update)
@@ -216,9 +216,9 @@ class PreparedUpdate {
   PreparedUpdate& operator=(const PreparedUpdate&) = delete;
 
   ItemLoop Loop() const {
-    // The cost assumes that gradient rows are in the cache, and that a table
-    // row and its slot rows are read from and written to memory, at four times
-    // the cost of a gradient row.
+    // The cost estimate assumes that gradient rows are in the cache. A table
+    // row or a slot row is read from memory and written to memory, which costs
+    // four times as much as a gradient row.
     const int64_t rows_touched = 1 + update_.slots.size();
     return {gradients_.splits, 4 * rows_touched, 8 + DimOf(update_) / 8};
   }

@@ -15,15 +15,21 @@
 
 namespace layoutmap {
 
-// The unique rows of a step. Each row has positions, in summation order; each
-// position has a gradient row and a gain.
+// The unique rows of a step and their gradients. Each row has a range of
+// positions, in summation order. Each position has a gradient row and a gain.
 struct RowGradients {
-  Span<const uint32_t> rows;   // ascending, [num_unique]
-  Span<const int64_t> splits;  // [num_unique + 1]
-  Span<const uint32_t>
-      gradient_of;          // [num_positions], index into gradient_rows
-  Span<const float> gains;  // [num_positions], or empty: all gains are 1
-  Span<const float* const> gradient_rows;  // each [dim]
+  // The unique rows in ascending order, [num_unique].
+  Span<const uint32_t> rows;
+  // The positions of rows[u] are splits[u] to splits[u + 1] - 1. The shape is
+  // [num_unique + 1].
+  Span<const int64_t> splits;
+  // For each position, the index of its gradient in `gradient_rows`,
+  // [num_positions].
+  Span<const uint32_t> gradient_of;
+  // Gain of each position, [num_positions]. If empty, all gains are 1.
+  Span<const float> gains;
+  // Pointers to gradient rows, which have `dim` values each.
+  Span<const float* const> gradient_rows;
 };
 
 // The update of one table, which has either float or 16-bit rows.
@@ -32,22 +38,25 @@ struct TableUpdate {
   Span<const float> hyperparameters;
   RowGradients gradients;
   const ShardedView<float>* table = nullptr;
-  const HalfTable* half_table = nullptr;  // used if `table` is null
+  // Used if `table` is null.
+  const HalfTable* half_table = nullptr;
   Span<const ShardedView<float>> slots;
-  RowTuning tuning = {};  // default if `tile` is 0
+  // If `tile` is 0, the default tuning is used.
+  RowTuning tuning = {};
 };
 
-// Sums the gradients of each unique row, then applies one step of the update
-// rule to the row and its slot rows, in place. Each row is written by one
-// worker and summed in the given order, so results are bitwise identical for
-// any number of workers.
+// Sums the gradients of each unique row. Then applies one step of the update
+// rule to the row and its slot rows, in place. One worker processes each row
+// and sums the gradients in the given order. Therefore, results are bitwise
+// identical for any number of workers.
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients,
                     const ShardedView<float>& table,
                     Span<const ShardedView<float>> slots,
                     const RowKernels& kernels, const ParallelFor& parallel_for);
 
-// Applies gradients to a table of 16-bit rows. Slot rows are floats.
+// Applies gradients to a table of 16-bit rows. The slot variables have float
+// rows.
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients, const HalfTable& table,
                     Span<const ShardedView<float>> slots,

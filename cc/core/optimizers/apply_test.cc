@@ -22,7 +22,7 @@ namespace {
 
 constexpr float kRate = 0.3f;
 
-// The unique rows of a step with their positions, and the gradients of
+// The unique rows of a test step with their positions, and the gradients of
 // `num_samples` samples.
 struct Step {
   std::vector<uint32_t> rows;
@@ -52,7 +52,7 @@ Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
   for (int64_t row = 0; row < num_rows; ++row) {
     if (random() % sparsity != 0) continue;
     step.rows.push_back(row);
-    // Most rows have few positions, some have very many.
+    // Most rows have a few positions. Some rows have 300 positions.
     const int64_t count = random() % 20 ? 1 + random() % 4 : 300;
     for (int64_t i = 0; i < count; ++i) {
       step.gradient_of.push_back(random() % kNumSamples);
@@ -67,7 +67,7 @@ Step RandomStep(int64_t num_rows, int sparsity, int64_t dim, uint32_t seed) {
   return step;
 }
 
-// A table and its positive accumulators.
+// A table and its accumulators, whose values are positive.
 struct Trained {
   TestTable table;
   TestTable accumulators;
@@ -125,8 +125,9 @@ void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
   }
 }
 
-// Compares both rules, with and without gains, at every level, with 1, 2 and 8
-// workers. Rows that are not in the step must stay unchanged.
+// Compares SGD and Adagrad with the reference, with and without gains, for
+// every CPU level, and for 1, 2 and 8 workers. Rows that are not in the step
+// must stay unchanged.
 void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
                             const Step& step) {
   for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
@@ -158,9 +159,9 @@ TEST(ApplyTest, ResultsAreBitwiseIdenticalForEveryDimLevelAndNumberOfWorkers) {
   }
 }
 
-// Compares every rule in all its forms, with and without modifiers, and with
-// updates of rows that were not looked up. The reference is one worker at the
-// baseline level.
+// Compares all variants of every update rule, with and without modifiers, and
+// with updates of rows that were not looked up. The expected result is computed
+// by one worker at the baseline CPU level.
 TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
   struct Case {
     Optimizer optimizer;
@@ -200,7 +201,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
                   partition, j == 0 ? dim : SlotDim(c.optimizer, j - 1, dim),
                   dim + j);
               for (std::vector<float>& shard : tables[j].shards()) {
-                // Slots must be positive.
+                // The values of slot variables must be positive.
                 for (float& x : shard) x = j == 0 ? x : std::fabs(x) + 0.1f;
               }
             }

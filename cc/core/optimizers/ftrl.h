@@ -6,8 +6,8 @@
 //   Q = (a'^q + beta) / lr + 2 l2
 //   p = |l| > l1 ? (sign(l) l1 - l) / Q : 0
 //
-// With multiply_linear_by_lr, the slot stores lr l instead of l, and every term
-// above is multiplied by lr, so that lr may be 0.
+// If multiply_linear_by_lr is set, the slot variable stores lr l instead of l.
+// Every term above is then multiplied by lr, so that lr may be 0.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_FTRL_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_FTRL_H_
@@ -18,7 +18,7 @@ namespace layoutmap {
 namespace LM_ISA {
 
 struct Ftrl {
-  static constexpr int kNumSlots = 2;  // accumulators, linears
+  static constexpr int kNumSlots = 2;  // Accumulators, linears.
 
   explicit Ftrl(const float* h)
       : lr(h[0]),

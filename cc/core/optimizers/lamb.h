@@ -1,5 +1,6 @@
-// LAMB (You et al., ICLR 2020, arXiv 1904.00962, algorithm 2). Each row is
-// treated as a separate layer with its own norms and its own step count t:
+// LAMB (You et al., ICLR 2020, arXiv 1904.00962, algorithm 2). The update
+// treats each row as a separate layer, which has its own norms and its own step
+// count t:
 //
 //   t += 1
 //   m = beta_1 m + (1 - beta_1) g
@@ -8,7 +9,8 @@
 //       + weight_decay p
 //   p -= lr (|p| / |r|) r
 //
-// The norms are Euclidean; their ratio is 1 if one of them is 0.
+// The norms |p| and |r| are Euclidean. If one of the norms is 0, their ratio is
+// defined as 1.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_LAMB_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_LAMB_H_
@@ -19,7 +21,7 @@ namespace layoutmap {
 namespace LM_ISA {
 
 struct Lamb {
-  static constexpr int kNumSlots = 3;  // momenta, velocities, steps
+  static constexpr int kNumSlots = 3;  // Momenta, velocities, steps.
   static constexpr bool kIsPerRow[] = {false, false, true};
 
   explicit Lamb(const float* h)
@@ -29,9 +31,9 @@ struct Lamb {
         epsilon(h[3]),
         weight_decay(h[4]) {}
 
-  // Returns 1 - beta^t in double precision, because the float result near 0
-  // would have few correct digits. The power is computed with products only,
-  // which gives the same result on every machine.
+  // Returns 1 - beta^t. The computation uses double precision, because a float
+  // result near 0 would have few correct digits. It computes the power with
+  // multiplications only, so that the result is the same on every machine.
   static double Correction(float beta, float t) {
     double power = 1, square = beta;
     for (uint32_t n = static_cast<uint32_t>(t); n > 0; n >>= 1) {
@@ -41,7 +43,7 @@ struct Lamb {
     return 1 - power;
   }
 
-  // Overwrites g with r.
+  // Updates the row `p` and its slot rows. The function overwrites g with r.
   void operator()(int64_t dim, float* g, float* p, float* const* slots) const {
     float* const momenta = slots[0];
     float* const velocities = slots[1];

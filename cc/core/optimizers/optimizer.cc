@@ -16,7 +16,8 @@ struct OptimizerInfo {
   const char* name;
   int num_slots;
   int num_hyperparameters;
-  int slot_per_row = -1;  // slot with one value per row, or -1
+  // Index of the slot variable with one value per row, or -1 if there is none.
+  int slot_per_row = -1;
 };
 
 constexpr OptimizerInfo kOptimizers[] = {

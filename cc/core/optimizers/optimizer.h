@@ -1,4 +1,4 @@
-// The update rules by name, and the checks of their hyperparameters.
+// The names of the update rules, and the checks of their hyperparameters.
 
 #ifndef TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
 #define TF_LAYOUTMAP_CORE_OPTIMIZERS_OPTIMIZER_H_
@@ -14,8 +14,8 @@ namespace layoutmap {
 
 Status ParseOptimizer(const std::string& name, Optimizer* optimizer);
 int NumSlots(Optimizer optimizer);
-// Returns the number of columns of a slot variable: `dim`, or 1 for a slot with
-// one value per row.
+// Returns the number of columns of a slot variable. The result is 1 if the slot
+// variable has one value per row, and `dim` otherwise.
 int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 
 // The hyperparameters of each rule, in order:
@@ -31,26 +31,27 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
-// optionally followed by all modifiers:
+// These values can be followed by the modifiers. Either all modifiers are
+// given, or none:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate
 //
-// Flags are 0 or 1. A limit that is not set is infinite.
+// The value of a flag is 0 or 1. If a limit is not set, its value is infinite.
 constexpr int kNumModifiers = 7;
 
-// Returns an error if the number of values is wrong, a value is not finite
-// (limits may be infinite), or the learning rate is below 0. `table` is the
-// table name for messages.
+// Returns an error if the number of values is wrong, if a value other than a
+// limit is not finite, or if the learning rate is below 0. `table` is the table
+// name in error messages.
 Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
                             Span<const float> hyperparameters);
 
-// Require checked hyperparameters.
+// These functions require hyperparameters that `CheckHyperparameters` accepts.
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 Modifiers ReadModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 
-// Returns whether a step also updates rows that were not looked up, because
-// their momenta decay and continue to change the rows.
+// Returns whether a step also updates rows that were not looked up. This is
+// necessary if the momenta of these rows decay and continue to change the rows.
 bool TouchesAllRows(Optimizer optimizer, Span<const float> hyperparameters);
 
 }  // namespace layoutmap

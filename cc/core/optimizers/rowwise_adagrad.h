@@ -14,7 +14,7 @@ namespace LM_ISA {
 
 struct RowwiseAdagrad {
   static constexpr int kNumSlots = 1;
-  static constexpr bool kIsPerRow[] = {true};  // accumulators
+  static constexpr bool kIsPerRow[] = {true};  // Accumulators.
 
   explicit RowwiseAdagrad(const float* h) : lr(h[0]), epsilon(h[1]) {}
 

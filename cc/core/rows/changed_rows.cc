@@ -84,7 +84,8 @@ Status ChangedRows::Take(int64_t watch,
       }
     }
   }
-  // The bits are cleared last, because the allocations above may fail.
+  // The bits are cleared last, so that no recorded row is lost if an allocation
+  // above fails.
   for (std::vector<uint64_t>& bits : bits_) bits.assign(bits.size(), 0);
   *rows = std::move(found);
   return Status();

@@ -17,9 +17,9 @@
 namespace layoutmap {
 namespace {
 
-// Ids are routed in chunks, which workers process in parallel. The borders of
-// the chunks do not affect the result: slots are ordered by shard, chunk and
-// position in the chunk, which is the order of ids.
+// Workers route chunks of ids in parallel. Slots are ordered by shard, by
+// chunk, and by position in the chunk. Within a shard, this is the order of the
+// ids, so the borders of the chunks do not affect the result.
 constexpr int64_t kMaxChunks = 16;
 constexpr int64_t kIdsPerChunk = 2048;
 constexpr int64_t kNanosPerId = 2;
@@ -34,7 +34,8 @@ RouteView<Tid> MakeRoom(int64_t num_slots, int64_t num_shards,
   return {route->local_rows, route->splits, route->permutation, route->inverse};
 }
 
-// Expands `route`, which has one slot per unique row, to the ids.
+// Converts the indices in `route` from unique rows to ids. `route` has one slot
+// per unique row.
 template <typename Tid>
 void SpreadOverIds(const UniqueRows& unique, Route<Tid>* route) {
   std::vector<int32_t> inverse(unique.positions.size());
@@ -66,9 +67,9 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
   auto chunk_begin = [&](int64_t chunk) { return n * chunk / num_chunks; };
   const int64_t cost = kNanosPerId * (n / num_chunks + 1);
 
-  // next[chunk * stride + s] is first the number of ids of the chunk in shard
-  // s, and later the next slot. A cache line separates the chunks to avoid
-  // false sharing.
+  // At first, next[chunk * stride + s] is the number of ids in the chunk that
+  // belong to shard s. Later, it is the next slot. There is one unused cache
+  // line between the chunks to avoid false sharing.
   const int64_t stride = num_shards + 64 / sizeof(int32_t);
   std::vector<int32_t> next(num_chunks * stride);
   std::vector<char> bad(num_chunks);
@@ -79,8 +80,8 @@ Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
       }
     });
   };
-  // If `inverse` is requested, it stores the shard of each id until the slot is
-  // known.
+  // If the caller requests `inverse`, it stores the shard of each id until the
+  // slot of the id is known.
   const bool has_inverse = out.inverse.size() == n;
   std::unique_ptr<int32_t[]> shards(has_inverse ? nullptr : new int32_t[n]);
   int32_t* const shard_of = has_inverse ? out.inverse.data() : shards.get();

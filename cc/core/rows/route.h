@@ -1,4 +1,4 @@
-// Routing of ids to shards.
+// Routes ids to the shards of a table.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROUTE_H_
@@ -13,7 +13,8 @@
 
 namespace layoutmap {
 
-// The routed ids. Shard s has the slots [splits[s], splits[s + 1]):
+// The result of routing ids to shards. Shard s has the slots [splits[s],
+// splits[s + 1]):
 //
 //   ids:         7 0 4 0      shards of 4 rows: [0, 4) and [4, 8)
 //   local_rows:  0 0 | 3 0    shard 0 gets 0 0, shard 1 gets 7 4
@@ -28,8 +29,8 @@ struct Route {
   std::vector<int32_t> inverse;
 };
 
-// A route in memory of the caller, with one slot per id. `inverse` may be empty
-// if it is not needed.
+// A route with one slot per id. The caller owns the memory. If the caller does
+// not need `inverse`, the span may be empty.
 template <typename Tid>
 struct RouteView {
   Span<Tid> local_rows;
@@ -38,15 +39,16 @@ struct RouteView {
   Span<int32_t> inverse;
 };
 
-// Routes ids to one slot per id. The slots of a shard are in id order. Returns
-// an error if an id is outside the table; the values of `out` are then
-// undefined.
+// Routes ids to shards, with one slot per id. The slots of a shard are in id
+// order. If an id is outside the table, returns an error, and the values of
+// `out` are undefined.
 template <typename Tid>
 Status RouteEachId(const RowPartition& partition, Span<const Tid> ids,
                    const ParallelFor& parallel_for, RouteView<Tid> out);
 
-// Routes ids. The slots of a shard are in id order; with `unique`, each row has
-// one slot, and the rows of a shard ascend. Returns an error if an id is
+// Routes ids to shards. If `unique` is false, each id has one slot, and the
+// slots of a shard are in id order. If `unique` is true, each row has one slot,
+// and the slots of a shard are in row order. Returns an error if an id is
 // outside the table.
 template <typename Tid>
 Status RouteIds(const RowPartition& partition, Span<const Tid> ids, bool unique,

@@ -17,7 +17,7 @@
 namespace layoutmap {
 namespace {
 
-// Routes ids with one list per shard, as a reference.
+// Computes the expected route with one list of ids per shard.
 template <typename Tid>
 Route<Tid> ReferenceRoute(const RowPartition& partition,
                           const std::vector<Tid>& ids, bool unique) {
@@ -89,7 +89,7 @@ TEST(RouteTest, MatchesOneListPerShard) {
   ExpectRandomIdsMatchReference<int64_t>(2);
 }
 
-// Uses enough ids for several chunks.
+// The test uses enough ids for several chunks.
 TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
   std::mt19937 random(3);
   for (int64_t num_ids : {8191, 8192, 16384, 100000, 200001}) {
@@ -98,7 +98,7 @@ TEST(RouteTest, ManyIdsKeepTheirOrderForAnyNumberOfWorkers) {
           MakePartition(Placement::kMod, EvenOffsets(977, num_shards));
       std::vector<int64_t> ids(num_ids);
       for (int64_t& id : ids) id = random() % 977;
-      // One list per shard keeps the id order.
+      // Each list contains the positions of a shard's ids in id order.
       std::vector<std::vector<int32_t>> places(num_shards);
       for (int64_t i = 0; i < num_ids; ++i) {
         places[partition.Locate(ids[i]).shard].push_back(i);

@@ -12,13 +12,13 @@
 namespace layoutmap {
 namespace {
 
-// The largest supported number of rows. Above it, the product of a row and a
-// block size could exceed 2^64 and `Divider` would not be exact.
+// The largest supported number of rows. In a larger table, the product of a row
+// and a block size could exceed 2^64, and `Divider` would not be exact.
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
 
-// Returns the offset of a shard in an even partition: the first `num_rows %
-// num_shards` shards have one row more than the others. The offsets are equal
-// for div and mod.
+// Returns the offset of a shard in an even partition, in which the first
+// `num_rows % num_shards` shards have one row more than the other shards. The
+// div and mod placements have the same offsets.
 int64_t EvenOffset(int64_t num_rows, int64_t num_shards, int64_t shard) {
   return shard * (num_rows / num_shards) +
          std::min(shard, num_rows % num_shards);
@@ -84,8 +84,8 @@ Status RowPartition::Make(Placement placement, Span<const int64_t> offsets,
   partition->offsets_.assign(offsets.begin(), offsets.end());
   const int64_t block = num_rows / num_shards;
   const int64_t extra = num_rows % num_shards;
-  // If there are fewer rows than shards, every row is below `cut` and the block
-  // size 0 is not used as a divisor.
+  // If there are fewer rows than shards, the block size is 0. Every row is then
+  // below `cut`, so the second divider is not used.
   partition->blocks_ = {extra * (block + 1), extra, block, Divider(block + 1),
                         Divider(std::max<int64_t>(block, 1))};
   partition->round_robin_ = {num_shards, Divider(num_shards)};

@@ -1,4 +1,4 @@
-// Mapping of the rows of a table to shards and rows in the shard.
+// Maps the rows of a table to shards and to local rows in the shards.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
 #define TF_LAYOUTMAP_CORE_ROWS_ROW_PARTITION_H_
@@ -13,10 +13,10 @@
 
 namespace layoutmap {
 
-// Computes n / d with a multiplication. The result is exact for every n with n
-// * d < 2^64: floor(2^64 / d) + 1 exceeds 2^64 / d by at most 1, which changes
-// the quotient by at most n / 2^64 < 1 / d (Granlund and Montgomery, PLDI
-// 1994).
+// Computes n / d with a multiplication by floor(2^64 / d) + 1. The result is
+// exact if the product of n and d is below 2^64. The multiplier exceeds
+// 2^64 / d by at most 1, so the quotient exceeds n / d by at most n / 2^64,
+// which is less than 1 / d (Granlund and Montgomery, PLDI 1994).
 class Divider {
  public:
   Divider() : Divider(1) {}
@@ -35,9 +35,13 @@ class Divider {
 };
 
 enum class Placement {
-  kDiv,  // contiguous blocks; the first num_rows % num_shards have one more row
-  kMod,  // row r in shard r % num_shards
-  kOffsets,  // contiguous blocks of any size
+  // Each shard is a contiguous block of rows. The first num_rows % num_shards
+  // blocks have one more row than the other blocks.
+  kDiv,
+  // Row r is in shard r % num_shards.
+  kMod,
+  // Each shard is a contiguous block of rows. The blocks can have any sizes.
+  kOffsets,
 };
 
 Status ParsePlacement(const std::string& name, Placement* placement);
@@ -47,13 +51,13 @@ struct RowOwner {
   int64_t local_row;
 };
 
-// `Locate` for one placement, small enough to stay in registers. A loop that
-// writes rows through a pointer would have to reload the members of a
-// RowPartition for each row.
+// Computes `RowPartition::Locate` for one placement. The object is small, so
+// that its members stay in registers. A loop that writes rows through a pointer
+// would have to reload the members of a RowPartition for each row.
 struct LocateInBlocks {
   RowOwner operator()(int64_t row) const {
-    // Both results are computed and one is selected, because a branch on random
-    // rows is often mispredicted.
+    // The code computes both results and selects one of them, because a branch
+    // would often be mispredicted for random rows.
     const bool is_long = row < cut;
     const int64_t first = is_long ? 0 : cut;
     const int64_t in_long = static_cast<int64_t>(long_blocks(row));
@@ -64,8 +68,8 @@ struct LocateInBlocks {
             row - first - shard * size};
   }
 
-  // Rows below `cut` are in `extra` blocks of `block` + 1 rows, the other rows
-  // in blocks of `block` rows.
+  // Rows below `cut` are in the first `extra` blocks, which have `block` + 1
+  // rows. The other rows are in blocks of `block` rows.
   int64_t cut = 0;
   int64_t extra = 0;
   int64_t block = 0;
@@ -73,7 +77,8 @@ struct LocateInBlocks {
   Divider short_blocks;
 };
 
-// `Locate` for shards of equal size, which takes half the arithmetic.
+// Computes `RowPartition::Locate` for shards of equal size, which requires half
+// as many arithmetic operations.
 struct LocateInEqualBlocks {
   RowOwner operator()(int64_t row) const {
     const int64_t shard = static_cast<int64_t>(blocks(row));
@@ -96,8 +101,8 @@ struct LocateRoundRobin {
 
 struct LocateByOffsets {
   RowOwner operator()(int64_t row) const {
-    // Finds the last non-empty shard that starts at or before `row`. The binary
-    // search has no branches that could be mispredicted.
+    // The binary search finds the last non-empty shard that starts at or before
+    // `row`. It has no branches that could be mispredicted.
     const int64_t* first = offsets;
     int64_t size = num_shards;
     while (size > 1) {
@@ -114,11 +119,12 @@ struct LocateByOffsets {
 
 class RowPartition {
  public:
-  // Creates one shard without rows.
+  // Creates a partition of one shard without rows.
   RowPartition() : offsets_{0, 0} {}
 
   // `offsets` are the cumulative shard sizes, [num_shards + 1]. Returns an
-  // error unless they start at 0, never decrease and match `placement`.
+  // error if the first offset is not 0, if an offset is below the preceding
+  // offset, or if the offsets do not match `placement`.
   static Status Make(Placement placement, Span<const int64_t> offsets,
                      RowPartition* partition);
 
@@ -140,8 +146,8 @@ class RowPartition {
     return owner;
   }
 
-  // Calls `work(locate)`, where locate(row) equals `Locate(row)` and is faster
-  // in loops.
+  // Calls `work(locate)`. The function locate(row) returns the same result as
+  // `Locate(row)` and is faster in loops.
   template <typename Work>
   void WithLocate(const Work& work) const {
     if (placement_ == Placement::kMod) return work(round_robin_);
@@ -152,8 +158,8 @@ class RowPartition {
     return work(LocateByOffsets{offsets_.data(), num_shards()});
   }
 
-  // Calls `work(local_row)`, where local_row(row, shard) returns the local row
-  // of a row whose shard is known.
+  // Calls `work(local_row)`. The function local_row(row, shard) returns the
+  // local row of a row whose shard is known.
   template <typename Work>
   void WithLocalRow(const Work& work) const {
     if (placement_ == Placement::kMod) {

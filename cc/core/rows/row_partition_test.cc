@@ -40,8 +40,8 @@ TEST(DividerTest, IsExactOnBothSidesOfEveryMultiple) {
     for (uint64_t q : quotients) {
       for (int64_t delta : {-1, 0, 1}) {
         const uint64_t n = q * d + delta;
-        // Skips numbers that are too large, and numbers that wrapped around
-        // below 0.
+        // The test skips numbers that are too large, and negative numbers,
+        // which are very large after the conversion to uint64_t.
         if (n >= static_cast<uint64_t>(kTwo32)) continue;
         ASSERT_EQ(divide(n), n / d) << n << " / " << d;
       }
@@ -50,7 +50,7 @@ TEST(DividerTest, IsExactOnBothSidesOfEveryMultiple) {
   }
 }
 
-// Finds the owner with a loop over the shards, as a reference.
+// Computes the expected owner with a loop over the shards.
 RowOwner ReferenceOwner(Placement placement,
                         const std::vector<int64_t>& offsets, int64_t row) {
   const int64_t num_shards = static_cast<int64_t>(offsets.size()) - 1;
@@ -98,7 +98,8 @@ TEST(RowPartitionTest, LocatesEveryRowOfUnevenBlocks) {
     std::vector<int64_t> offsets = {0};
     const int num_shards = 1 + random() % 12;
     for (int s = 0; s < num_shards; ++s) {
-      // Every third shard on average is empty, possibly the first and the last.
+      // On average, every third shard is empty. The first and the last shard
+      // can also be empty.
       offsets.push_back(offsets.back() + (random() % 3 ? random() % 7 : 0));
     }
     const RowPartition partition = MakePartition(Placement::kOffsets, offsets);

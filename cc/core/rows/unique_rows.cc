@@ -14,8 +14,10 @@
 namespace layoutmap {
 namespace {
 
-// 2^11 counters fill a quarter of a 32 KiB first-level cache, and their write
-// streams fit in a second-level TLB. 21 bits (2 M rows) take two passes.
+// Maximum number of bits that one pass of the radix sort processes. The 2^11
+// counters fill a quarter of a 32 KiB first-level cache, and the pages that a
+// pass writes fit in a second-level TLB. Sorting rows of 21 bits (2 million
+// rows) takes two passes.
 constexpr int kMaxDigitBits = 11;
 
 int BitWidth(uint64_t x) {
@@ -24,8 +26,9 @@ int BitWidth(uint64_t x) {
   return bits;
 }
 
-// The row in the upper bits, the position or label in the lower bits. The
-// passes are stable, so sorting by row keeps the order of positions.
+// The upper bits of an item are the row, and the lower bits are the position or
+// the label. Each pass of the sort is stable, so sorting by row keeps the order
+// of positions.
 using Item = uint64_t;
 
 uint32_t RowOf(Item item) { return static_cast<uint32_t>(item >> 32); }
@@ -64,10 +67,10 @@ void SortItems(Span<Item> items, int64_t first_row, int64_t width) {
   if (from != items.data()) std::copy_n(from, items.size(), items.data());
 }
 
-// The items of a batch, split into parts of ascending rows that are sorted
-// separately. A part fits in a second-level cache, and threads do not write to
-// the same cache lines. All items of a row are in one part and keep their
-// order, so results do not depend on the number of threads.
+// The items of a batch, split into parts by ranges of rows. The parts are
+// sorted separately. A part fits in a second-level cache, and threads do not
+// write to the same cache lines. All items of a row are in the same part and
+// keep their order, so results do not depend on the number of threads.
 class Parts {
  public:
   Parts(Span<const Span<const uint32_t>> segments, int64_t num_ids,
@@ -96,7 +99,8 @@ class Parts {
   }
   int64_t start(size_t part) const { return starts_[part]; }
 
-  // Calls `work(part)` for each part, in parallel if there are many ids.
+  // Calls `work(part)` for each part. The calls run in parallel if there are
+  // many ids.
   template <typename Work>
   void ForEach(const Work& work) const {
     if (count() == 1) return work(0);
@@ -118,7 +122,7 @@ class Parts {
   static constexpr int64_t kNumChunks = 16;
   static constexpr int64_t kMaxParts = 32;
 
-  // Calls `use(row, position)` for the ids [begin, end).
+  // Calls `use(row, position)` for each id in [begin, end).
   template <typename Use>
   void ForIds(int64_t begin, int64_t end, const Use& use) const {
     for (int64_t s = 0; s < segments_.size(); ++s) {
@@ -142,7 +146,7 @@ class Parts {
            [&](uint32_t row, int64_t k) { items[k] = MakeItem(row, k); });
   }
 
-  // Calls `work(chunk, begin, end)` for chunks of the ids.
+  // Calls `work(chunk, begin, end)` for each chunk of ids.
   template <typename Work>
   void ForChunks(const Work& work) const {
     parallel_for_(kNumChunks, 2 * num_ids_ / kNumChunks,
@@ -163,9 +167,11 @@ class Parts {
       ForIds(begin, end, [&](uint32_t row, int64_t) { ++own[row >> shift]; });
     });
 
-    // Adjacent buckets are added to a part until it has its share of the ids.
+    // The loop assigns adjacent buckets to a part until the part has its share
+    // of the ids.
     std::vector<uint8_t> part_of(num_buckets);
-    std::vector<int64_t> sizes;  // by part and chunk
+    // Number of ids, indexed by part and chunk.
+    std::vector<int64_t> sizes;
     int64_t size_of_part = 0;
     for (int64_t bucket = 0; bucket < num_buckets; ++bucket) {
       if (sizes.empty() || size_of_part * kMaxParts >= num_ids_) {
@@ -207,7 +213,8 @@ class Parts {
   const ParallelFor& parallel_for_;
   std::vector<int64_t> segment_starts_;
   RawArray<Item> items_;
-  // First row and first item of each part, and the end of the last part.
+  // The first row and the first item of each part. The last element is the end
+  // of the last part.
   std::vector<int64_t> first_rows_;
   std::vector<int64_t> starts_;
 };
@@ -223,7 +230,8 @@ UniqueRows FindUniqueRows(Span<const Span<const uint32_t>> segments,
   Parts parts(segments, num_ids, num_rows, labels, parallel_for);
   parts.Sort();
 
-  // Each row is in one part.
+  // Each row is in one part, so the total number of unique rows is the sum over
+  // the parts.
   std::vector<int64_t> first_unique(parts.count());
   parts.ForEach([&](size_t p) {
     const Span<Item> items = parts.items(p);

@@ -1,4 +1,4 @@
-// The unique rows of a batch, and the positions of each row.
+// Finds the unique rows of a batch and the positions of each row.
 
 #ifndef TF_LAYOUTMAP_CORE_ROWS_UNIQUE_ROWS_H_
 #define TF_LAYOUTMAP_CORE_ROWS_UNIQUE_ROWS_H_
@@ -12,20 +12,23 @@
 namespace layoutmap {
 
 struct UniqueRows {
-  std::vector<uint32_t> rows;      // ascending
-  std::vector<int64_t> splits{0};  // [num_unique + 1]
-  // positions[splits[u]] to positions[splits[u + 1] - 1] are the positions of
-  // rows[u], ascending.
+  // The unique rows in ascending order.
+  std::vector<uint32_t> rows;
+  // Index of the first position of each row, and the number of positions,
+  // [num_unique + 1].
+  std::vector<int64_t> splits{0};
+  // The positions of rows[u] are positions[splits[u]] to positions[splits[u +
+  // 1] - 1], in ascending order.
   std::vector<uint32_t> positions;
 
   int64_t size() const { return static_cast<int64_t>(rows.size()); }
 };
 
-// Finds the unique rows of concatenated `segments`; a position is an index in
-// the concatenation. All rows must be below `num_rows`. The radix sort takes
-// time proportional to the number of ids and the number of digits of
-// `num_rows`. If `labels` is not empty, it has one label per id, and the result
-// contains labels[p] instead of position p.
+// Finds the unique rows of the concatenated `segments`. A position is an index
+// in the concatenation. All rows must be below `num_rows`. The time of the
+// radix sort is proportional to the number of ids and to the number of digits
+// of `num_rows`. `labels` is empty or has one label per id. If it is not empty,
+// the result contains labels[p] instead of position p.
 UniqueRows FindUniqueRows(Span<const Span<const uint32_t>> segments,
                           int64_t num_rows,
                           const ParallelFor& parallel_for = SerialFor,

@@ -52,8 +52,8 @@ std::vector<uint32_t> RandomRows(int64_t num_ids, int64_t num_rows,
   return rows;
 }
 
-// Numbers of rows at which the number of digits of the sort or their width
-// changes.
+// The parameters are numbers of rows at which the radix sort changes the number
+// or the width of its digits.
 class DigitBorderTest : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(DigitBorderTest, MatchesAMap) {
@@ -61,7 +61,7 @@ TEST_P(DigitBorderTest, MatchesAMap) {
   std::mt19937_64 random(num_rows);
   for (int64_t num_ids : {0, 1, 2, 3, 17, 255, 256, 257, 1000, 5000}) {
     ExpectMatchesMap({RandomRows(num_ids, num_rows, &random)}, num_rows);
-    // A few rows with many ids, including the first and the last row.
+    // A few rows have many ids. The first row and the last row are among them.
     std::vector<uint32_t> skewed(num_ids);
     for (uint32_t& row : skewed) {
       row = random() % 3 ? num_rows - 1
@@ -122,7 +122,8 @@ TEST(UniqueRowsTest, ManyIdsMatchAMap) {
 
 TEST(UniqueRowsTest, ResultsDoNotDependOnTheNumberOfThreads) {
   std::mt19937_64 random(11);
-  // Numbers of ids around the minimum for which all threads share the sort.
+  // The test uses numbers of ids below and above kManyIds, the minimum for
+  // which all threads share the sort.
   for (int64_t num_ids : {kManyIds - 1, kManyIds, kManyIds + 13}) {
     for (int64_t num_rows : {int64_t{1}, int64_t{3000}, int64_t{1} << 32}) {
       const Segments segments = {

@@ -1,12 +1,13 @@
-// The steps for which a server has sent rows of open vocabularies, but has not
-// received gradients yet. The rows of these steps are pinned, so that they are
-// not assigned to other keys.
+// Records the steps for which a server has sent rows of open vocabularies, but
+// has not received gradients yet. The rows of these pending steps are pinned,
+// so that the server does not assign them to other keys.
 //
-// Each row stores the step that used it last, so the number of the oldest step
-// is sufficient to pin the rows. A step of a closure is pending until it is
-// applied, the closure runs again, or the epoch of the closure ends. A step
-// without a closure is pending until kMaxOpen later steps without a closure
-// have begun. A failed worker therefore does not pin rows permanently.
+// Each row stores the number of the last step that used it, so the number of
+// the oldest pending step is sufficient to pin the rows. A step of a closure is
+// pending until one of three events: the step is applied, the closure runs
+// again, or the epoch of the closure ends. A step without a closure is pending
+// until it is applied, or until kMaxOpen later steps without a closure have
+// begun. Therefore, a worker that fails does not pin rows permanently.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_FETCHED_STEPS_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_FETCHED_STEPS_H_
@@ -19,12 +20,14 @@
 
 namespace layoutmap {
 
-// A view of the state, which is owned by the caller and stored in a variable:
+// A view of the state. The caller owns the state and stores it in a variable,
+// with these values:
 //
-//   number of tickets, number of steps, epoch,
-//   then for each step that may be pending, closures first:
-//   ticket (0: none), step number, number of updates when its rows were sent,
-//   closure number, attempt
+//   * The number of tickets, the number of steps, and the epoch.
+//   * Five values for each record of a step, with the records of closures
+//     first: the ticket (0 if there is no pending step), the step number, the
+//     number of updates before the rows were sent, the closure number, and the
+//     attempt.
 class FetchedSteps {
  public:
   static constexpr int64_t kMaxOpen = 256;
@@ -35,34 +38,35 @@ class FetchedSteps {
 
   explicit FetchedSteps(Span<int64_t> state) : state_(state) {}
 
-  // Sets `is_repeated` to whether rows were sent to an earlier run of this
-  // closure that is still pending. If so, the uses of the keys of the closure
-  // are already counted. The token must have been checked by AppliedClosures
-  // and must not have been applied. Returns an error if the same run has
-  // already fetched, or if the epoch of the closure is over.
+  // Sets `is_repeated` to true if rows were sent to an earlier run of this
+  // closure and that step is still pending. In this case, the uses of the
+  // closure's keys are already counted. AppliedClosures must have checked the
+  // token and must not have applied it. Returns an error if the same run of the
+  // closure has already fetched rows, or if the epoch of the closure is over.
   Status Check(const ClosureToken& token, bool* is_repeated) const;
 
-  // Ends all steps of earlier epochs if `token` begins a new epoch. Must be
-  // called after a successful `Check`.
+  // If `token` begins a new epoch, ends all steps of earlier epochs. Call this
+  // function after `Check` has succeeded.
   void Begin(const ClosureToken& token);
 
-  // Returns how many steps ago the oldest pending step began: 0 if there is
-  // none, 1 for the latest step.
+  // Returns how many steps ago the oldest pending step began. The result is 1
+  // for the latest step, and 0 if no step is pending.
   int64_t OldestAge() const;
-  // Returns how many steps ago the earlier run of a closure began.
+  // Returns how many steps ago the step of a closure's earlier run began.
   int64_t AgeOf(const ClosureToken& token) const;
 
-  // Counts a step whose rows are sent after `num_updates` updates. Returns its
-  // ticket, at least 1, which identifies the step when it is applied.
+  // Adds a step whose rows are sent after `num_updates` updates. Returns the
+  // ticket of the step, which is at least 1. The ticket identifies the step in
+  // the `apply` message.
   int64_t Add(const ClosureToken& token, int64_t num_updates);
   // Returns a new ticket for a closure that runs again. The ticket of the
-  // earlier run becomes invalid, and no step is counted.
+  // earlier run becomes invalid. The number of steps does not change.
   int64_t Renew(const ClosureToken& token, int64_t num_updates);
 
-  // Returns the number of updates at the time when the rows of a ticket were
-  // sent. Returns an error if the step is not pending.
+  // Sets `num_updates` to the number of updates before the rows of the ticket's
+  // step were sent. Returns an error if the step is not pending.
   Status Find(int64_t ticket, int64_t* num_updates) const;
-  // Ends the step of a ticket if it is pending.
+  // Ends the step that belongs to a ticket if the step is pending.
   void Forget(int64_t ticket);
 
  private:

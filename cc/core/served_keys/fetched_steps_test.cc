@@ -13,7 +13,7 @@ class FetchedStepsTest : public testing::Test {
  protected:
   FetchedSteps steps() { return FetchedSteps(state_); }
 
-  // Handles a fetch like a server, and returns the ticket.
+  // Handles a fetch in the same way as a server, and returns the ticket.
   int64_t Fetch(const ClosureToken& token, int64_t num_updates = 0) {
     bool is_repeated = false;
     const Status status = steps().Check(token, &is_repeated);

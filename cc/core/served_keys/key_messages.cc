@@ -23,8 +23,8 @@ constexpr int64_t kWord = sizeof(uint32_t);
 
 int64_t RoundUp(int64_t size) { return (size + 7) / 8 * 8; }
 
-// Returns the size of the token, the training flag, the value type, the counts
-// and the kinds.
+// Returns the size in bytes of the message header, which contains the token,
+// the training flag, the value type, the counts and the kinds.
 int64_t HeaderBytes(int64_t num_pieces) {
   return RoundUp(kStart + (1 + 2 * num_pieces) * kWord);
 }
@@ -51,7 +51,8 @@ Status TooShortError(int64_t size) {
       to_string(size) + " bytes, too few");
 }
 
-// Converts cumulative numbers of uses to the number of uses of each key.
+// Converts cumulative sums of the numbers of uses to one number of uses per
+// key.
 Status ToUseCounts(const std::string& where, std::vector<uint32_t>* sums,
                    int64_t* num_uses) {
   uint32_t last = 0;
@@ -133,7 +134,7 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
   for (int64_t p = 0; p < num_pieces; ++p) {
     if (!is_open[p]) continue;
     const int64_t size = counts[p] * int64_t{sizeof(int64_t)};
-    // The size is checked before memory is allocated.
+    // The size is checked before the memory for the keys is allocated.
     if (size > bytes.size()) return TooShortError(bytes.size());
     keys[p].keys.resize(counts[p]);
     if (size > 0) std::memcpy(keys[p].keys.data(), bytes.data(), size);

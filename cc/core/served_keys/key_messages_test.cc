@@ -16,8 +16,8 @@ namespace {
 const std::vector<PieceSize> kSizes = {{"ads", 9, 2, 1}, {"words", 17, 3, 1}};
 const std::vector<bool> kIsOpen = {false, true};
 
-// Returns a request for rows 1 and 4 of `ads`, and for two keys of `words` with
-// two uses and one use.
+// Returns a request for rows 1 and 4 of `ads`, and for two keys of `words`. The
+// first key has two uses, and the second key has one use.
 KeyFetchWriter Writer() {
   KeyFetchWriter writer;
   writer.token = {1, 2, 3};
@@ -42,8 +42,8 @@ std::vector<uint8_t> ToBytes(const KeyFetchWriter& writer) {
 }
 
 Status Read(const std::vector<uint8_t>& bytes, KeyFetchMessage* message) {
-  // The memory has exactly this size, so that AddressSanitizer detects reads
-  // beyond the message.
+  // The memory has exactly the size of the message, so that AddressSanitizer
+  // detects reads beyond the message.
   const std::vector<uint8_t> exact(bytes);
   return message->Read(exact, kSizes, kIsOpen);
 }

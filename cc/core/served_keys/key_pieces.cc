@@ -23,7 +23,8 @@ using std::to_string;
 
 namespace {
 
-// Returns all uses of the keys, in the form that a vocabulary counts.
+// Returns a list that contains each key as often as the key is used.
+// `AdmitKeys` counts this list.
 std::vector<int64_t> Expand(const PieceKeys& requested) {
   int64_t num_uses = 0;
   for (const uint32_t times : requested.times) num_uses += times;
@@ -83,8 +84,8 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
   bool may_fail = false;
   for (const KeyPiece& piece : pieces) may_fail |= piece.policy.fails_when_full;
   const size_t num_pieces = pieces.size();
-  // Memory is allocated first, so that a failed allocation leaves the state
-  // unchanged.
+  // The memory is allocated before the first change of the state, so that a
+  // failed allocation leaves the state unchanged.
   std::vector<std::vector<int64_t>> uses(num_pieces), rows(num_pieces);
   std::vector<AdmittedKeys> admitted(num_pieces);
   for (size_t p = 0; p < num_pieces; ++p) {

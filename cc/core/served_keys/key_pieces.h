@@ -1,4 +1,5 @@
-// Operations of a server on keys: finding their rows, and inserting new keys.
+// Operations of a server on keys. A server finds the rows of keys and inserts
+// new keys.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_H_
@@ -21,52 +22,59 @@
 
 namespace layoutmap {
 
-// A shard of a table with an open vocabulary. It consists of complete segments,
-// so that the handling of a key does not depend on other shards.
+// A shard of a table with an open vocabulary. The shard consists of complete
+// segments, so that the server can process a key without data from other
+// shards.
 struct KeyPiece {
   std::string table;
-  BucketLayout layout;       // layout of the full vocabulary
-  int64_t first_bucket = 0;  // first bucket of the shard
+  // Layout of the full vocabulary.
+  BucketLayout layout;
+  // Index of the first bucket of the shard.
+  int64_t first_bucket = 0;
   int64_t num_buckets = 0;
-  // Whether the last row of the shard is shared by unknown keys.
+  // Whether the last row of the shard is the row that unknown keys share.
   bool has_unknown_row = false;
   VocabularyPolicy policy;
 
   int64_t first_row() const { return first_bucket * kKeysPerBucket; }
 };
 
-// Returns an error unless the shard consists of complete segments.
+// Returns an error if the shard does not consist of complete segments.
 Status CheckKeyPiece(const KeyPiece& piece);
 
-// Creates a partition of a vocabulary or table of `size` rows or buckets into
-// three shards. The middle shard, [first, first + count), is on this server;
-// the other shards have no memory.
+// Creates a partition of a vocabulary or a table with `size` buckets or rows
+// into three shards. The second shard, [first, first + count), is on this
+// server. The first and third shards have no memory.
 Status PartOf(int64_t size, int64_t first, int64_t count,
               RowPartition* partition);
 
-// The arguments and results of a step for one piece. The views use partitions
-// from `PartOf`.
+// The arguments and the results of a step for one piece. The views use
+// partitions that `PartOf` created.
 struct KeyPieceStep {
-  VocabularyState state;              // used by training steps
-  FirstRows first_rows;               // used by steps that may insert keys
-  ShardedView<const int64_t> stored;  // the keys, for steps that only find rows
+  // Used by training steps.
+  VocabularyState state;
+  // Used by steps that can insert keys.
+  FirstRows first_rows;
+  // The stored keys. Used by steps that only find rows.
+  ShardedView<const int64_t> stored;
   const PieceKeys* keys = nullptr;
-  // The latest step of the vocabulary before this step, and how many steps ago
+  // The number of the vocabulary step before this step, and how many steps ago
   // the oldest pending step began.
   int32_t last_step = 0;
   int64_t oldest_age = 0;
-  // Results.
-  std::vector<uint32_t> rows;  // row of each key in the shard, or kNoPlace
+  // The results of the step.
+  // Row of each key in the shard, or kNoPlace.
+  std::vector<uint32_t> rows;
   VocabularyCounts counts;
 };
 
 // Returns an error if a key belongs to another shard.
 Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys);
 
-// Runs a training step: counts the keys of all pieces, inserts new keys, and
-// writes their rows. The state equals the state of a single-process vocabulary
-// after the same step. If a key has no free row and the policy makes this an
-// error, all pieces stay unchanged.
+// Runs a training step, which counts the keys of all pieces, inserts new keys,
+// and writes the rows of the new keys. The resulting state equals the state of
+// a single-process vocabulary after the same step. If a key has no free row and
+// `fails_when_full` is set, returns an error and leaves all pieces unchanged.
 Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
                      const ParallelFor& parallel_for,
                      std::vector<KeyPieceStep>* steps);
@@ -76,12 +84,14 @@ void FindInPieces(const std::vector<KeyPiece>& pieces,
                   const ParallelFor& parallel_for,
                   std::vector<KeyPieceStep>* steps);
 
-// Pins the rows that the keys of a repeated closure have. The step of the
-// closure began `age` steps ago. Uses are not counted again.
+// Pins the rows of the keys in a closure that runs again. The earlier run of
+// the closure began `age` steps ago. The uses of the keys are not counted
+// again.
 void PinInPieces(const std::vector<KeyPiece>& pieces, int64_t age,
                  std::vector<KeyPieceStep>* steps);
 
-// Returns the rows of a piece to send, ascending and without duplicates.
+// Returns the rows of a piece that the server must send, in ascending order and
+// without duplicates.
 std::vector<uint32_t> RowsToSend(const KeyPiece& piece,
                                  const KeyPieceStep& step);
 

@@ -1,4 +1,5 @@
-// Compares shards of a vocabulary on servers with a single-process vocabulary.
+// Compares a vocabulary that is partitioned over servers with a single-process
+// vocabulary.
 
 #include "cc/core/served_keys/key_pieces.h"
 
@@ -135,8 +136,8 @@ TEST(KeyPiecesTest, AFullPieceLeavesAllPiecesUnchanged) {
   std::vector<KeyPieceStep> steps = servers.steps();
   ASSERT_TRUE(AdmitToPieces(servers.pieces(), SerialFor, &steps).ok());
   const std::vector<int64_t> bits = servers.Bits(false);
-  // More keys than the last server has rows, and one new key of the first
-  // server.
+  // The request contains more keys for the last server than it has rows, and
+  // one new key for the first server.
   std::vector<int64_t> keys;
   for (int64_t key = 1000; keys.size() < 200; ++key) {
     if (servers.servers[2]->Has(key)) keys.push_back(key);
@@ -161,14 +162,15 @@ TEST(KeyPiecesTest, ARepeatedClosurePinsItsRowsAndCountsNoUse) {
   steps = servers.steps(7);
   FindInPieces(servers.pieces(), SerialFor, &steps);
   const int64_t row = servers.RowsOf(steps)[1];
-  // The step of the closure was the sixth, two steps ago.
+  // The closure ran two steps ago, in step 6.
   PinInPieces(servers.pieces(), 2, &steps);
   for (size_t s = 0; s < steps.size(); ++s) {
     const Server& server = *servers.servers[s];
     if (!server.Has(1)) continue;
     const int64_t lane = row - server.piece.first_row();
     EXPECT_EQ(server.last_step[lane], 6);
-    EXPECT_EQ(server.count[lane], 4);  // halved once in five steps
+    // The count of 8 was halved once in five steps.
+    EXPECT_EQ(server.count[lane], 4);
   }
 }
 

@@ -1,6 +1,6 @@
-// A vocabulary that is partitioned over servers. Its shards are heap
-// allocations of their exact size, so that AddressSanitizer detects an access
-// one key beyond a shard.
+// A vocabulary that is partitioned over servers. Each shard is a heap
+// allocation of its exact size, so that AddressSanitizer detects accesses
+// beyond the shard.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_TEST_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_TEST_H_
@@ -24,10 +24,10 @@ namespace layoutmap {
 
 constexpr int64_t kCapacity = 256;
 constexpr int64_t kDim = 3;
-// The 8 segments are partitioned over the servers.
+// The partition of the 8 segments over three servers.
 inline const std::vector<int64_t> kSegmentSplits = {0, 3, 4, 8};
 
-// The vocabulary shard of one server and its rows.
+// A server with one shard of the vocabulary and the rows of this shard.
 class Server {
  public:
   Server(const BucketLayout& layout, const VocabularyPolicy& policy,
@@ -66,7 +66,7 @@ class Server {
     step.first_rows.values.b = 1;
     step.first_rows.table = {&row_part, {nullptr, rows.data(), nullptr}, kDim};
   }
-  // Copies are not possible because the step contains views of members.
+  // Objects cannot be copied, because the step contains views of members.
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
@@ -99,7 +99,8 @@ class Servers {
     }
   }
 
-  // Sends each server its keys with their numbers of uses, like a worker.
+  // Sends each server its keys and the numbers of their uses, in the same way
+  // as a worker.
   void Request(const std::vector<int64_t>& keys) {
     for (auto& server : servers) {
       server->requested = {};
@@ -133,7 +134,7 @@ class Servers {
     return steps;
   }
 
-  // Returns the row, in the full vocabulary, of each requested key.
+  // Returns the row of each requested key in the full vocabulary.
   std::map<int64_t, int64_t> RowsOf(const std::vector<KeyPieceStep>& steps) {
     std::map<int64_t, int64_t> rows;
     for (size_t s = 0; s < servers.size(); ++s) {

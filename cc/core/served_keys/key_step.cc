@@ -30,7 +30,7 @@ using std::to_string;
 
 namespace {
 
-// Calls `visit(table, shard, server)` for the shards of all tables, in order.
+// Calls `visit(table, shard, server)` for each shard of each table, in order.
 template <typename Visit>
 void ForShards(const ServersConfig& servers, const Visit& visit) {
   size_t next = 0;
@@ -154,7 +154,8 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
     KeyFetchWriter::Asked& piece = writers[server].pieces[next_piece[server]++];
     const OpenTable& table = config_->tables[t];
     if (table.is_open) {
-      // The kind is sent to all shards, so that they agree.
+      // Every shard gets the kind of the batch's keys, even if it gets no keys,
+      // so that all shards store the same kind.
       piece.kind = keys_[t].unique.empty() ? 0 : table.kind;
       requests[t].push_back(&piece);
       return;
@@ -216,7 +217,7 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
                            " keys. Received: " + to_string(fetched[s].size()) +
                            " bytes, too few");
   }
-  // Start of the rows of each shard's keys.
+  // For each shard, a pointer to the rows of its keys.
   std::vector<std::vector<const uint8_t*>> places(keys_.size());
   std::vector<int64_t> first(servers.num_servers);
   ForShards(servers, [&](size_t t, int32_t s, int32_t server) {

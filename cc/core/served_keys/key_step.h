@@ -1,6 +1,6 @@
-// The worker side of a step on tables with open vocabularies, from the check of
-// the batch until the rows of the keys are known. After that, the step
-// continues as a WorkerStep (worker_step.h).
+// The worker side of a step on tables with open vocabularies. A KeyStep checks
+// the batch, requests the rows of the keys from the servers, and creates a
+// WorkerStep (worker_step.h), which runs the rest of the step.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_STEP_H_
@@ -22,11 +22,14 @@
 
 namespace layoutmap {
 
-// Properties of a table with an open vocabulary.
+// The properties of one table. If `is_open` is false, the table has no open
+// vocabulary.
 struct OpenTable {
   bool is_open = false;
-  bool has_unknown_row = false;  // shared by unknown keys
-  uint32_t kind = 0;             // kind of the keys
+  // Whether unknown keys share a row.
+  bool has_unknown_row = false;
+  // The kind of the keys.
+  uint32_t kind = 0;
   BucketLayout layout;
 };
 
@@ -35,13 +38,13 @@ struct KeysConfig {
   std::vector<OpenTable> tables;
 };
 
-// Computes the layouts of open tables. Returns an error unless the shards
-// consist of complete buckets and the table ends with one additional row for
-// unknown keys.
+// Computes the layouts of tables with open vocabularies. Returns an error if a
+// shard does not consist of complete buckets, or if the table does not end with
+// one additional row for unknown keys.
 Status MakeKeysConfig(std::shared_ptr<const ServersConfig> servers,
                       std::vector<OpenTable> tables, KeysConfig* config);
 
-// One batch of keys. Immutable after its creation.
+// The step of one batch of keys. The object is immutable.
 class KeyStep {
  public:
   // Checks a batch and finds the unique keys of each table.
@@ -52,25 +55,26 @@ class KeyStep {
 
   const KeysConfig& config() const { return *config_; }
 
-  // Writes the requests for the keys and rows that the batch needs, one per
-  // server.
+  // Writes one request per server. Each request contains the keys and the rows
+  // that the batch needs from the server.
   Status Request(const ClosureToken& token, bool training,
                  const Allocate& allocate) const;
 
-  // Creates the step with the rows that the servers found. Returns an error if
-  // the responses do not match the requests.
+  // Creates the WorkerStep with the rows that the servers found. Returns an
+  // error if the responses do not match the requests.
   Status Place(const std::vector<Span<const uint8_t>>& fetched,
                const ParallelFor& parallel_for,
                std::shared_ptr<const WorkerStep>* placed) const;
 
  private:
-  // The keys of one table: `unique` in the order of their first use, and the
-  // index of the unique key for each use.
+  // The keys of one table. `unique` contains the unique keys in the order of
+  // their first use. For each use, the index of its unique key is stored.
   struct Keys {
     std::vector<int64_t> unique;
     std::vector<uint32_t> times;
     std::vector<uint32_t> used;
-    std::vector<int32_t> shards;  // shard of each unique key
+    // The shard of each unique key.
+    std::vector<int32_t> shards;
   };
 
   KeyStep() = default;
@@ -82,9 +86,10 @@ class KeyStep {
                     FetchedLayout* layout) const;
 
   std::shared_ptr<const KeysConfig> config_;
-  std::shared_ptr<const Batch>
-      batch_;               // the rows of open tables are not known yet
-  std::vector<Keys> keys_;  // by table; empty for closed tables
+  // The checked batch. The rows of its keys are not known yet.
+  std::shared_ptr<const Batch> batch_;
+  // One element per table. It is empty for tables without an open vocabulary.
+  std::vector<Keys> keys_;
 };
 
 }  // namespace layoutmap

@@ -1,4 +1,5 @@
-// Compares the worker side of a step with keys with simple test servers.
+// Tests the worker side of a step on open vocabularies with simple test
+// servers.
 
 #include "cc/core/served_keys/key_step.h"
 
@@ -36,11 +37,11 @@ using Bytes = std::vector<uint8_t>;
 constexpr int64_t kDim = 2;
 constexpr int64_t kBuckets = 8;
 constexpr int64_t kNumRows = kBuckets * kKeysPerBucket;
-// The rows of `words` on each of two servers, with the row for unknown keys
-// last. `ads` has 5 rows on the second server.
+// The row offsets of `words` on two servers. The last row is the row for
+// unknown keys. The table `ads` has 5 rows on the second server.
 const std::vector<int64_t> kOffsets = {0, 24, kNumRows + 1};
 
-// Returns the value of a table element.
+// Returns the value that the tests store in a table element.
 float ValueOf(int64_t row, int64_t column) {
   return static_cast<float>(10 * row + column + 1);
 }
@@ -81,7 +82,8 @@ class KeyStepTest : public testing::TestWithParam<bool> {
 
   const BucketLayout& layout() const { return config_->tables[0].layout; }
 
-  // Returns the row of a key. Keys that are divisible by 5 have no row.
+  // Returns the row of a key. In the tests, keys that are divisible by 5 have
+  // no row.
   int64_t RowOf(int64_t key) {
     if (key % 5 == 0) return kNoRow;
     const auto found = row_of_.find(key);
@@ -232,8 +234,8 @@ TEST_P(KeyStepTest, InvalidResponsesAreRejected) {
   Bytes cut = responses[1];
   while (!cut.empty()) {
     cut.pop_back();
-    // The memory has exactly this size, so that AddressSanitizer detects reads
-    // beyond the message.
+    // The memory has exactly the size of the message, so that AddressSanitizer
+    // detects reads beyond the message.
     const Bytes exact(cut);
     const std::vector<Span<const uint8_t>> fetched = {responses[0], exact};
     if (step->Place(fetched, SerialFor, &placed).ok()) {
@@ -245,8 +247,8 @@ TEST_P(KeyStepTest, InvalidResponsesAreRejected) {
           << cut.size();
     }
   }
-  // A row outside the shard, and the row for unknown keys, which is not a row
-  // of any key.
+  // The first invalid row is outside the shard. The second invalid row is the
+  // row for unknown keys, which cannot be the row of a key.
   for (const uint32_t place : {uint32_t{41}, uint32_t{40}}) {
     Bytes bad = responses[1];
     std::memcpy(bad.data() + kFetchedHeader, &place, sizeof(place));

@@ -12,7 +12,8 @@ using std::to_string;
 
 namespace {
 
-// The largest valid number in the state, so that sums cannot overflow.
+// The largest number that is valid in the state. It is small enough that sums
+// cannot overflow.
 constexpr int64_t kMaxNumber = int64_t{1} << 60;
 
 }  // namespace
@@ -65,8 +66,8 @@ Status AppliedClosures::Check(const ClosureToken& token,
 }
 
 void AppliedClosures::Apply(const ClosureToken& token, int64_t version) {
-  // The version is an unchecked input. An impossible version counts as a
-  // staleness of 0.
+  // The version is an input that was not checked. If it is out of range, the
+  // staleness counts as 0.
   const bool is_known = version >= 0 && version <= num_updates();
   const int64_t staleness = is_known ? num_updates() - version : 0;
   state_[3] += staleness;

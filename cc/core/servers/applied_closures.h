@@ -1,10 +1,10 @@
-// Records which closures a server has applied, so that each closure is applied
-// once.
+// Records which closures a server has applied, so that the server applies each
+// closure once.
 //
-// If a worker fails, the coordinator runs its closure again, and it is not
-// known which servers have already applied the first run. Each closure
-// therefore has a token, and each server records the tokens whose gradients it
-// has applied.
+// If a worker fails, the coordinator runs its closure again. The coordinator
+// does not know which servers have already applied the gradients of the first
+// run. Therefore, each closure has a token, and each server records the tokens
+// whose gradients it has applied.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_APPLIED_CLOSURES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_APPLIED_CLOSURES_H_
@@ -17,21 +17,29 @@
 namespace layoutmap {
 
 struct ClosureToken {
-  int64_t epoch = 0;    // increases whenever numbers restart at 0
-  int64_t number = -1;  // below 0: no token; the closure is always applied
-  int64_t attempt = 0;  // identifies this run of the closure; 0: unknown
+  // The epoch increases whenever the closure numbers restart at 0.
+  int64_t epoch = 0;
+  // Number of the closure. If negative, there is no token, and the gradients
+  // are always applied.
+  int64_t number = -1;
+  // Identifies this run of the closure. If 0, the run is not known.
+  int64_t attempt = 0;
 
   bool has_number() const { return number >= 0; }
 };
 
-// A view of the state, which is owned by the caller and stored in a variable:
+// A view of the state. The caller owns the state and stores it in a variable,
+// with these values:
 //
-//   epoch, base, num_updates, sum and maximum of staleness, num_repeated,
-//   then for each of the last `kWindow` numbers: number + 1, attempt
+//   * The epoch, base, num_updates, the sum and the maximum of the staleness,
+//     and num_repeated.
+//   * Two values for each of the last `kWindow` closure numbers: the number
+//   plus
+//     1, and the attempt.
 //
-// All closures with numbers below `base` are applied. A closure with a higher
-// number is applied if the state contains its number. An initial state of zeros
-// means that no closure is applied.
+// All closures with numbers below `base` were applied. A closure with a higher
+// number was applied if the state contains its number. In the initial state,
+// all values are zero, and no closure was applied.
 class AppliedClosures {
  public:
   static constexpr int64_t kWindow = 1024;
@@ -40,21 +48,23 @@ class AppliedClosures {
 
   explicit AppliedClosures(Span<int64_t> state) : state_(state) {}
 
-  // Returns the number of updates by closures with and without a token.
+  // These functions return the number of applied updates, including updates
+  // without a token.
   static int64_t NumUpdates(Span<const int64_t> state) { return state[2]; }
   int64_t num_updates() const { return state_[2]; }
 
-  // Sets `is_repeated` to whether the gradients of a token are already applied.
-  // Returns an error if its epoch is over, if this run of the closure has
-  // already applied gradients, or if the number is outside the window that
-  // starts at the lowest number that is not applied.
+  // Sets `is_repeated` to true if the gradients of a token were already
+  // applied. Returns an error in these cases: the epoch of the token is over,
+  // the same run of the closure has already applied gradients, or the number is
+  // beyond the window. The window starts at the lowest number that was not
+  // applied.
   Status Check(const ClosureToken& token, bool* is_repeated) const;
 
-  // Records a repeated closure, after a successful `Check`.
+  // Counts a repeated closure. Call this function after a successful `Check`.
   void Repeat() { ++state_[5]; }
 
-  // Records that a closure was applied, after `Check` found a new token.
-  // `version` is the number of updates at the time when its rows were read.
+  // Records that a closure was applied. `Check` must have set `is_repeated` to
+  // false. `version` is the number of updates before the closure read its rows.
   void Apply(const ClosureToken& token, int64_t version);
 
  private:

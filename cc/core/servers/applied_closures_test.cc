@@ -15,8 +15,8 @@ class AppliedClosuresTest : public testing::Test {
  protected:
   AppliedClosures closures() { return AppliedClosures(state_); }
 
-  // Handles an update like a server. Returns whether the closure was applied by
-  // this call.
+  // Handles an update in the same way as a server. Returns whether this call
+  // applied the closure.
   bool Apply(int64_t epoch, int64_t number, int64_t attempt = 0) {
     bool is_repeated = false;
     const ClosureToken token = {epoch, number, attempt};
@@ -72,7 +72,7 @@ TEST_F(AppliedClosuresTest, ARunOfAClosureAppliesOnlyOnce) {
   EXPECT_TRUE(Apply(1, 0, 500));
   EXPECT_FALSE(Apply(1, 0, 501));
   EXPECT_NE(ErrorMessage(1, 0, 500).find("only once"), std::string::npos);
-  // The rule also holds after `base` has moved beyond the closure.
+  // Closure 0 is also rejected after `base` has become larger than its number.
   for (int64_t n = 1; n < 100; ++n) EXPECT_TRUE(Apply(1, n, 500 + n));
   EXPECT_FALSE(Apply(1, 0, 7));
   EXPECT_NE(ErrorMessage(1, 0, 500).find("only once"), std::string::npos);

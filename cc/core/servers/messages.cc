@@ -37,8 +37,8 @@ Span<const uint8_t> Skip(Span<const uint8_t> bytes, int64_t count) {
   return {bytes.data() + count, bytes.size() - count};
 }
 
-// Reads the value type and the counts from the front of `*bytes`, and advances
-// `*bytes`.
+// Reads the value type and the counts at the start of `*bytes`, and removes
+// them from `*bytes`.
 Status ReadCounts(const std::vector<PieceSize>& sizes,
                   Span<const uint8_t>* bytes, RowType* wire,
                   std::vector<uint32_t>* counts) {
@@ -60,7 +60,7 @@ Status ReadCounts(const std::vector<PieceSize>& sizes,
   return Status();
 }
 
-// Reads the rows, which must be all of `bytes`.
+// Reads the rows of all pieces. `bytes` must not contain other data.
 Status ReadPieceRows(const std::vector<PieceSize>& sizes,
                      const std::vector<uint32_t>& counts,
                      Span<const uint8_t> bytes,
@@ -154,9 +154,9 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   bytes = Skip(bytes, ApplyHeader::kNumBytes);
   std::vector<uint32_t> counts;
   LM_RETURN_IF_ERROR(ReadCounts(sizes, &bytes, &wire, &counts));
-  // Counts are limited to one more than the number of received bytes. Too large
-  // counts stay too large, even if no bytes were received, and sums cannot
-  // overflow.
+  // The counts are limited to the number of received bytes plus one, so that
+  // the sums cannot overflow. A count that is too large for the message is also
+  // too large after it is limited.
   const int64_t most = bytes.size() + 1;
   int64_t num_hyperparameters = 0, num_values = 0;
   for (size_t p = 0; p < sizes.size(); ++p) {

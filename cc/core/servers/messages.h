@@ -1,20 +1,33 @@
-// Messages between a worker and a server in a step. There is one byte tensor in
-// each direction for all tables, because each tensor that is sent between
-// processes is a separate call.
+// Messages between a worker and a server in a step. A message is one byte
+// tensor for all tables, because TensorFlow sends each tensor between processes
+// in a separate call.
 //
-// A piece is a shard of a table on the server. Pieces are numbered by table,
+// A piece is a shard of a table on the server. The pieces are ordered by table,
 // then by shard.
 //
-//   fetch    value type, number of rows of each piece (4 bytes each);
-//            the rows of all pieces (wire.h)
-//   fetched  num_updates (8 bytes); the values of all rows
-//   apply    epoch, number, attempt, num_updates (8 bytes each); value type,
-//            number of rows of each piece, hyperparameters of each piece
-//            (4 bytes each); gradients of all rows; the rows
+// A `fetch` message contains, in this order:
 //
-// Rows and gradients are float32 or bfloat16, as configured on the worker;
-// hyperparameters are float32. All values have the byte order of the processor
-// and are aligned, so that they can be read in place.
+//   * The value type and the number of rows of each piece (4 bytes each).
+//   * The rows of all pieces, encoded as in wire.h.
+//
+// A `fetched` message contains, in this order:
+//
+//   * The number of updates, num_updates (8 bytes).
+//   * The values of all rows.
+//
+// An `apply` message contains, in this order:
+//
+//   * The epoch, the number and the attempt of the closure, and num_updates
+//     (8 bytes each).
+//   * The value type, the number of rows of each piece, and the hyperparameters
+//     of each piece (4 bytes each).
+//   * The gradients of all rows.
+//   * The rows of all pieces, encoded as in wire.h.
+//
+// The values of rows and gradients are float32 or bfloat16, depending on the
+// configuration of the worker. Hyperparameters are float32. All values have the
+// byte order of the processor. They are aligned, so that the code can read them
+// in place.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_MESSAGES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_MESSAGES_H_
@@ -30,7 +43,7 @@
 
 namespace layoutmap {
 
-// Offset of the values in a `fetched` message.
+// Offset of the row values in a `fetched` message, in bytes.
 constexpr int64_t kFetchedHeader = 8;
 
 void WriteNumUpdates(int64_t num_updates, uint8_t* header);
@@ -41,10 +54,11 @@ struct ApplyHeader {
   static constexpr int64_t kNumBytes = 32;
 
   ClosureToken token;
-  int64_t num_updates = 0;  // number of updates at the fetch
+  // Number of updates at the time of the fetch.
+  int64_t num_updates = 0;
 };
 
-// Size of the value type and the number of rows of each piece.
+// Returns the size in bytes of the value type and of the numbers of rows.
 int64_t CountsBytes(int64_t num_pieces);
 void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
                  uint8_t* bytes);
@@ -52,7 +66,7 @@ void WriteCounts(RowType wire, const std::vector<uint32_t>& counts,
 // Writes a `fetch` message.
 struct FetchWriter {
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;  // number of rows, by piece
+  std::vector<uint32_t> counts;  // Number of rows of each piece.
   std::vector<uint8_t> rows;
 
   int64_t size() const;
@@ -64,18 +78,20 @@ struct FetchWriter {
 struct ApplyWriter {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
-  std::vector<uint32_t> counts;        // number of rows, by piece
-  std::vector<float> hyperparameters;  // values of all pieces
-  int64_t num_values = 0;              // number of gradient values
+  std::vector<uint32_t> counts;  // Number of rows of each piece.
+  // The hyperparameters of all pieces.
+  std::vector<float> hyperparameters;
+  // Number of gradient values.
+  int64_t num_values = 0;
   std::vector<uint8_t> rows;
 
   int64_t size() const;
-  // Writes `size()` bytes, except for the gradients. Returns the address for
-  // the gradients.
+  // Writes a message of `size()` bytes, except for its gradients. Returns the
+  // address at which the caller must write the gradients.
   uint8_t* Write(uint8_t* bytes) const;
 };
 
-// The properties of a piece that a message is checked against.
+// The properties of a piece that a message must match.
 struct PieceSize {
   std::string table;
   int64_t num_rows = 0;
@@ -83,11 +99,13 @@ struct PieceSize {
   int64_t num_hyperparameters = 0;
 };
 
-// A message to a server. Its memory must be aligned to 8 bytes. `Read` returns
-// an error unless the message matches the pieces and all rows are in range.
+// A `fetch` message that a server has received. The memory of the message must
+// be aligned to 8 bytes. `Read` returns an error if the message does not match
+// the pieces or if a row is out of range.
 struct FetchMessage {
   RowType wire = RowType::kFloat32;
-  std::vector<std::vector<uint32_t>> rows;  // by piece, ascending
+  // The rows of each piece, in ascending order.
+  std::vector<std::vector<uint32_t>> rows;
 
   Status Read(Span<const uint8_t> bytes, const std::vector<PieceSize>& sizes);
 };
@@ -96,9 +114,11 @@ struct ApplyMessage {
   ApplyHeader header;
   RowType wire = RowType::kFloat32;
   std::vector<std::vector<uint32_t>> rows;
-  std::vector<Span<const float>> hyperparameters;  // by piece
-  // Gradients of all pieces, [rows, dim] each, in one of the two spans,
-  // depending on `wire`.
+  // The hyperparameters of each piece.
+  std::vector<Span<const float>> hyperparameters;
+  // The gradients of all pieces, [num_rows, dim] for each piece. Depending on
+  // `wire`, one of the two spans contains the gradients, and the other span is
+  // empty.
   Span<const float> gradients;
   Span<const uint16_t> half_gradients;
 

@@ -108,7 +108,8 @@ TEST_P(ApplyTest, EveryTruncatedMessageIsRejected) {
   }
 }
 
-// Without rows, missing hyperparameters are only detected by their number.
+// If a message has no rows, `Read` can detect missing hyperparameters only by
+// the size of the message.
 TEST_P(ApplyTest, AMessageWithoutRowsContainsHyperparameters) {
   ApplyWriter writer;
   writer.wire = GetParam();

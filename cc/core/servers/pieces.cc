@@ -24,7 +24,7 @@ namespace layoutmap {
 
 namespace {
 
-// Number of rows whose pointers are resolved at a time.
+// Number of rows that are processed at a time.
 constexpr int64_t kTile = 256;
 
 void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
@@ -36,7 +36,8 @@ void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
     for (int64_t i = 0; i < size; ++i) {
       row_of[i] = read.half_table.row(read.rows[begin + i]);
     }
-    // Prefetches beyond the last row use a valid address.
+    // The kernel prefetches rows beyond the last row. These elements of
+    // `row_of` need a valid address.
     std::fill_n(row_of.begin() + size, kAhead, row_of[0]);
     ExpandArgs args;
     args.row_type = read.row_type;
@@ -71,7 +72,7 @@ Grouped Group(const PieceUpdate& update, int64_t dim) {
   return grouped;
 }
 
-// Reads rows as bfloat16, one tile at a time.
+// Reads rows and converts them to bfloat16, one tile at a time.
 void NarrowRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
                 int64_t end, uint16_t* out) {
   const int64_t dim = read.dim();

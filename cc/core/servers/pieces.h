@@ -1,4 +1,4 @@
-// The server side of a step: reads and updates of rows.
+// The server side of a step. A server reads rows and updates rows.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_PIECES_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_PIECES_H_
@@ -17,21 +17,23 @@
 
 namespace layoutmap {
 
-// A shard of a table on a server, independent of other shards. Results are
-// bitwise identical for every partition, because the update of a row only
-// depends on the row, its gradient, and for 16-bit rows its index in the full
-// table.
+// A shard of a table on a server. Each shard is processed independently of
+// other shards. Results are bitwise identical for every partition, because the
+// update of a row depends only on the row and its gradient. For 16-bit rows, it
+// also depends on the index of the row in the full table.
 struct Piece {
   std::string table;
-  int64_t table_number = 0;  // index of the table in the embedding
-  int64_t first_row = 0;     // first row of the shard in the table
+  // Index of the table in the embedding.
+  int64_t table_number = 0;
+  // Index of the shard's first row in the full table.
+  int64_t first_row = 0;
   int64_t dim = 0;
   RowType row_type = RowType::kFloat32;
   Optimizer optimizer = Optimizer::kNone;
   int64_t num_hyperparameters = 0;
 };
 
-// Rows to read from one piece, in `table` or `half_table`.
+// The rows to read from one piece. The rows are in `table` or in `half_table`.
 struct PieceRead {
   ShardedView<const float> table;
   ShardedView<const uint16_t> half_table;
@@ -47,12 +49,13 @@ struct PieceRead {
 // Returns the number of values that `FetchRows` writes.
 int64_t NumValues(const std::vector<PieceRead>& reads);
 
-// Reads the rows of all pieces in order as floats. 16-bit values are expanded.
+// Reads the rows of all pieces in order, and writes them as floats. 16-bit
+// values are converted.
 void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
                const ParallelFor& parallel_for, float* out);
 
-// Reads the rows of all pieces in order as bfloat16. float32 and float16 values
-// are rounded to nearest.
+// Reads the rows of all pieces in order, and writes them as bfloat16. Values of
+// type float32 and float16 are rounded to nearest.
 void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
                const ParallelFor& parallel_for, uint16_t* out);
 
@@ -60,18 +63,20 @@ void FetchRows(const std::vector<PieceRead>& reads, const RowKernels& kernels,
 struct PieceUpdate {
   ShardedView<float> table;
   ShardedView<uint16_t> half_table;
-  uint64_t num_updates = 0;  // earlier updates, for 16-bit rows
+  // Number of earlier updates. The rounding of 16-bit rows depends on it.
+  uint64_t num_updates = 0;
   std::vector<ShardedView<float>> slots;
-  // Ascending. A row may occur several times, with one contribution each, for
-  // rules that apply one step per contribution.
+  // The rows in ascending order. If the update rule applies one step per
+  // contribution, a row may occur several times, with one contribution each
+  // time.
   Span<const uint32_t> rows;
   Span<const float> hyperparameters;
   Span<const float> gradients;  // [rows.size(), dim]
 };
 
-// Sets the rows, hyperparameters and gradients of each update. `values` are the
-// gradients of the message as floats. If a hyperparameter is invalid, returns
-// an error and changes nothing.
+// Sets the rows, the hyperparameters and the gradients of each update. `values`
+// are the gradients in the message, converted to floats. If a hyperparameter is
+// invalid, returns an error and changes nothing.
 Status ReadUpdates(const std::vector<Piece>& pieces,
                    const ApplyMessage& message, Span<const float> values,
                    std::vector<PieceUpdate>* updates);

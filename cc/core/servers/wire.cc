@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kBits = 7;
 constexpr uint8_t kMore = 1 << kBits;
-// The maximum size of an encoded 32-bit value.
+// The maximum size of an encoded 32-bit value in bytes.
 constexpr int kMaxBytes = 5;
 
 }  // namespace
@@ -33,15 +33,16 @@ Status ReadWireType(uint32_t type, RowType* wire) {
   return Status();
 }
 
-// Uses signed integers, because every instruction set can compare them.
+// The code uses signed integers, because every instruction set has instructions
+// to compare them.
 uint16_t NearestBfloat16(float value) {
   constexpr int32_t kInfinity = 0x7f800000, kLargest = 0x7f7f;
   int32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   const int32_t magnitude = bits & 0x7fffffff;
   const int32_t is_odd = (magnitude >> 16) & 1;
-  // Overflow is only possible for NaN. The sum is unsigned and is not used in
-  // that case.
+  // The sum can overflow only if the value is NaN. In this case, the sum is not
+  // used. It is unsigned, so that the overflow is defined.
   const auto sum = static_cast<uint32_t>(magnitude) + 0x7fff + is_odd;
   int32_t half = static_cast<int32_t>(sum >> 16);
   half = half > kLargest ? kLargest : half;
@@ -77,7 +78,7 @@ void RowWriter::Add(uint32_t row) {
 
 RowsRead ReadRows(int64_t count, int64_t num_rows, Span<const uint8_t>* bytes,
                   std::vector<uint32_t>* rows, uint64_t* out_of_range) {
-  // The size is checked before memory is allocated.
+  // The number of bytes is checked before memory is allocated.
   if (count > bytes->size()) return RowsRead::kTooFew;
   rows->resize(count);
   const uint8_t* next = bytes->data();

@@ -1,4 +1,4 @@
-// Encoding of values and rows in messages between processes.
+// Encodes values and rows in messages between processes.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_WIRE_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_WIRE_H_
@@ -18,8 +18,8 @@ constexpr int64_t WireBytes(RowType wire) {
   return wire == RowType::kFloat32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-// Converts the value type of a message. Returns an error unless it is float32
-// or bfloat16.
+// Converts the value type of a message to a RowType. Returns an error if the
+// type is not float32 or bfloat16.
 Status ReadWireType(uint32_t type, RowType* wire);
 
 // Rounds to the nearest bfloat16, ties to even. The relative error is at most
@@ -31,14 +31,15 @@ void ToBfloat16(Span<const float> values, const ParallelFor& parallel_for,
 void FromBfloat16(Span<const uint16_t> values, const ParallelFor& parallel_for,
                   float* out);
 
-// Writes ascending rows. Each row is encoded as the difference to the preceding
-// row (the first row as the difference to 0), with 7 bits per byte, lowest bits
-// first. The highest bit of a byte is set if another byte follows. If every
-// hundredth row of a table is used, a row takes one byte.
+// Encodes rows in ascending order. Each row is encoded as the difference to the
+// preceding row. The first row is encoded as the difference to 0. Each byte
+// contains 7 bits of the difference, starting with the lowest bits. The highest
+// bit of a byte is set if another byte follows. If a batch uses every hundredth
+// row of a table, each row takes one byte.
 class RowWriter {
  public:
   explicit RowWriter(std::vector<uint8_t>* bytes) : bytes_(bytes) {}
-  // `row` may equal the preceding row.
+  // Adds a row, which must not be below the preceding row.
   void Add(uint32_t row);
 
  private:
@@ -46,7 +47,7 @@ class RowWriter {
   uint32_t last_ = 0;
 };
 
-// Reads `count` rows from the front of `*bytes`, and advances `*bytes`.
+// Reads `count` rows at the start of `*bytes`, and removes them from `*bytes`.
 enum class RowsRead { kAll, kTooFew, kOutOfRange };
 RowsRead ReadRows(int64_t count, int64_t num_rows, Span<const uint8_t>* bytes,
                   std::vector<uint32_t>* rows, uint64_t* out_of_range);

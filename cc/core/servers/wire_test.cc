@@ -58,7 +58,7 @@ TEST(WireTest, WrittenRowsCanBeRead) {
   for (const std::vector<uint32_t>& rows : std::vector<std::vector<uint32_t>>{
            {}, {0}, {5, 5, 5}, {127, 128, 1000000, UINT32_MAX}}) {
     std::vector<uint8_t> bytes = Written(rows);
-    bytes.push_back(7);  // belongs to the next piece
+    bytes.push_back(7);  // This byte belongs to the next piece.
     Span<const uint8_t> rest = bytes;
     std::vector<uint32_t> found;
     uint64_t bad;

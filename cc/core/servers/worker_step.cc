@@ -30,7 +30,7 @@ using std::to_string;
 
 namespace {
 
-// Separate memory blocks of rows that are viewed as one table.
+// Several memory blocks of rows. The rows are viewed as one table.
 template <typename T>
 struct Blocks {
   RowPartition partition;
@@ -150,7 +150,7 @@ void WorkerStep::RankRows(size_t table,
       ranks[positions[k]] = static_cast<uint32_t>(u);
     }
   }
-  // Positions are numbered over all features of the table.
+  // The positions count over all features of the table.
   auto next = ranks.begin();
   for (size_t f = 0; f < batch_->size(); ++f) {
     if (config_->engine.table_of_feature[f] != static_cast<int32_t>(table)) {
@@ -298,8 +298,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
   LM_RETURN_IF_ERROR(CheckGradients(engine, *batch_, gradients));
   std::vector<bool> is_single(tables_.size());
   std::vector<Blocks<float>> blocks(tables_.size());
-  // For rules with one step per contribution, each contribution is a separate
-  // sum.
+  // If an update rule applies one step per contribution, each contribution is a
+  // separate sum.
   std::vector<std::vector<int64_t>> single_splits(tables_.size());
   for (size_t t = 0; t < tables_.size(); ++t) {
     const TableSpec& table = engine.tables[t];
@@ -327,7 +327,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
 
   Sent sent = RowsToSend(is_single);
   std::vector<ApplyWriter> writers(fetched.size());
-  // The sums of each part, which are [first, last) of the splits of its table.
+  // For each part, the range of the table's splits that belongs to the part.
+  // Each split is one sum of gradients.
   std::vector<Span<const int64_t>> splits;
   for (const Part& part : parts_) {
     const TableStep& table = tables_[part.table];
@@ -375,8 +376,8 @@ Status WorkerStep::Fold(const BatchGradients& gradients,
     tasks[p].out = {next[part.server], count, dim};
     next[part.server] += count * dim;
   }
-  // A sum of gradients is computed as a lookup in the gradients, with the same
-  // loop and the same order.
+  // The gradients are summed with `LookupAll`, which sums rows of gradients in
+  // the same way and in the same order as rows of a table.
   LookupAll(tasks, kernels, parallel_for);
   for (size_t s = 0; is_narrow && s < writers.size(); ++s) {
     ToBfloat16({sums[s].get(), writers[s].num_values}, parallel_for,

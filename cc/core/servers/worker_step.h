@@ -1,6 +1,6 @@
-// The worker side of a step. It determines the rows to request from each
-// server, looks up the batch in these rows, and computes the gradients to send
-// back. It keeps no state between steps.
+// The worker side of a step. The worker determines the rows that it requests
+// from each server, looks up the batch in these rows, and computes the
+// gradients that it sends back. The worker keeps no state between steps.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_
 #define TF_LAYOUTMAP_CORE_SERVERS_WORKER_STEP_H_
@@ -22,38 +22,42 @@
 
 namespace layoutmap {
 
-// The tables and features of a host engine with one replica, and the servers of
-// the shards.
+// The tables and features of a host engine with one replica, and the server of
+// each shard.
 struct ServersConfig {
   EngineConfig engine;
   int32_t num_servers = 1;
-  // By table, then by shard.
+  // The server of each shard, ordered by table, then by shard.
   std::vector<int32_t> server_of_shard;
-  RowType wire = RowType::kFloat32;  // type of rows and gradients in messages
+  // The type of rows and gradients in messages.
+  RowType wire = RowType::kFloat32;
 };
 
-// Returns an error unless all shards consist of contiguous rows and are on a
-// valid server.
+// Returns an error if a shard does not consist of contiguous rows, or if the
+// server of a shard is not valid.
 Status CheckServersConfig(const ServersConfig& config);
 
-// Allocates memory for the message to a server, aligned to 8 bytes.
+// Function that allocates memory for the message to a server. The memory must
+// be aligned to 8 bytes.
 using Allocate =
     std::function<Status(int32_t server, int64_t size, uint8_t** bytes)>;
 
-// The layout of fetched messages, if they contain more than the rows of a
-// batch.
+// The layout of `fetched` messages. It differs from the default if the messages
+// contain more than the rows of a batch.
 struct FetchedLayout {
-  // Offset of the values, by server. Empty: kFetchedHeader for each server.
+  // Offset of the row values in the message of each server. If empty, all
+  // offsets are kFetchedHeader.
   std::vector<int64_t> headers;
-  // By table, then by shard: a last row that is always sent, or negative if
-  // there is none. Empty: no shard has such a row.
+  // For each shard, ordered by table: the last row of the shard if the server
+  // always sends this row, or a negative number. If empty, the server sends no
+  // such row for any shard.
   std::vector<int64_t> last_rows;
 };
 
-// One batch. Immutable after its creation.
+// The step of one batch. The object is immutable.
 class WorkerStep {
  public:
-  // Finds the unique rows of a checked batch, by table.
+  // Finds the unique rows of each table in a checked batch.
   static std::shared_ptr<const WorkerStep> Make(
       std::shared_ptr<const ServersConfig> config,
       std::shared_ptr<const Batch> batch, const ParallelFor& parallel_for,
@@ -62,11 +66,12 @@ class WorkerStep {
   const ServersConfig& config() const { return *config_; }
   const Batch& batch() const { return *batch_; }
 
-  // Returns, for each server, the number of rows that the batch needs from each
-  // of its shards, followed by all of these rows.
+  // Returns one list per server. The list contains the number of rows that the
+  // batch needs from each shard of the server, followed by the rows of all
+  // shards.
   std::vector<std::vector<uint32_t>> RowsByServer() const;
 
-  // Writes the requests for the rows that the batch needs, one per server.
+  // Writes one request per server for the rows that the batch needs.
   Status Request(const Allocate& allocate) const;
 
   // Looks up the batch in the responses of the servers. Writes one matrix
@@ -76,8 +81,8 @@ class WorkerStep {
                 const RowKernels& kernels, const ParallelFor& parallel_for,
                 const std::vector<float*>& activations) const;
 
-  // Sums the gradients of each unique row in the order of the host engine, and
-  // writes the update for each server. `fetched` contains the responses of the
+  // Sums the gradients of each unique row in the same order as the host engine,
+  // and writes one update per server. `fetched` contains the responses of the
   // servers.
   Status Fold(const BatchGradients& gradients,
               const std::vector<Span<const uint8_t>>& fetched,
@@ -85,14 +90,17 @@ class WorkerStep {
               const ParallelFor& parallel_for, const Allocate& allocate) const;
 
  private:
-  // A shard and its unique rows, [first, last) of its table.
+  // A shard and its unique rows. The unique rows have the indices [first, last)
+  // in their table.
   struct Part {
     size_t table;
     int32_t server;
     int64_t first_row;
     int64_t first;
     int64_t last;
-    int64_t num_unused;  // additional rows that are sent after these
+    // Number of additional rows that the server sends after the rows of the
+    // batch.
+    int64_t num_unused;
   };
 
   WorkerStep() = default;
@@ -106,9 +114,9 @@ class WorkerStep {
   Status LookUpAs(const std::vector<Span<const uint8_t>>& fetched,
                   const RowKernels& kernels, const ParallelFor& parallel_for,
                   const std::vector<float*>& activations) const;
-  // The number of rows that an update sends for each part, and the rows by
-  // server. If `is_single` is true for a table, each contribution sends its
-  // row.
+  // The rows that an update sends. `counts` is the number of rows of each part,
+  // and `rows` contains the encoded rows for each server. If `is_single` is
+  // true for a table, the worker sends one row per contribution.
   struct Sent {
     std::vector<std::vector<uint32_t>> counts;
     std::vector<std::vector<uint8_t>> rows;
@@ -120,8 +128,10 @@ class WorkerStep {
   std::shared_ptr<const Batch> batch_;
   FetchedLayout layout_;
   std::vector<TableStep> tables_;
-  std::vector<Part> parts_;  // by table, then by shard
-  // By feature: the index in the unique rows for each id.
+  // The parts, ordered by table, then by shard.
+  std::vector<Part> parts_;
+  // For each feature, the index of each id's row in the unique rows of the
+  // table.
   std::vector<std::vector<uint32_t>> ranks_;
 };
 

@@ -1,4 +1,4 @@
-// Compares a step of a worker and servers with the host engine.
+// Compares a step that a worker and servers run with a step of the host engine.
 
 #include "cc/core/servers/worker_step.h"
 
@@ -36,7 +36,7 @@ EngineConfig ContiguousConfig() {
   return config;
 }
 
-// Servers of shards 0 and 1 of `ads` and 0, 1 and 2 of `words`.
+// The server of each shard: two shards of `ads`, then three shards of `words`.
 const std::vector<std::vector<int32_t>> kServers = {
     {0, 0, 0, 0, 0}, {0, 1, 0, 1, 1}, {2, 0, 1, 1, 0}};
 
@@ -58,7 +58,7 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     }
   }
 
-  // Returns the table and shard of each piece of a server.
+  // Returns the table and the shard of each piece on a server.
   std::vector<std::pair<size_t, int32_t>> PiecesOf(int32_t server) {
     std::vector<std::pair<size_t, int32_t>> found;
     size_t next = 0;
@@ -149,8 +149,7 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     ApplyUpdates(pieces, updates, 0, kernels_, UnevenFor(2));
   }
 
-  // Runs a step of all servers and returns its activations. The gradients
-  // follow.
+  // Runs a step on all servers and returns its activations.
   template <typename T>
   Values Step(const TestBatch& batch, const Values& like, uint32_t seed,
               Values* gradients) {

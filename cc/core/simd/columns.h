@@ -1,5 +1,5 @@
-// Loops over the columns of a row. Include this file only from files that are
-// compiled once per instruction set.
+// Functions that loop over the columns of a row. Include this file only from
+// files that are compiled once per instruction set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_COLUMNS_H_
@@ -11,8 +11,9 @@
 namespace layoutmap {
 namespace LM_ISA {
 
-// Calls visit(c, Vector) for each full register of columns and visit(c, float)
-// for each remaining column. The second argument only selects the overload.
+// Calls visit(c, Vector) for each full register of columns, and visit(c, float)
+// for each remaining column. The value of the second argument is not used. Its
+// type selects the overload of `visit`.
 template <typename Visit>
 static inline void ForColumns(int64_t dim, const Visit& visit) {
   int64_t c = 0;
@@ -20,10 +21,11 @@ static inline void ForColumns(int64_t dim, const Visit& visit) {
   for (; c < dim; ++c) visit(c, 0.0f);
 }
 
-// Returns the sum of the values that `visit` returns for the columns. Column c
-// is added to partial sum c % 16, and the partial sums are added in pairs. The
-// order does not depend on the register width, so results are bitwise identical
-// for all instruction sets.
+// Returns the sum of the values that `visit` returns for the columns. There are
+// 16 partial sums. The value of column c is added to partial sum c % 16, and
+// the partial sums are then added in pairs. The order of the additions does not
+// depend on the register width, so results are bitwise identical for all
+// instruction sets.
 template <typename Visit>
 static inline float SumColumns(int64_t dim, const Visit& visit) {
   constexpr int kParts = 16;

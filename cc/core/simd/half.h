@@ -1,10 +1,10 @@
-// Conversion of 16-bit values to floats, and stochastic rounding of floats to
-// 16-bit values. Include this file only from files that are compiled once per
-// instruction set.
+// Functions that convert 16-bit values to floats, and functions that round
+// floats stochastically to 16-bit values. Include this file only from files
+// that are compiled once per instruction set.
 //
-// All operations use integer arithmetic or are exact. TensorFlow's threads
-// treat subnormal floats as 0, and the results must be bitwise identical with
-// and without that mode.
+// All operations use integer arithmetic or exact float arithmetic. TensorFlow's
+// threads use a mode that treats subnormal floats as 0. The results must be
+// bitwise identical with and without this mode.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_HALF_H_
 #define TF_LAYOUTMAP_CORE_SIMD_HALF_H_
@@ -21,8 +21,8 @@ typedef uint16_t Halves
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
 
-// Each operation has an overload for a register and one for a single value, as
-// in vector.h.
+// Each operation has two overloads: one for a register and one for a single
+// value. The overloads in vector.h follow the same rule.
 static inline void ReadHalf(const uint16_t* p, uint32_t* x) { *x = *p; }
 static inline void ReadHalf(const uint16_t* p, Words* x) {
   *x = __builtin_convertvector(*reinterpret_cast<const Halves*>(p), Words);
@@ -45,8 +45,8 @@ static inline float FromBits(uint32_t bits) {
   return x;
 }
 static inline Vector FromBits(Words bits) { return (Vector)bits; }
-// Conversions of integers in [0, 2^31) to float, and of floats to integers,
-// rounded towards 0.
+// These functions convert integers in [0, 2^31) to floats, and floats to
+// integers. The conversion to integers rounds towards 0.
 static inline float ToFloat(uint32_t x) {
   return static_cast<float>(static_cast<int32_t>(x));
 }
@@ -59,14 +59,15 @@ static inline uint32_t ToInteger(float x) {
 static inline Words ToInteger(Vector x) {
   return (Words) __builtin_convertvector(x, Ints);
 }
-// Returns 1 where the condition is true, else 0.
+// Returns 1 in each lane in which the condition is true, and 0 in the other
+// lanes.
 static inline uint32_t OneWhere(bool is) { return is; }
 static inline Words OneWhere(Ints is) { return (Words)is & 1u; }
 constexpr uint32_t kNoiseStep = 0x9e3779b9u;
 
-// The offset that each lane of a register adds to the noise of its first
-// column. The object is created once per call, because computing the offsets
-// for each register would take as long as the noise.
+// The offset that each lane of a register adds to the input of the noise
+// function. The object is created once per call, because computing the offsets
+// for each register would take as long as computing the noise.
 struct NoisePlaces {
   NoisePlaces() {
     for (int i = 0; i < kLanes; ++i) of_register[i] = i * kNoiseStep;
@@ -77,9 +78,10 @@ struct NoisePlaces {
   Words of_register;
 };
 
-// Returns the noise of the columns from c on. It is two rounds of
-// multiplications and shifts with the constants of MurmurHash3's finalizer;
-// each round mixes in one half of the row's key.
+// Returns the noise for the register of columns that starts at column c, or for
+// column c. The noise function has two rounds of multiplications and shifts,
+// with the constants of MurmurHash3's finalizer. Each round uses one half of
+// the row's key.
 template <typename W>
 static inline W Noise(uint64_t key, uint32_t c, W places) {
   W x = places + (c * kNoiseStep + static_cast<uint32_t>(key));
@@ -99,7 +101,8 @@ struct Bfloat16 {
     return FromBits(half << 16);
   }
 
-  // A finite value stays finite: it is limited to the largest finite value.
+  // A finite value stays finite, because the result is limited to the largest
+  // finite value.
   template <typename F, typename W>
   static W Round(F value, W noise) {
     const W zero = {};
@@ -134,12 +137,12 @@ struct Float16 {
     const W bits = BitsOf(value);
     const W magnitude = bits & 0x7fffffffu;
     const W sign = (bits >> 16) & 0x8000u;
-    // Values of at least 2^-14 are normal: 13 bits of the mantissa are rounded
-    // off.
+    // Values of at least 2^-14 are normal float16 values. Rounding removes 13
+    // bits of their mantissa.
     W half = ((magnitude + (noise >> 19)) >> 13) - (112u << 10);
     half = half > zero + 0x7bffu ? zero + 0x7bffu : half;
-    // Smaller values have a spacing of 2^-24. The fraction of that spacing is
-    // compared with the noise as 24-bit integers.
+    // Smaller values are rounded to a multiple of 2^-24. The code compares the
+    // fraction of this multiple with the noise, both as 24-bit integers.
     const auto is_small = magnitude < zero + 0x38800000u;
     const F scaled = FromBits(is_small ? magnitude : zero) * 0x1p24f;
     const W integer = ToInteger(scaled);

@@ -23,8 +23,8 @@ std::vector<const KeyKernels*> AllKernels() {
   return kernels;
 }
 
-// Five buckets starting at index 10. Most lanes are in use, and there are few
-// distinct steps.
+// The test data has five buckets, and the index of the first bucket is 10. Most
+// lanes are in use, and there are few distinct steps.
 class KeyKernelsTest : public testing::Test {
  protected:
   static constexpr int64_t kFirst = 10, kSize = 5, kProbes = 4;
@@ -42,7 +42,8 @@ class KeyKernelsTest : public testing::Test {
             kProbes};
   }
 
-  // Returns the rows that a search starting in `bucket` visits, in order.
+  // Returns the rows that a search visits if it starts in `bucket`. The rows
+  // are in the order of the search.
   static std::vector<int64_t> RowsFrom(int64_t bucket) {
     std::vector<int64_t> rows;
     for (int64_t p = 0; p < kProbes; ++p) {

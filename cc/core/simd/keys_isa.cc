@@ -1,5 +1,6 @@
-// Implementation of the key kernels, compiled once per instruction set. Like
-// rows_isa.cc, this file includes no standard library headers.
+// Implementation of the key kernels. This file is compiled once per instruction
+// set. It must not include standard library headers, for the reason that
+// rows_isa.cc explains.
 
 #include "cc/core/simd/key_kernels.h"
 
@@ -12,20 +13,22 @@ namespace LM_ISA {
 namespace {
 
 constexpr int64_t kLanes = 8;
-// Equals `BucketLayout::kMaxProbes`.
+// This value must equal `BucketLayout::kMaxProbes`.
 constexpr int64_t kMaxProbes = 4;
 constexpr int64_t kEmpty = INT64_MIN;
-// Number of keys whose cache lines are prefetched ahead of the search.
+// Prefetch distance: the number of keys between the prefetch of a key's buckets
+// and the search for the key.
 constexpr int64_t kAhead = 32;
 
-// Equals `MixBits` of cc/core/keys/bucket_layout.h.
+// This function must return the same result as `MixBits` in
+// cc/core/keys/bucket_layout.h.
 inline uint64_t Mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
 }
 
-// Returns a mask of the lanes that hold the key.
+// Returns a bit mask of the lanes that contain the key.
 inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 #if defined(__AVX512F__)
   return _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
@@ -60,14 +63,13 @@ bool BucketsOf(const int64_t* keys, int64_t size, int64_t num_buckets,
   return has_empty;
 }
 
-// Returns the bucket that follows `bucket`. Both are relative to the first
-// bucket of the range.
+// Returns the next bucket of a search after `bucket`. Both buckets are relative
+// to the first bucket of the range.
 inline int64_t Next(const BucketRange& range, int64_t bucket) {
   return bucket + 1 < range.size ? bucket + 1 : 0;
 }
 
-// Returns whether a search visits `kMaxProbes` buckets and does not wrap
-// around.
+// Returns whether a search visits `kMaxProbes` buckets without wrapping around.
 inline bool IsContiguous(const BucketRange& range, int64_t bucket) {
   return range.num_probes == kMaxProbes && bucket + kMaxProbes <= range.size;
 }
@@ -76,8 +78,8 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
              int64_t num_after, int64_t* rows) {
   int64_t num_probes = 0;
   const auto prefetch = [&](int64_t i) {
-    // Prefetches into the second-level cache; the first-level cache would stall
-    // on each request.
+    // The code prefetches into the second-level cache, because prefetches into
+    // the first-level cache would stall.
     __builtin_prefetch(range.keys + (places[i].bucket - range.first) * kLanes,
                        /*write=*/0, /*locality=*/2);
   };
@@ -104,8 +106,8 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
 int64_t FindFree(const BucketRange& range, int64_t first) {
   int64_t bucket = first - range.first;
   if (IsContiguous(range, bucket)) {
-    // All buckets are compared, because a branch on the bucket with an empty
-    // lane would be hard to predict.
+    // The loop compares all buckets. A loop that ends at the first bucket with
+    // an empty lane would have a branch that is hard to predict.
     const int64_t* keys = range.keys + bucket * kLanes;
     unsigned found = 0;
     for (int64_t p = 0; p < kMaxProbes; ++p) {
@@ -123,7 +125,7 @@ int64_t FindFree(const BucketRange& range, int64_t first) {
   return -1;
 }
 
-// Returns the lowest step of four buckets, and sets one bit in `lanes` for each
+// Returns the lowest step in four buckets. In `lanes`, sets the bit of each
 // lane that has this step.
 inline int32_t LowestStep(const int32_t* steps, unsigned* lanes) {
   int32_t lowest = steps[0];
@@ -178,8 +180,9 @@ int64_t FindLeastRecent(const BucketRange& range, int64_t first, int32_t step) {
   return found;
 }
 
-// Draws the values that `FillFirstValues` (cc/core/keys/first_values.h)
-// specifies. Computes several splitmix64 values at once.
+// Draws the same uniformly distributed values as `FillFirstValues`
+// (cc/core/keys/first_values.h). The compiler can vectorize the loop, which
+// computes several splitmix64 values at once.
 void Draw(const DrawArgs& args) {
   constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
   const double a = args.a, width = args.b - args.a;
@@ -188,8 +191,8 @@ void Draw(const DrawArgs& args) {
   float* values = args.values;
   for (int64_t c = 0; c < size; ++c) {
     const uint64_t bits = Mix(state + static_cast<uint64_t>(c + 1) * kGolden);
-    // The random number has 24 bits and fits in an int32, which every
-    // instruction set can convert to double.
+    // The random number has 24 bits, so it fits in an int32. Every instruction
+    // set has an instruction that converts an int32 to double.
     const auto drawn = static_cast<double>(static_cast<int32_t>(bits >> 40));
     values[c] = static_cast<float>(a + width * (drawn / (1 << 24)));
   }

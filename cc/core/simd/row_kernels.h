@@ -1,4 +1,5 @@
-// Kernels over rows of floats, compiled once per instruction set.
+// Kernels that process rows of floats. They are compiled once per instruction
+// set.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
 #define TF_LAYOUTMAP_CORE_SIMD_ROW_KERNELS_H_
@@ -24,20 +25,23 @@ enum class Optimizer {
 
 constexpr int kMaxSlots = 3;
 
-// Operations around an update rule, in this order: the gradient is clipped, the
-// rule is applied, the row decays, the row is clipped.
+// Operations before and after an update rule. The order is: the gradient is
+// clipped, the rule is applied, the weight decay is applied, the row is
+// clipped.
 struct Modifiers {
   float clip_gradient_min;
   float clip_gradient_max;
-  float weight_decay;  // multiplied by the learning rate if so configured
+  // This value already includes the learning rate if
+  // `multiply_weight_decay_by_lr` is set.
+  float weight_decay;
   float clip_weight_min;
   float clip_weight_max;
-  // If false, one step is applied per contribution, in order, instead of one
-  // step for the sum of the contributions.
+  // If true, the rule applies one step for the sum of a row's contributions. If
+  // false, it applies one step per contribution, in order.
   bool accumulate;
 };
 
-// Rounds x to the nearest of equally spaced values:
+// Rounds x to the nearest value of a set of equally spaced values:
 //
 //   floor((clip(x, lower, upper) - lower) / quantum + 0.5) * quantum + lower
 //
@@ -48,60 +52,72 @@ struct Quantization {
   float quantum;
 };
 
-// The caller resolves row pointers ahead of the loop, so that the loop can
-// prefetch: `row_of` has `ahead` more elements than the loop processes. The
-// best distance depends on the rows (cc/core/simd/row_tuning.h); loops that
-// expand rows use this constant.
+// Prefetch distance of the loops that expand rows. Lookups and updates use the
+// distances in cc/core/simd/row_tuning.h. The caller of a kernel computes the
+// pointers to the rows, and `row_of` has `ahead` more elements than the kernel
+// processes, so that the kernel can prefetch rows.
 constexpr int64_t kAhead = 16;
 
 // Arguments of a lookup:
 //
 //   out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row
 //
-// in that order. Rows are quantized first if `quantization` is not null.
-// `row_of` and `gains` are indexed by i - first.
+// The rows are added in the order of i. If `quantization` is not null, the
+// kernel quantizes each row before it adds the row. The index of `row_of` and
+// `gains` is i - first.
 struct LookupArgs {
   RowType row_type = RowType::kFloat32;
   const void* const* row_of;
-  const float* gains;  // null: all gains are 1
+  const float* gains;  // If null, all gains are 1.
   const int64_t* splits;
   int64_t first;
-  int64_t begin;  // outputs [begin, end)
-  int64_t end;
-  int64_t dim;
-  int64_t ahead;  // additional elements of `row_of`
-  float* out;     // row 0 of the output
-  const Quantization* quantization = nullptr;  // null: rows are not quantized
-};
-
-// Arguments of an update. For each unique row u in [begin, end), computes the
-// gradient
-//
-//   g = sum over k in [splits[u], splits[u + 1]) of gain[k] * *gradient[k]
-//
-// in that order, where *gradient[k] is gradient_rows[gradient_of[k]]. Then
-// applies one step of the update rule to the row and its slot rows, in place.
-struct ApplyArgs {
-  Optimizer optimizer;
-  const float* hyperparameters;
-  const Modifiers* modifiers;        // null: no modifiers, accumulate
-  float* const* row_of;              // indexed by u - begin
-  float* const* slot_of[kMaxSlots];  // indexed by u - begin
-  const int64_t* splits;
-  const uint32_t* gradient_of;
-  const float* gains;  // null: all gains are 1
-  const float* const* gradient_rows;
-  int64_t num_positions;  // size of `gradient_of`, which covers all rows
+  // The kernel computes the outputs [begin, end).
   int64_t begin;
   int64_t end;
   int64_t dim;
-  int64_t ahead;            // additional elements of `row_of` and `slot_of`
-  int64_t gradients_ahead;  // prefetch distance, in positions
-  float* scratch;           // [dim], for rules that need the full gradient row
+  // Number of additional elements of `row_of`.
+  int64_t ahead;
+  // Pointer to row 0 of the output.
+  float* out;
+  // If null, rows are not quantized.
+  const Quantization* quantization = nullptr;
 };
 
-// Arguments of a conversion of 16-bit rows to floats. `rows` is [num_rows,
-// dim].
+// The arguments of the update kernel. For each unique row u in [begin, end),
+// the kernel computes the gradient
+//
+//   g = sum over k in [splits[u], splits[u + 1]) of gain[k] * *gradient[k]
+//
+// The gradients are added in the order of k, and *gradient[k] is
+// gradient_rows[gradient_of[k]]. The kernel then applies one step of the update
+// rule to the row and its slot rows, in place.
+struct ApplyArgs {
+  Optimizer optimizer;
+  const float* hyperparameters;
+  // If null, there are no modifiers, and `accumulate` is true.
+  const Modifiers* modifiers;
+  // The index of `row_of` and of each slot_of[j] is u - begin.
+  float* const* row_of;
+  float* const* slot_of[kMaxSlots];
+  const int64_t* splits;
+  const uint32_t* gradient_of;
+  const float* gains;  // If null, all gains are 1.
+  const float* const* gradient_rows;
+  // Size of `gradient_of`, which covers all rows.
+  int64_t num_positions;
+  int64_t begin;
+  int64_t end;
+  int64_t dim;
+  // Number of additional elements of `row_of` and `slot_of`.
+  int64_t ahead;
+  // Prefetch distance of gradients, in positions.
+  int64_t gradients_ahead;
+  // Temporary memory, [dim], for rules that need the full gradient row.
+  float* scratch;
+};
+
+// Arguments of the kernel that converts 16-bit rows to floats. `rows` is
+// [num_rows, dim].
 struct ExpandArgs {
   RowType row_type;
   const uint16_t* const* row_of;
@@ -110,13 +126,15 @@ struct ExpandArgs {
   float* rows;
 };
 
-// Arguments of a conversion of floats to 16-bit rows. Each value is rounded to
-// one of its two neighbors, selected by the noise of its row and column. Values
-// beyond the largest finite value are limited to it.
+// Arguments of the kernel that converts floats to 16-bit rows. Each value is
+// rounded to one of the two nearest 16-bit values. The noise of the row and the
+// column selects the value. If a value exceeds the largest finite value, it is
+// limited to the largest finite value.
 struct RoundArgs {
   RowType row_type;
   const float* rows;
-  const uint64_t* noise_keys;  // one per row
+  // One key per row.
+  const uint64_t* noise_keys;
   int64_t num_rows;
   int64_t dim;
   uint16_t* const* row_of;
@@ -129,8 +147,8 @@ struct RowKernels {
   void (*round)(const RoundArgs& args);
 };
 
-// Returns the highest level that this CPU supports, limited by the environment
-// variable TF_LAYOUTMAP_CPU_LEVEL (baseline, avx2, avx512).
+// Returns the highest level that this CPU supports. The environment variable
+// TF_LAYOUTMAP_CPU_LEVEL (baseline, avx2, avx512) can select a lower level.
 CpuLevel CurrentCpuLevel();
 bool CpuHas(CpuLevel level);
 const char* CpuLevelName(CpuLevel level);

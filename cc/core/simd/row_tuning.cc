@@ -7,14 +7,16 @@
 namespace layoutmap {
 
 RowTuning LookupTuning(RowType row_type) {
-  // Computing with 16-bit rows takes longer, so fewer rows are prefetched.
+  // For 16-bit rows, the computation takes longer, so the prefetch distance is
+  // shorter.
   return {row_type == RowType::kFloat32 ? 24 : 16, 0, 2048};
 }
 
 RowTuning UpdateTuning(RowType row_type, int64_t dim) {
-  // A row and its slot row are prefetched together. A few wide rows already
-  // fill the queue of memory requests. Cache lines of the narrowest rows would
-  // be prefetched twice.
+  // Each prefetch loads a row and its slot rows. For wide rows, a few
+  // prefetches already fill the queue of memory requests. Two of the narrowest
+  // rows can be in the same cache line, and the loop would then prefetch this
+  // line twice.
   if (dim >= 64) return {8, 16, 256};
   if (dim <= 8 && row_type == RowType::kFloat32) return {4, 16, 256};
   return {16, 16, 256};

@@ -10,16 +10,16 @@
 namespace layoutmap {
 
 struct RowTuning {
-  // Number of rows, and for updates number of gradients, that are prefetched
-  // before they are read.
+  // Prefetch distance in rows. For updates, `gradients_ahead` is the prefetch
+  // distance in gradients.
   int64_t ahead = 0;
   int64_t gradients_ahead = 0;
-  // Number of ids of a lookup, or of rows of an update, whose pointers are
-  // resolved at a time.
+  // Number of ids in a lookup, or of rows in an update, for which the pointers
+  // are computed at a time.
   int64_t tile = 0;
 };
 
-// Return the settings that were fastest in the measurements in
+// These functions return the fastest settings according to the measurements in
 // docs/benchmarks.md. A tile of 2,048 pointers takes 16 KiB of the first-level
 // cache.
 RowTuning LookupTuning(RowType row_type);

@@ -1,10 +1,12 @@
-// Implementation of the row kernels, compiled once per instruction set (BUILD
-// sets LM_ISA and the compiler flags). This file must not include standard
-// library headers: the linker keeps one copy of each inline function, and could
-// select a copy that was compiled with AVX for all callers.
+// Implementation of the row kernels. This file is compiled once per instruction
+// set, and the BUILD file sets LM_ISA and the compiler flags. This file must
+// not include standard library headers. The linker keeps only one copy of each
+// inline function. It could select a copy that was compiled with AVX, which
+// some CPUs do not support.
 //
-// Sums stay in registers over all ids of an output. For a plain loop, GCC
-// stores the sums after every id, which is four times slower.
+// The loops keep the sums of an output in registers until all ids are
+// processed. For a simpler loop, GCC stores the sums to memory after every id,
+// which is four times slower.
 
 #include "cc/core/optimizers/adagrad.h"
 #include "cc/core/optimizers/adagrad_momentum.h"
@@ -24,8 +26,8 @@ namespace {
 
 constexpr int64_t kFloatsPerLine = 16;
 
-// Selects the second-level cache for prefetches. cc/core/base/row_queue.h gives
-// the reason.
+// Selects the second-level cache for prefetches. The comment in
+// cc/core/base/row_queue.h explains the reason.
 constexpr int kSecondLevel = 2;
 
 template <int kForWrite>
@@ -41,7 +43,7 @@ inline void PrefetchColumns(const uint16_t* row, int64_t columns) {
   }
 }
 
-// Row formats that a kernel reads.
+// The formats of stored rows that a kernel can read.
 struct Float32 {
   typedef float Stored;
   static void Read(const float* p, float* x) { *x = *p; }
@@ -63,7 +65,7 @@ struct Halved {
   }
 };
 
-// Conversions of a value before it is added to the sum.
+// Operations on a value before it is added to the sum.
 struct Unchanged {
   template <typename V>
   V operator()(V x) const {
@@ -74,8 +76,8 @@ struct Unchanged {
 struct Quantize {
   template <typename V>
   V operator()(V x) const {
-    // NaN is replaced during the conversion to an integer and restored
-    // afterwards.
+    // The conversion to an integer is not defined for NaN. The code replaces
+    // NaN before the conversion and restores it afterwards.
     const V number = x == x ? x : V{};
     const V clipped = Clip(number, Fill<V>(q.lower), Fill<V>(q.upper));
     const V bucket = Floor((clipped - q.lower) / q.quantum + 0.5f);
@@ -85,7 +87,8 @@ struct Quantize {
   Quantization q;
 };
 
-// Adds up columns [c, c + width of `sum`) of the rows i in [0, num_rows).
+// Sums the columns that start at column c over the rows [0, num_rows). The
+// number of columns is the width of `sum`.
 template <typename Type, int kRegisters, typename Change>
 inline void SumRows(const Change& change, const void* const* row_of,
                     const float* gains, int64_t num_rows, int64_t ahead,
@@ -231,8 +234,8 @@ void Round(const RoundArgs& a) {
   RoundType<Float16>(a);
 }
 
-// One unique row: its range of positions, and pointers to the row and its slot
-// rows.
+// One unique row, with the range of its positions and with pointers to the row
+// and its slot rows.
 struct RowStep {
   const ApplyArgs& a;
   int64_t k_begin;
@@ -244,8 +247,8 @@ struct RowStep {
     return a.gradient_rows[a.gradient_of[k]];
   }
   float gain(int64_t k) const { return a.gains == nullptr ? 1.0f : a.gains[k]; }
-  // Returns the gradient that is `gradients_ahead` positions later, or the last
-  // gradient.
+  // Returns the gradient to prefetch at position k. It is the gradient
+  // `gradients_ahead` positions later, or the last gradient.
   const float* gradient_ahead(int64_t k) const {
     const int64_t later = k + a.gradients_ahead;
     return gradient(later < a.num_positions ? later : a.num_positions - 1);
@@ -262,7 +265,7 @@ inline void Update(const Rule& rule, const RowStep& s, int64_t c, V gradient) {
   for (int j = 0; j < Rule::kNumSlots; ++j) Write(s.slots[j] + c, slots[j]);
 }
 
-// An update rule with its modifiers.
+// An update rule that also applies its modifiers.
 template <typename Rule>
 struct Modified {
   static constexpr int kNumSlots = Rule::kNumSlots;
@@ -279,8 +282,8 @@ struct Modified {
   Modifiers m;
 };
 
-// Sums columns [c, c + kRegisters registers) of the row's gradients at
-// positions [k, k_end).
+// Sums the row's gradients at positions [k, k_end), for the columns from c on
+// that fit in kRegisters registers.
 template <int kRegisters>
 inline void FoldGradients(const RowStep& s, int64_t k, int64_t k_end, int64_t c,
                           Vector* sum) {

@@ -1,6 +1,6 @@
 // A SIMD register of floats. Include this file only from files that are
-// compiled once per instruction set. All functions are in the namespace LM_ISA;
-// otherwise the linker would merge the copies of an inline function for
+// compiled once per instruction set. All functions are in the namespace LM_ISA.
+// Otherwise, the linker would merge the versions of an inline function for
 // different instruction sets.
 
 #ifndef TF_LAYOUTMAP_CORE_SIMD_VECTOR_H_
@@ -25,7 +25,8 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
-// aligned(4), because rows may start at any float.
+// The alignment is 4 bytes, because a row can start at the address of any
+// float.
 typedef float Vector
     __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
@@ -39,8 +40,8 @@ static inline void Store(float* p, Vector v) {
 static inline float Sqrt(float x) { return __builtin_sqrtf(x); }
 static inline Vector Sqrt(Vector x) {
 #if defined(__AVX512F__)
-  // The masked form avoids a GCC 12 warning about an undefined operand in the
-  // plain form.
+  // The code uses the masked intrinsic, because GCC 12 warns about an undefined
+  // operand in _mm512_sqrt_ps.
   return _mm512_maskz_sqrt_ps(0xffff, x);
 #elif defined(__AVX__)
   return _mm256_sqrt_ps(x);
@@ -60,8 +61,8 @@ static inline Vector Pow(Vector x, float y) {
   return power;
 }
 
-// This order of the operands preserves NaN. If they were swapped, the result
-// for NaN would be a limit.
+// This order of the operands preserves NaN. With the other order, the result
+// for NaN would be one of the limits.
 template <typename V>
 static inline V Clip(V x, V low, V high) {
   x = x < low ? low : x;
@@ -71,7 +72,7 @@ template <typename V>
 static inline V Abs(V x) {
   return x < V{} ? -x : x;
 }
-// Rounds values in [0, 2^31) down.
+// Rounds a value down. The value must be in [0, 2^31).
 static inline float Floor(float x) {
   return static_cast<float>(static_cast<int>(x));
 }
@@ -79,15 +80,15 @@ static inline Vector Floor(Vector x) {
   typedef int Ints __attribute__((vector_size(kLanes * 4)));
   return __builtin_convertvector(__builtin_convertvector(x, Ints), Vector);
 }
-// Returns a vector with the value in every lane.
+// Returns a vector with the value x in every lane.
 template <typename V>
 static inline V Fill(float x) {
   return V{} + x;
 }
 
 #if defined(__AVX512F__)
-// Half a register of AVX-512, for remaining columns that do not fill a
-// register. Other instruction sets do not need half registers.
+// Half of an AVX-512 register, which processes remaining columns that do not
+// fill a register. Other instruction sets do not need half registers.
 typedef float HalfVector
     __attribute__((vector_size(32), aligned(4), may_alias));
 constexpr int kHalfLanes = 8;
@@ -110,9 +111,9 @@ static inline void Write(float* p, HalfVector x) {
 }
 #endif
 
-// Overloads for a single float, for the columns that do not fill a register.
-// They round like a lane of `Vector`, so that results are bitwise identical for
-// all register widths.
+// These overloads process the columns that do not fill a register. The
+// overloads for a single float round in the same way as a lane of `Vector`, so
+// that results are bitwise identical for all register widths.
 static inline void Read(const float* p, float* x) { *x = *p; }
 static inline void Read(const float* p, Vector* x) { *x = Load(p); }
 static inline void Write(float* p, float x) { *p = x; }

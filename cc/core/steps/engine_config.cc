@@ -12,8 +12,8 @@ namespace {
 
 using std::to_string;
 
-// Far above the size of any machine, and low enough that the state per replica
-// fits in memory.
+// Maximum number of replicas. It is far above the number that any machine can
+// run, and it is low enough that the state of all replicas fits in memory.
 constexpr int32_t kMaxNumReplicas = 1 << 16;
 
 }  // namespace

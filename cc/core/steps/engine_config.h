@@ -1,5 +1,5 @@
-// Configuration of an engine: its tables, and the features that look up rows in
-// them.
+// The configuration of a host engine. It consists of tables and of features
+// that look up rows in the tables.
 
 #ifndef TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
 #define TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_
@@ -20,9 +20,9 @@ namespace layoutmap {
 struct TableSpec {
   std::string name;
   RowPartition partition;
-  // Index of the first row of `partition` in the full table, if the engine only
-  // has a part of the table. The rounding of 16-bit rows depends on the index
-  // in the full table.
+  // If the engine has only a part of the table, the index of the part's first
+  // row in the full table. The rounding of a 16-bit row depends on its index in
+  // the full table.
   int64_t first_row = 0;
   int64_t dim = 0;
   Optimizer optimizer = Optimizer::kNone;
@@ -38,10 +38,11 @@ struct TableSpec {
 struct EngineConfig {
   int32_t num_replicas = 1;
   int64_t max_pending_steps = 4;
-  // Whether each update is deferred until the lookup of the next step is
+  // Whether the engine defers each update until the lookup of the next step is
   // complete.
   bool is_pipelined = false;
-  uint64_t rounding_seed = 0;  // for tables with 16-bit rows
+  // Seed for the rounding of 16-bit rows.
+  uint64_t rounding_seed = 0;
   std::vector<TableSpec> tables;
   std::vector<FeatureSpec> features;
   std::vector<int32_t> table_of_feature;
@@ -51,7 +52,7 @@ struct EngineConfig {
   }
 };
 
-// Returns an error that names the invalid field, if there is one.
+// Returns an error if a field is invalid. The error message names the field.
 Status CheckConfig(const EngineConfig& config);
 
 }  // namespace layoutmap

@@ -20,7 +20,8 @@
 namespace layoutmap {
 namespace {
 
-// Visits the batches of a table in the order in which gradients are summed.
+// Visits each feature of a table and each replica, in the order in which
+// gradients are summed.
 template <typename Visit>
 void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
                  const Visit& visit) {
@@ -32,8 +33,8 @@ void ForSegments(const EngineConfig& config, int32_t table, size_t num_replicas,
   }
 }
 
-// Returns whether each output row has one id, so that ids and output rows have
-// equal indices.
+// Returns whether each output row has exactly one id. In this case, the index
+// of an id equals the index of its output row.
 bool HasOneEach(const RaggedIds& ids) {
   const Span<const int64_t> splits = ids.splits();
   if (ids.rows().size() != ids.num_outputs()) return false;
@@ -42,8 +43,8 @@ bool HasOneEach(const RaggedIds& ids) {
   return one_each;
 }
 
-// Returns the output row of each position; empty if each position has a
-// separate output row.
+// Returns the output row of each position. The result is empty if each position
+// has a separate output row.
 std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
                                  size_t num_positions) {
   std::vector<uint32_t> output_of;
@@ -62,7 +63,7 @@ std::vector<uint32_t> OutputRows(const std::vector<const RaggedIds*>& segments,
   return output_of;
 }
 
-// Returns the gain of each position; empty if all gains are 1.
+// Returns the gain of each position. The result is empty if all gains are 1.
 std::vector<float> Gains(const std::vector<const RaggedIds*>& segments,
                          size_t num_positions) {
   bool all_one = true;
@@ -90,8 +91,8 @@ std::vector<T> Permute(const std::vector<T>& values,
   return permuted;
 }
 
-// Returns the unique rows that a vocabulary has found for exactly these
-// batches, or null.
+// Returns the unique rows if a vocabulary has found them for exactly these
+// batches. Otherwise, returns null.
 const RowGroups* GroupsOf(const std::vector<const RaggedIds*>& segments) {
   if (segments.empty()) return nullptr;
   const RowGroups* groups = segments[0]->groups().get();
@@ -104,13 +105,15 @@ const RowGroups* GroupsOf(const std::vector<const RaggedIds*>& segments) {
   return groups;
 }
 
-// Computes the result of `PrepareTable` from groups of unique rows.
+// Computes the result of `PrepareTable` from the unique rows that a vocabulary
+// has found.
 TableStep StepOfGroups(const RowGroups& groups,
                        const std::vector<uint32_t>& output_of,
                        const std::vector<float>& gains,
                        const ParallelFor& parallel_for) {
   const int64_t num_parts = static_cast<int64_t>(groups.parts.size());
-  // Totals over the preceding parts.
+  // For each part, the number of rows and the number of positions in the
+  // preceding parts.
   std::vector<int64_t> first_row(num_parts), first_position(num_parts);
   int64_t num_rows = 0, num_positions = 0;
   for (int64_t p = 0; p < num_parts; ++p) {
@@ -152,9 +155,9 @@ TableStep StepOfGroups(const RowGroups& groups,
   return step;
 }
 
-// Returns the shape "[num_samples, dim]" of `num_values` values of a feature,
-// with the sequence length in the middle for sequences. Returns "41 values" if
-// the values are not complete samples.
+// Returns the shape of `num_values` values of a feature as a string. The shape
+// is "[num_samples, dim]", or "[num_samples, length, dim]" for a sequence. If
+// the values are not complete samples, returns a string such as "41 values".
 std::string ShapeOfSamples(const FeatureSpec& feature, int64_t dim,
                            int64_t num_values) {
   const int64_t length = feature.max_sequence_length;
@@ -202,7 +205,8 @@ TableStep PrepareTable(const EngineConfig& config, int32_t table,
   for (Span<const uint32_t> segment : rows) num_positions += segment.size();
   const std::vector<uint32_t> output_of = OutputRows(segments, num_positions);
   const std::vector<float> gains = Gains(segments, num_positions);
-  // If positions are not needed, the sort stores output rows instead.
+  // If the positions are not needed, the sort stores the output rows instead of
+  // the positions.
   const bool by_position = positions != nullptr || !gains.empty();
   UniqueRows unique = FindUniqueRows(
       rows, config.tables[table].partition.num_rows(), parallel_for,
@@ -236,8 +240,8 @@ void PrepareTables(const EngineConfig& config,
       num_ids[config.table_of_feature[f]] += (*batch)[f].rows().size();
     }
   }
-  // All threads sort a large table together; small tables are sorted in
-  // parallel, with one thread each.
+  // All threads share the sort for a large table. Small tables are sorted in
+  // parallel, with one thread per table.
   std::vector<int32_t> small;
   int64_t cost = 0;
   for (size_t t = 0; t < num_tables; ++t) {

@@ -1,4 +1,5 @@
-// The batches, gradients and derived data of an engine step.
+// The batches of an engine step, the gradients of the step, and data that the
+// engine computes from them.
 
 #ifndef TF_LAYOUTMAP_CORE_STEPS_STEP_H_
 #define TF_LAYOUTMAP_CORE_STEPS_STEP_H_
@@ -16,15 +17,17 @@
 
 namespace layoutmap {
 
-// The ids that one replica enqueued, by feature. Immutable after its creation.
+// The ids that one replica enqueued, with one element per feature. A batch is
+// not changed after its creation.
 using Batch = std::vector<RaggedIds>;
 
-// The batches of running lookups and updates. `Reset` discards their steps, but
-// cannot stop threads that read or write their rows.
+// The batches of running lookups and updates. `HostEngine::Reset` discards the
+// steps of these batches, but it cannot stop threads that read or write the
+// rows of the batches.
 class BatchesInUse {
  public:
-  // Adds a batch. It is in use as long as another object, such as the caller or
-  // a step, holds it.
+  // Adds a batch. A batch is in use as long as another object has a shared
+  // pointer to the batch.
   void Add(const std::shared_ptr<const Batch>& batch);
   void Visit(const std::function<void(const Batch&)>& visit) const;
 
@@ -32,47 +35,49 @@ class BatchesInUse {
   std::vector<std::weak_ptr<const Batch>> batches_;
 };
 
-// The gradients of one replica's activations, by feature, [num_outputs, dim]
-// each. `keep_alive` owns their memory. `hyperparameters`, by table, are used
-// if this replica completes the step and thereby runs the update.
+// The gradients of one replica's activations. Each feature has a gradient of
+// shape [num_outputs, dim]. `keep_alive` owns the memory of the gradients. Each
+// table has one element in `hyperparameters`, which is used if this replica
+// completes the step and runs the update.
 struct BatchGradients {
   std::vector<Span<const float>> features;
   std::vector<std::vector<float>> hyperparameters;
   std::shared_ptr<const void> keep_alive;
 };
 
-// The data of a table's backward pass that only depends on the ids. It is
-// computed at enqueue, so that the update does not read the ids again:
+// The data for a table's backward pass that depends only on the ids. The engine
+// computes it at enqueue, so that the update does not read the ids again:
 //
 //   unique row    rows      2        5     9
 //   its positions splits    0        3     4        6
 //   output row    gradient_of  0  4  1  | 0  | 2  7
 //
-// Output rows are numbered over the table's features in order, and over the
-// replicas within a feature. Positions are therefore in the order in which
-// their gradients are summed.
+// The numbers of output rows count over the features of the table, and over the
+// replicas within each feature. Therefore, the order of the positions is the
+// order in which gradients are summed.
 struct TableStep {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits;
   std::vector<uint32_t> gradient_of;
-  std::vector<float> gains;  // empty: all gains are 1
+  std::vector<float> gains;  // If empty, all gains are 1.
 };
 
-// Prepares one table. If `positions` is not null, it receives the index of each
-// position in the table's batches, which are numbered like output rows.
+// Computes the TableStep of one table. If `positions` is not null, it is set to
+// the index of each position's id. The ids of the table are counted in the same
+// order as the output rows.
 TableStep PrepareTable(const EngineConfig& config, int32_t table,
                        const std::vector<std::shared_ptr<const Batch>>& batches,
                        std::vector<uint32_t>* positions = nullptr,
                        const ParallelFor& parallel_for = SerialFor);
 
-// Prepares all tables.
+// Computes the TableStep of each table.
 void PrepareTables(const EngineConfig& config,
                    const std::vector<std::shared_ptr<const Batch>>& batches,
                    const ParallelFor& parallel_for,
                    std::vector<TableStep>* tables);
 
-// Returns an error if the gradients do not have the shapes of the activations
-// of a batch.
+// Returns an error if the shapes of the gradients do not match the shapes of
+// the batch's activations.
 Status CheckGradients(const EngineConfig& config, const Batch& batch,
                       const BatchGradients& gradients);
 

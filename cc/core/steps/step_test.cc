@@ -24,8 +24,8 @@ namespace {
 
 using Batches = std::vector<std::shared_ptr<const Batch>>;
 
-// Returns a configuration with two features of the first table and one of the
-// second.
+// Returns a configuration with two tables. The first table has two features,
+// and the second table has one feature.
 EngineConfig Config(Combiner combiner) {
   EngineConfig config;
   config.num_replicas = 2;
@@ -43,8 +43,8 @@ EngineConfig Config(Combiner combiner) {
   return config;
 }
 
-// Returns batches with `num_ids` ids in each feature of each replica, and up to
-// `most` ids per sample.
+// Returns batches with `num_ids` ids for each feature of each replica. Each
+// sample has at most `most` ids.
 Batches RandomBatches(const EngineConfig& config, int64_t num_ids, int64_t most,
                       uint32_t seed) {
   std::mt19937 random(seed);
@@ -109,13 +109,13 @@ TEST(PrepareTablesTest, PreparedTablesMatchTheReferenceForAllSizes) {
   for (Combiner combiner : {Combiner::kSum, Combiner::kMean}) {
     const EngineConfig config = Config(combiner);
     for (int64_t most : {1, 5}) {
-      // With the last value, all threads sort the first table, which has two
-      // features in each of two replicas.
+      // The first table has two features in each of two replicas. With the last
+      // value of `num_ids`, all threads share the sort for this table.
       for (int64_t num_ids : {int64_t{0}, int64_t{300}, kManyIds / 4 + 1}) {
         const Batches batches = RandomBatches(config, num_ids, most, 3);
         for (const ParallelFor& parallel_for :
              {ParallelFor(SerialFor), UnevenFor(3)}) {
-          // Old values must be overwritten.
+          // PrepareTables must overwrite the existing values.
           std::vector<TableStep> tables(5);
           PrepareTables(config, batches, parallel_for, &tables);
           ExpectMatchesReference(config, batches, tables);

@@ -1,4 +1,4 @@
-// Gathers rows of a sharded table, one per id.
+// Gathers one row of a sharded table for each id.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_GATHER_H_
 #define TF_LAYOUTMAP_CORE_TABLES_GATHER_H_
@@ -20,8 +20,9 @@ void GatherRows(const ShardedView<const T>& table, Span<const Tid> ids,
                 const ParallelFor& parallel_for, T* out) {
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
   auto work = [&](int64_t begin, int64_t end) {
-    // `dim` is captured by value. A reference would be read again for every
-    // row, because a write to `out` could change the referenced value.
+    // The lambda captures `dim` by value. With a reference, the code would read
+    // `dim` again for every row, because the compiler must assume that a write
+    // to `out` changes it.
     auto copy = [dim = table.dim](const T* row, T* to) {
       std::copy_n(row, dim, to);
     };

@@ -1,4 +1,5 @@
-// A table of 16-bit rows, and the noise for stochastic rounding.
+// A table of 16-bit rows, and the noise for the stochastic rounding of its
+// rows.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_
 #define TF_LAYOUTMAP_CORE_TABLES_HALF_TABLE_H_
@@ -10,18 +11,20 @@
 
 namespace layoutmap {
 
-// A table of 16-bit rows during an update. A row is converted to float32,
-// updated, and rounded once to one of the two neighboring values. The
-// probability of rounding up makes the mean of many roundings exact. The noise
-// only depends on `noise_key`, the row and the column.
+// A table of 16-bit rows during an update. The update converts each row to
+// float32, changes it, and rounds each value once to one of the two nearest
+// 16-bit values. The rounding is stochastic, and its expected value is the
+// exact value. The noise depends only on `noise_key`, the row and the column.
 struct HalfTable {
   ShardedView<uint16_t> rows;
   RowType type = RowType::kBfloat16;
   uint64_t noise_key = 0;
-  int64_t first_row = 0;  // index of the first row of `rows` in the table
+  // Index of the first row of `rows` in the full table.
+  int64_t first_row = 0;
 };
 
-// Return the noise keys of a table in a step, and of one of its rows.
+// These functions return the noise key of a table in one step, and the noise
+// key of a row.
 uint64_t NoiseKey(uint64_t seed, uint64_t table, uint64_t step);
 uint64_t NoiseKeyOfRow(uint64_t noise_key, uint64_t row);
 

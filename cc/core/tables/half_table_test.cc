@@ -29,7 +29,7 @@ float FromBits(uint32_t bits) {
   return value;
 }
 
-// Rounds `values` as one row.
+// Rounds `values` with one call, as a single row.
 std::vector<uint16_t> RoundRow(CpuLevel level, RowType type, uint64_t key,
                                const std::vector<float>& values) {
   std::vector<uint16_t> halves(values.size());
@@ -94,7 +94,8 @@ TEST(RowTypeTest, EveryLevelRoundsToTheSameNeighbor) {
     const std::vector<float> near =
         ExpandRow(CpuLevel::kBaseline, type, expected);
     const float largest = type == RowType::kBfloat16 ? 3.3895314e38f : 65504.0f;
-    // One unit in the last place, or the spacing of subnormal values.
+    // The relative size of one unit in the last place, and the distance between
+    // subnormal values.
     const float part = type == RowType::kBfloat16 ? 0x1p-7f : 0x1p-10f;
     const float smallest = type == RowType::kBfloat16 ? 0x1p-133f : 0x1p-24f;
     for (size_t i = 0; i < values.size(); ++i) {

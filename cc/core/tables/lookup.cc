@@ -28,11 +28,11 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
       task.tuning.tile > 0 ? task.tuning : LookupTuning(row_type);
   std::vector<const void*> row_of;
   row_of.reserve(tuning.tile + tuning.ahead);
-  // Prefetches beyond the last row use this valid address.
+  // The kernel prefetches this valid address after the last row.
   const void* const valid_address = task.out.data;
   const int64_t last = splits[end];
-  // Prefetches the first rows. The rows of later tiles are prefetched by the
-  // preceding tile.
+  // This loop prefetches the first rows. The kernel prefetches the rows of a
+  // later tile while it processes the preceding tile.
   const int64_t prefetch_end = std::min(splits[begin] + tuning.ahead, last);
   for (int64_t i = splits[begin]; i < prefetch_end; ++i) {
     PrefetchRow(table.row(task.rows[i]), row_bytes);
@@ -83,8 +83,9 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   for (const LookupTask& task : tasks) {
     assert(task.out.num_rows == task.splits.size() - 1);
     assert(task.gains.empty() || task.gains.size() == task.rows.size());
-    // Rows are read from memory and outputs mostly stay in the cache: about 1
-    // ns per 4 floats of a row and 1 ns per 16 floats of an output.
+    // Estimated costs: reading rows from memory takes about 1 ns per 4 floats.
+    // Writing outputs, which mostly stay in the cache, takes about 1 ns per 16
+    // floats.
     loops.push_back({task.splits, 1, 8 + task.out.dim / 4});
   }
   RunItemLoops(loops, parallel_for, [&](size_t t, int64_t begin, int64_t end) {

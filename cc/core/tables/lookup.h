@@ -1,4 +1,4 @@
-// The pooled gather: sums rows of a sharded table into activations.
+// The pooled gather, which sums rows of a sharded table to compute activations.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_LOOKUP_H_
 #define TF_LAYOUTMAP_CORE_TABLES_LOOKUP_H_
@@ -20,39 +20,42 @@ namespace layoutmap {
 //   out[o, :] = sum over i in [splits[o], splits[o + 1]) of
 //               gains[i] * table[rows[i], :]
 //
-// `out` is [num_outputs, dim] and is overwritten. Outputs without ids become
-// zeros. `rows` must have been validated; empty `gains` mean gains of 1. Sums
-// run in id order, so results are bitwise identical for any number of workers.
-// Rows are quantized first if `quantization` is not null.
+// `out` is [num_outputs, dim] and is overwritten. Outputs without ids are set
+// to zeros. `rows` must have been validated. If `gains` is empty, all gains are
+// 1. The rows are added in id order, so results are bitwise identical for any
+// number of workers. If `quantization` is not null, each row is quantized
+// before it is added.
 void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization = nullptr);
 
-// Looks up 16-bit rows, which are converted to float.
+// Does the same for 16-bit rows, which are converted to float before they are
+// added.
 void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
             Span<const uint32_t> rows, Span<const int64_t> splits,
             Span<const float> gains, const RowKernels& kernels,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization = nullptr);
 
-// The arguments of one of several lookups. The table has either float or 16-bit
-// rows.
+// The arguments of one lookup. The table has either float rows or 16-bit rows.
 struct LookupTask {
   const ShardedView<const float>* table = nullptr;
   const ShardedView<const uint16_t>* half_table =
-      nullptr;  // if `table` is null
+      // Used if `table` is null.
+      nullptr;
   RowType row_type = RowType::kFloat32;
   Span<const uint32_t> rows;
   Span<const int64_t> splits;
   Span<const float> gains;
   MatrixView<float> out = {};
   const Quantization* quantization = nullptr;
-  RowTuning tuning = {};  // default if `tile` is 0
+  // If `tile` is 0, the default tuning is used.
+  RowTuning tuning = {};
 };
 
-// Runs all lookups in one parallel loop. The results equal the results of
-// separate `Lookup` calls.
+// Runs several lookups in one parallel loop. The results equal the results of
+// separate calls of `Lookup`.
 void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
                const ParallelFor& parallel_for);
 

@@ -23,7 +23,7 @@ struct Ids {
   std::vector<float> gains;
 };
 
-// Returns random ids for samples of the given sizes.
+// Returns random ids for samples with the given numbers of ids.
 Ids RandomIds(const std::vector<int64_t>& sizes, int64_t num_rows,
               uint32_t seed) {
   std::mt19937 random(seed);
@@ -59,7 +59,7 @@ std::vector<float> RunLookup(const TestTable& table, const Ids& ids,
                              bool with_gains, CpuLevel level,
                              const ParallelFor& parallel_for) {
   const int64_t num_outputs = ids.splits.size() - 1;
-  // The values must be overwritten.
+  // Lookup must overwrite the initial values.
   std::vector<float> out(num_outputs * table.dim(), -7.0f);
   Lookup(table.View(), ids.rows, ids.splits,
          with_gains ? Span<const float>(ids.gains) : Span<const float>(),
@@ -77,8 +77,8 @@ void ExpectBitwiseEqual(const std::vector<float>& actual,
             0);
 }
 
-// Compares all levels that this CPU supports, with and without gains, with 1, 2
-// and 8 workers.
+// Compares lookups with the reference for all levels that this CPU supports,
+// with and without gains, and for 1, 2 and 8 workers.
 void ExpectMatchesReference(TestTable* table, const Ids& ids) {
   for (bool with_gains : {false, true}) {
     const std::vector<float> expected = ReferenceLookup(table, ids, with_gains);
@@ -121,7 +121,8 @@ TEST(LookupTest, EveryPlacementLooksUpTheRightRows) {
 
 TEST(LookupTest, LongAndShortSamplesCanBeMixed) {
   std::vector<int64_t> sizes(700, 1);
-  sizes[3] = 5000;  // more ids than a tile
+  // This sample has more ids than a tile.
+  sizes[3] = 5000;
   sizes[4] = 0;
   sizes[100] = 512;
   sizes[101] = 511;
@@ -146,7 +147,7 @@ TEST(LookupTest, EmptySamplesBecomeZerosAndEmptyBatchesAreValid) {
 TEST(LookupTest, ExtremeFloatsAreLookedUpUnchanged) {
   TestTable table(MakePartition(Placement::kDiv, EvenOffsets(4, 2)), 19, 1);
   for (int64_t c = 0; c < 19; ++c) {
-    table.row(0)[c] = 1e-41f;  // denormal
+    table.row(0)[c] = 1e-41f;  // A subnormal value.
     table.row(1)[c] = -0.0f;
     table.row(2)[c] = 3e38f;
     table.row(3)[c] = -1e-40f;

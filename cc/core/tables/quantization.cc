@@ -11,7 +11,8 @@
 namespace layoutmap {
 namespace {
 
-// Larger bucket numbers are not exactly representable as float.
+// Maximum number of buckets. Floats cannot represent all larger bucket numbers
+// exactly.
 constexpr int64_t kMaxNumBuckets = int64_t{1} << 23;
 
 }  // namespace
@@ -26,7 +27,8 @@ Status MakeQuantization(float lower, float upper, int64_t num_buckets,
   }
   const float quantum = (upper - lower) / static_cast<float>(num_buckets - 1);
   if (!std::isfinite(lower) || !std::isfinite(upper) ||
-      // Threads that flush subnormal floats to zero would divide by zero.
+      // A subnormal quantum is rejected, because threads that flush subnormal
+      // floats to zero would divide by zero.
       !(quantum >= std::numeric_limits<float>::min()) ||
       !std::isfinite(quantum)) {
     return InvalidArgument(

@@ -1,5 +1,5 @@
-// Quantization parameters that simulate a quantized table. The rows stay stored
-// as floats.
+// Parameters for the simulation of a quantized table. The rows are stored as
+// floats.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_QUANTIZATION_H_
 #define TF_LAYOUTMAP_CORE_TABLES_QUANTIZATION_H_
@@ -12,8 +12,9 @@
 
 namespace layoutmap {
 
-// Computes the parameters for `num_buckets` equally spaced values from `lower`
-// to `upper`, both included. `table` is the table name for messages.
+// Computes the parameters for `num_buckets` equally spaced values. The first
+// value is `lower`, and the last value is `upper`. `table` is the table name in
+// error messages.
 Status MakeQuantization(float lower, float upper, int64_t num_buckets,
                         const std::string& table, Quantization* quantization);
 

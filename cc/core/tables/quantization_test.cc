@@ -29,7 +29,8 @@ float ReferenceQuantize(const Quantization& q, float x) {
 TEST(QuantizationTest, EveryLevelQuantizesBeforeItSums) {
   Quantization q;
   ASSERT_TRUE(MakeQuantization(-0.5f, 0.75f, 17, "t", &q).ok());
-  // The dims cover full registers of every width and remaining columns.
+  // The values of `dim` test full registers of every width and remaining
+  // columns.
   for (int64_t dim : {1, 3, 16, 67, 130}) {
     TestTable table(MakePartition(Placement::kDiv, EvenOffsets(5, 2)), dim, 3);
     table.row(4)[0] = kInfinity;
@@ -99,7 +100,7 @@ TEST(QuantizationTest, InvalidLimitsAreRejectedWithTheTableName) {
   for (float lower : {1.0f, 2.0f, std::nanf(""), -kInfinity}) {
     EXPECT_NE(error_message(lower, 1, 2).find("limits"), std::string::npos);
   }
-  // The distance between two values is a subnormal float.
+  // With these limits, the distance between two values is a subnormal float.
   EXPECT_NE(error_message(0, 1e-37f, 256).find("limits"), std::string::npos);
   EXPECT_TRUE(MakeQuantization(0, 4e-36f, 256, "t", &q).ok());
 }

@@ -25,8 +25,9 @@ std::vector<int64_t> SkewedIds(int64_t num_ids, int64_t num_rows,
   return ids;
 }
 
-// An update whose result depends on the order of the values that a row
-// receives. With `last_wins`, it depends only on the last value.
+// Updates a row. If `last_wins` is false, the result of several updates depends
+// on their order. If `last_wins` is true, the result depends only on the last
+// update.
 void Mix(float* row, const float* value, int64_t dim, bool last_wins) {
   for (int64_t c = 0; c < dim; ++c) {
     row[c] = (last_wins ? 0.0f : row[c] * 0.5f) + value[c];

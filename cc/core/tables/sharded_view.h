@@ -1,4 +1,4 @@
-// A view of the rows of a sharded table.
+// A view of the rows in a sharded table.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
 #define TF_LAYOUTMAP_CORE_TABLES_SHARDED_VIEW_H_
@@ -10,7 +10,8 @@
 
 namespace layoutmap {
 
-// The rows of all shards of `partition`. Each shard is [shard size, dim].
+// A view of the rows of all shards in `partition`. Each shard is [shard size,
+// dim].
 template <typename T>
 struct ShardedView {
   const RowPartition* partition = nullptr;
@@ -22,8 +23,8 @@ struct ShardedView {
     return shards[owner.shard] + owner.local_row * dim;
   }
 
-  // Calls `work(row_of)`, where row_of(r) equals `row(r)` and is faster in
-  // loops.
+  // Calls `work(row_of)`. The function row_of(r) returns the same pointer as
+  // `row(r)` and is faster in loops.
   template <typename Work>
   void WithRow(const Work& work) const {
     partition->WithLocate([&](auto locate) {

@@ -1,4 +1,4 @@
-// Tables and ids for tests.
+// Helpers that create tables and ids for tests.
 
 #ifndef TF_LAYOUTMAP_CORE_TABLES_TABLE_TEST_H_
 #define TF_LAYOUTMAP_CORE_TABLES_TABLE_TEST_H_
@@ -15,7 +15,8 @@
 
 namespace layoutmap {
 
-// Returns the offsets of `div` and `mod`, computed row by row as a reference.
+// Returns the offsets of the placements div and mod. The offsets are computed
+// row by row, as a reference.
 inline std::vector<int64_t> EvenOffsets(int64_t num_rows, int64_t num_shards) {
   std::vector<int64_t> offsets = {0};
   for (int64_t s = 0; s < num_shards; ++s) {
@@ -33,7 +34,8 @@ inline RowPartition MakePartition(Placement placement,
   return partition;
 }
 
-// Returns a value in [-1, 1) that uses all 24 bits, so that sums are rounded.
+// Returns a random value in [-1, 1). The value uses all 24 bits of the
+// mantissa, so that sums are rounded.
 inline float RandomFloat(std::mt19937* random) {
   return static_cast<float>((*random)() >> 8) / (1 << 23) - 1.0f;
 }
@@ -45,8 +47,8 @@ inline std::vector<float> RandomFloats(int64_t size, uint32_t seed) {
   return values;
 }
 
-// A table whose shards are heap allocations of their exact size, so that
-// AddressSanitizer detects an access one float beyond a shard.
+// A table with shards for tests. Each shard is a heap allocation of its exact
+// size, so that AddressSanitizer detects accesses beyond the shard.
 class TestTable {
  public:
   TestTable(const RowPartition& partition, int64_t dim, uint32_t seed)

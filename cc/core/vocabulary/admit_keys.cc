@@ -28,10 +28,11 @@ namespace {
 
 using std::to_string;
 
-// The state before the changes of a step.
+// The values of the state before a step changed them.
 struct OldVocabulary {
   RawArray<OldLane> lanes;
-  // The changed lanes of each segment, in the order of the changes.
+  // For each segment, the lanes that the step changed, in the order of the
+  // changes.
   std::vector<Span<const OldLane>> changed;
   std::vector<uint8_t> sketch;
   std::vector<int64_t> seen;
@@ -54,7 +55,8 @@ struct OldVocabulary {
   }
 };
 
-// A step on a vocabulary, in phases that run one after the other.
+// Admits the keys of one step. The methods are the phases of the step and are
+// called one after the other.
 class KeyAdmission {
  public:
   KeyAdmission(const BucketLayout& layout, const VocabularyPolicy& policy,
@@ -184,8 +186,8 @@ class KeyAdmission {
 
   void Collect(AdmittedKeys* admitted) {
     *admitted = AdmittedKeys();
-    // Moves the new keys of each segment next to the new keys of the preceding
-    // segment.
+    // The loop moves the new keys of each segment, so that they follow the new
+    // keys of the preceding segment.
     NewKey* end = new_keys_->data();
     VocabularyCounts& total = admitted->counts;
     groups_->parts.reserve(segments_.size());
@@ -220,7 +222,7 @@ class KeyAdmission {
   const KeyKernels& kernels_;
   KeysBySegment grouped_;
   std::vector<SegmentKeys> segments_;
-  // By place; the places of a segment are contiguous.
+  // These arrays are indexed by place. The places of a segment are contiguous.
   RawArray<int64_t> rows_;
   RawArray<Missing> missing_;
   RawArray<RowUse> uses_;

@@ -23,7 +23,7 @@ std::vector<int64_t> FrequentKeys(int64_t size, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int64_t> keys(size);
   for (int64_t& key : keys) {
-    // Few keys are frequent, most are rare.
+    // A few keys are frequent. Most keys are rare.
     const uint32_t bound = 1u << (random() % 15);
     key = static_cast<int64_t>(random() % bound) * 104729 - 5;
   }
@@ -65,7 +65,7 @@ TEST(BucketLayoutTest, SegmentsPartitionTheBuckets) {
   EXPECT_FALSE(BucketLayout::Make(257, &layout).ok());
 }
 
-// Expects that the groups contain the rows of all keys.
+// Expects that the groups of the last step contain the rows of all keys.
 void ExpectGroupsMatchRows(const TestVocabulary& one) {
   const RowGroups& groups = *one.admitted.groups;
   std::vector<int64_t> seen(one.rows.size(), kNoRow);
@@ -100,7 +100,8 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
       std::vector<std::vector<int64_t>> expected;
       for (int32_t num_shards : {1, 3, 7}) {
         for (int num_threads : {1, 2, 8}) {
-          // Each number of threads uses a different instruction set.
+          // The test uses a different instruction set for each number of
+          // threads.
           const CpuLevel level = num_threads == 1   ? CpuLevel::kBaseline
                                  : num_threads == 2 ? CpuLevel::kAvx2
                                                     : CpuLevel::kAvx512;
@@ -109,7 +110,7 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
           std::vector<std::vector<int64_t>> found;
           for (int32_t step = 1; step <= 6; ++step) {
             const VocabularyStep now = {step, std::max(1, step - 2), {}};
-            // The number of keys exceeds the size of a part.
+            // There are more keys than `DealKeys` puts in one part.
             const Status status = one.Admit(FrequentKeys(9000, step), now,
                                             UnevenFor(num_threads), level);
             ASSERT_TRUE(status.ok()) << status.message();

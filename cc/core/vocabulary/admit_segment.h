@@ -1,4 +1,4 @@
-// Admission of the keys of one segment in a training step.
+// Admits the keys of one segment in a training step.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_ADMIT_SEGMENT_H_
@@ -21,7 +21,7 @@
 
 namespace layoutmap {
 
-// The previous values of a lane, to undo a failed step.
+// The previous values of a lane. They are required to undo a step.
 struct OldLane {
   int64_t row;
   int64_t key;
@@ -29,25 +29,33 @@ struct OldLane {
   int32_t count;
 };
 
-// A key without a row.
+// A key of the batch that has no row.
 struct Missing {
-  uint32_t first;  // index of its first occurrence among the keys without a row
-  uint32_t times;  // number of occurrences; only valid for the first occurrence
-  uint32_t place;  // index among all keys of the segment
+  // Index of the key's first occurrence among the keys without a row.
+  uint32_t first;
+  // Number of occurrences. Only valid for the first occurrence.
+  uint32_t times;
+  // Index of the key among all keys of the segment.
+  uint32_t place;
 };
 
-// The keys of one segment and the results for them. All memory is allocated
-// before the workers start, so that a failed allocation becomes an error of the
-// call.
+// The keys of one segment and the results of the step for these keys. All
+// memory is allocated before the workers start, so that the call returns an
+// error if an allocation fails.
 struct SegmentKeys {
-  Span<KeyPlace> places;  // places of all keys; later of the keys without a row
-  Span<int64_t> rows;     // rows of all keys
-  Span<Missing> missing;  // size of `places`
-  Span<uint32_t> slots;   // memory of FirstOccurrences
-  Span<RowUse> uses;      // size of `places`
-  Span<RowUse> spare_uses;  // size of `places`
-  Span<NewKey> new_keys;    // size of `places`
-  Span<OldLane> old_lanes;  // empty, or two elements per key
+  // At first, the places of all keys. Later, the places of the keys without a
+  // row.
+  Span<KeyPlace> places;
+  // The rows of all keys.
+  Span<int64_t> rows;
+  Span<Missing> missing;  // As many as `places`.
+  // Memory of FirstOccurrences.
+  Span<uint32_t> slots;
+  Span<RowUse> uses;        // As many as `places`.
+  Span<RowUse> spare_uses;  // As many as `places`.
+  Span<NewKey> new_keys;    // As many as `places`.
+  // Empty, or two elements per key.
+  Span<OldLane> old_lanes;
   Span<uint8_t> sketch;
   int64_t* seen = nullptr;
   RowGroups* groups = nullptr;
@@ -57,13 +65,13 @@ struct SegmentKeys {
   int64_t num_missing = 0;
   int64_t num_new_keys = 0;
   int64_t num_old_lanes = 0;
-  int64_t failed_at =
-      std::numeric_limits<int64_t>::max();  // position of the first key without
-                                            // a free row
+  // Position of the first key for which no row is free.
+  int64_t failed_at = std::numeric_limits<int64_t>::max();
   VocabularyCounts counts;
 };
 
-// `Segment` is one of the classes in cc/core/vocabulary/segment_buckets.h.
+// Runs the step for one segment. `Segment` is one of the classes in
+// cc/core/vocabulary/segment_buckets.h.
 template <typename Segment>
 class AdmitSegment {
  public:
@@ -76,8 +84,8 @@ class AdmitSegment {
         segment_(segment),
         s_(*keys) {}
 
-  // Counts the uses of keys that have a row, then inserts the other keys while
-  // the segment is in the cache.
+  // Counts the uses of keys that have a row. Then inserts the other keys, while
+  // the segment is still in the cache.
   void Run() {
     FindKnown();
     SortUses(num_rows(), s_.num_uses, &s_.uses, &s_.spare_uses);
@@ -97,8 +105,8 @@ class AdmitSegment {
 
   // Finds the keys that have a row, and collects the places of the other keys.
   void FindKnown() {
-    // The results of a block are processed while they are in the first-level
-    // cache.
+    // The loop processes blocks of keys, so that the results of a block are
+    // still in the first-level cache when they are read.
     constexpr int64_t kBlock = 64;
     const int64_t num_places = s_.places.size();
     RowUse* uses = s_.uses.data();
@@ -176,7 +184,7 @@ class AdmitSegment {
     s_.part.num_positions = s_.num_uses;
   }
 
-  // Returns false if the step must fail.
+  // Inserts a key if the policy admits it. Returns false if the step must fail.
   bool Insert(const KeyPlace& place, const Missing& missing) {
     if (!IsAdmitted(place.key, missing.times)) {
       ++s_.counts.num_rejected;

@@ -52,7 +52,7 @@ Status EvictKeys(const BucketLayout& layout, const VocabularyStep& step,
           {row, key, bucket.last_step[lane], bucket.count[lane]});
     }
     if (used != kEmptyKey) return;
-    // A key that is listed twice is evicted once.
+    // If `keys` contains a key twice, the key is evicted and reported once.
     const auto is_gone = [&](const KeyOfRow& one) {
       const auto bucket = buckets.at(one.row / kKeysPerBucket);
       const int64_t lane = one.row % kKeysPerBucket;

@@ -1,4 +1,4 @@
-// Eviction of keys on request or after their time to live.
+// Evicts keys on request, or after their time to live.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_EVICT_KEYS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_EVICT_KEYS_H_
@@ -23,23 +23,25 @@ struct KeyOfRow {
   int32_t count = 0;
 };
 
-// Evicts `keys`. `evicted` receives the keys that had a row, in the order of
-// `keys`. Returns an error and changes nothing if a row is in use.
+// Evicts `keys`. Sets `evicted` to the keys that had a row, in the order of
+// `keys`. If a step uses one of the rows, returns an error and changes nothing.
 Status EvictKeys(const BucketLayout& layout, const VocabularyStep& step,
                  Span<const int64_t> keys, const VocabularyState& state,
                  std::vector<KeyOfRow>* evicted);
 
-// Evicts all expired keys whose rows are not in use. `evicted` is ordered by
-// row.
+// Evicts all expired keys whose rows are not in use. Sets `evicted` to these
+// keys, ordered by row.
 void EvictExpired(const BucketLayout& layout, const VocabularyPolicy& policy,
                   const VocabularyStep& step, const VocabularyState& state,
                   std::vector<KeyOfRow>* evicted);
 
-// Restores the keys that one of the functions above has just evicted.
+// Restores the keys that the last call of `EvictKeys` or `EvictExpired`
+// evicted.
 void TakeBackEvicted(const std::vector<KeyOfRow>& evicted,
                      const VocabularyState& state);
 
-// Returns all keys, ordered by row, without steps and counts.
+// Returns all keys, ordered by row. The elements do not contain steps or
+// counts.
 std::vector<KeyOfRow> ListKeys(const BucketLayout& layout,
                                const ShardedView<const int64_t>& stored);
 

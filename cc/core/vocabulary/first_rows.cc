@@ -24,7 +24,8 @@ uint32_t BitsOf(float x) {
   return bits;
 }
 
-// Shifts `bits` to the right by `shift` with round-half-to-even.
+// Shifts `bits` to the right by `shift` bits and rounds the result to nearest,
+// ties to even.
 uint32_t ShiftRounded(uint32_t bits, int shift) {
   const uint32_t half = uint32_t{1} << (shift - 1);
   return (bits + half - 1 + (bits >> shift & 1)) >> shift;
@@ -39,14 +40,15 @@ uint16_t ToFloat16(float x) {
   const uint32_t sign = bits >> 16 & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   const int exponent = static_cast<int>(magnitude >> 23);
-  // Exponent of the smallest normal float16, 2^-14.
+  // The biased float32 exponent of the smallest normal float16 value, 2^-14.
   constexpr int kSmallest = 127 - 14;
   uint32_t half;
   if (exponent >= kSmallest) {
     half = ShiftRounded(
         magnitude - (static_cast<uint32_t>(kSmallest - 1) << 23), 13);
   } else {
-    // Rounds to a multiple of 2^-24, the smallest float16.
+    // The value is rounded to a multiple of 2^-24, the smallest positive
+    // float16 value.
     const int shift = 13 + kSmallest - exponent;
     const uint32_t digits = (magnitude & 0x7FFFFFu) | 0x800000u;
     half = shift > 24 + 1 ? 0 : ShiftRounded(digits, shift);
@@ -54,8 +56,8 @@ uint16_t ToFloat16(float x) {
   return static_cast<uint16_t>(sign | half);
 }
 
-// Number of rows to prefetch, because the rows of new keys are scattered over
-// the table.
+// Prefetch distance in rows. Prefetches are useful because the rows of new keys
+// are scattered over the table.
 constexpr int64_t kRowsAhead = 8;
 
 void Prefetch(const FirstRows& first, int64_t row) {
@@ -78,8 +80,8 @@ void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
   const bool is_half = first.row_type != RowType::kFloat32;
   const int64_t dim = is_half ? first.half_table.dim : first.table.dim;
   const int64_t nanoseconds_per_key = 20 + 5 * dim;
-  // Memory for the float values of all rows, allocated here because an
-  // allocation must not fail inside a worker.
+  // Memory for the float values of all rows. It is allocated here, because
+  // workers cannot handle a failed allocation.
   const RawArray<float> values(is_half ? new_keys.size() * dim : 0);
   parallel_for(
       new_keys.size(), nanoseconds_per_key, [&](int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Initialization of rows and slot variables of new keys.
+// Initializes the rows and the slot variables of new keys.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_FIRST_ROWS_H_
@@ -16,19 +16,20 @@
 
 namespace layoutmap {
 
-// A table and the initial values for rows of new keys.
+// A table and the initial values for the rows of new keys.
 struct FirstRows {
   FirstValues values;
   RowType row_type = RowType::kFloat32;
   ShardedView<float> table;
-  ShardedView<uint16_t> half_table;  // used instead of `table` for 16-bit rows
+  // Used instead of `table` if the table has 16-bit rows.
+  ShardedView<uint16_t> half_table;
   std::vector<ShardedView<float>> slots;
   std::vector<float> slot_values;
 };
 
-// Writes the rows of `new_keys` and overwrites the values of previous keys.
-// Values of 16-bit rows are rounded to nearest, ties to even, and must be in
-// the range of the type.
+// Writes the rows of `new_keys` and overwrites the values of the previous keys.
+// Values of 16-bit rows are rounded to nearest, ties to even. They must be in
+// the range of the 16-bit type.
 void WriteFirstRows(
     const FirstRows& first, Span<const NewKey> new_keys,
     const ParallelFor& parallel_for,

@@ -1,4 +1,4 @@
-// Selection of the row for a new key.
+// Selects the row for a new key.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_FREE_PLACE_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_FREE_PLACE_H_
@@ -13,7 +13,8 @@
 
 namespace layoutmap {
 
-// `Segment` is one of the classes in cc/core/vocabulary/segment_buckets.h.
+// Selects rows in one segment. `Segment` is one of the classes in
+// cc/core/vocabulary/segment_buckets.h.
 template <typename Segment>
 class FreePlace {
  public:
@@ -21,13 +22,14 @@ class FreePlace {
             const VocabularyStep& step, const Segment& segment)
       : layout_(layout), policy_(policy), step_(step), segment_(segment) {}
 
-  // Returns an empty lane, or one whose key can be evicted, or kNoRow. The
-  // search starts in `bucket`.
+  // Returns the row of an empty lane. If no lane is empty, returns a row whose
+  // key can be evicted, or kNoRow. The search starts in `bucket`.
   int64_t Find(int64_t bucket) const {
     const int64_t free = segment_.FindFree(bucket);
     if (free != kNoRow) return free;
-    // All keys outside steps in flight can be evicted here. Expired keys need
-    // no special case because they are the least recent ones.
+    // In this case, all keys can be evicted that steps in flight do not use.
+    // Expired keys need no special case, because they are the least recently
+    // used keys.
     if (policy_.eviction == Eviction::kLru && step_.pinned_rows.empty()) {
       return segment_.FindLeastRecent(bucket, step_.oldest_in_flight);
     }
@@ -48,7 +50,7 @@ class FreePlace {
         const bool is_expired = IsExpired(policy_, last_step, step_.number);
         if (!is_expired && policy_.eviction == Eviction::kNone) continue;
         if (IsInUse(row, last_step)) continue;
-        // Among expired keys, the key that expired first is selected.
+        // If several keys have expired, the key that expired first is selected.
         const int32_t score =
             is_expired
                 ? last_step

@@ -1,4 +1,4 @@
-// Moves the keys of a vocabulary to a vocabulary of another size.
+// Moves the keys of a vocabulary to a vocabulary that has another size.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_MOVE_KEYS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_MOVE_KEYS_H_
@@ -14,9 +14,10 @@
 
 namespace layoutmap {
 
-// A key with its step and count in the source vocabulary.
+// A key, with its last step and its count in the source vocabulary.
 struct KeptKey {
-  int64_t from;  // row in the source
+  // The row in the source vocabulary.
+  int64_t from;
   int64_t key;
   int32_t last_step;
   int32_t count;
@@ -27,14 +28,15 @@ struct RowMove {
   int64_t to;
 };
 
-// Returns all keys of a state, ordered by row.
+// Returns all keys in a vocabulary state, ordered by row.
 std::vector<KeptKey> KeysOfState(const BucketLayout& layout,
                                  const VocabularyState& state);
 
 // Inserts keys into an empty vocabulary, in descending order of their score at
-// `step`; among equal scores, in ascending order of the key. A key without a
-// free row is dropped. `moves` receives the inserted keys in that order.
-// Returns an error and changes nothing if a key occurs twice or is kEmptyKey.
+// `step`. Keys with equal scores are inserted in ascending order of the key. If
+// no row is free for a key, the key is dropped. Sets `moves` to the inserted
+// keys in this order. If a key occurs twice or is kEmptyKey, returns an error
+// and changes nothing.
 Status PutKeys(const BucketLayout& layout, const VocabularyPolicy& policy,
                int32_t step, std::vector<KeptKey> keys,
                const VocabularyState& state, std::vector<RowMove>* moves);

@@ -1,4 +1,4 @@
-// Access of a worker to the buckets of one segment.
+// Classes through which a worker accesses the buckets of one segment.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_SEGMENT_BUCKETS_H_
@@ -19,11 +19,11 @@ struct Lane {
   int32_t* count;
 };
 
-// A segment in one shard, which is processed by kernels.
+// A segment that is contiguous in one shard, so that kernels can process it.
 class SingleShardSegment {
  public:
-  // `next_keys` are the keys of the following segment, or null if there is
-  // none.
+  // `next_keys` points to the keys of the next segment, or is null if there is
+  // no next segment.
   SingleShardSegment(const BucketRange& range, const int64_t* next_keys,
                      const KeyKernels& kernels)
       : range_(range),
@@ -31,24 +31,26 @@ class SingleShardSegment {
         kernels_(kernels) {}
 
   // Finds the rows of keys and returns the number of visited buckets. `places`
-  // holds `num_after` more elements, which are the arguments of the next call.
+  // has `num_after` more elements after the first `size` elements. The next
+  // calls of `Find` process these elements.
   int64_t Find(const KeyPlace* places, int64_t size, int64_t num_after,
                int64_t* rows) const {
     return kernels_.find(range_, places, size, num_after, rows);
   }
-  // Returns the first row without a key that a search starting in `bucket`
-  // visits.
+  // Searches for a row without a key, starting in `bucket`. Returns the first
+  // such row, or kNoRow.
   int64_t FindFree(int64_t bucket) const {
     return kernels_.find_free(range_, bucket);
   }
-  // Returns the row with the lowest last step, if that step is below `step`.
-  // Among equal steps, returns the lowest row, because buckets may wrap around.
+  // Returns the row with the lowest last step if that step is below `step`, or
+  // kNoRow otherwise. If several rows have this step, returns the lowest row,
+  // even if the search visits it later because it wraps around.
   int64_t FindLeastRecent(int64_t bucket, int32_t step) const {
     return kernels_.find_least_recent(range_, bucket, step);
   }
-  // Prefetches the part [begin, end) of `total` of the keys of the following
-  // segment. If a batch visits most cache lines of a segment, sequential
-  // prefetches are faster than a prefetch per key.
+  // Prefetches a fraction of the next segment's keys, from begin / total to end
+  // / total. If a batch visits most cache lines of a segment, sequential
+  // prefetches are faster than one prefetch per key.
   void PrefetchNext(int64_t begin, int64_t end, int64_t total) const {
     if (next_keys_ == nullptr || 2 * total < range_.size) return;
     const int64_t last = range_.size * end / total;
@@ -61,7 +63,8 @@ class SingleShardSegment {
   void Prefetch(int64_t bucket) const {
     const int64_t end = range_.first + range_.size;
     const int64_t last = std::min(bucket + range_.num_probes, end) - 1;
-    // The steps of two buckets fill a cache line.
+    // The steps of two buckets fill a cache line, so three prefetches are
+    // enough.
     for (int64_t one : {bucket, std::min(bucket + 2, last), last}) {
       __builtin_prefetch(range_.last_step +
                          (one - range_.first) * kKeysPerBucket);
@@ -73,8 +76,9 @@ class SingleShardSegment {
   }
 
  private:
-  // In cache lines. The limit is half a second-level cache; the current segment
-  // needs the other half.
+  // Maximum size in cache lines of a segment that is prefetched in advance. The
+  // limit is half of a second-level cache, because the current segment needs
+  // the other half.
   static constexpr int64_t kMaxAhead = 8192;
 
   const BucketRange range_;
@@ -141,7 +145,8 @@ class MultiShardSegment {
   const Buckets<Locate>& buckets_;
 };
 
-// Returns the keys of a segment if they are contiguous in one shard, else null.
+// Returns the keys of a segment if they are contiguous in one shard. Otherwise,
+// returns null.
 template <typename Locate>
 int64_t* KeysInOneShard(const BucketLayout& layout,
                         const Buckets<Locate>& buckets, int64_t segment) {
@@ -155,7 +160,8 @@ int64_t* KeysInOneShard(const BucketLayout& layout,
   return keys;
 }
 
-// Calls `work(segment)` with the class that fits the segment.
+// Calls `work(segment)` with an object of the class that is suitable for the
+// segment.
 template <typename Locate, typename Work>
 void WithSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
                  const KeyKernels& kernels, int64_t segment, const Work& work) {

@@ -1,5 +1,5 @@
-// A test vocabulary whose shards are heap allocations of their exact size, so
-// that AddressSanitizer detects an access one key beyond a shard.
+// A vocabulary for tests. Each shard is a heap allocation of its exact size, so
+// that AddressSanitizer detects accesses beyond the shard.
 
 #ifndef TF_LAYOUTMAP_CORE_VOCABULARY_VOCABULARY_TEST_H_
 #define TF_LAYOUTMAP_CORE_VOCABULARY_VOCABULARY_TEST_H_
@@ -47,7 +47,7 @@ class TestVocabulary {
       state_.seen = seen_;
     }
   }
-  // Copies are not possible because the state contains views of members.
+  // Objects cannot be copied, because the state contains views of members.
   TestVocabulary(const TestVocabulary&) = delete;
   TestVocabulary& operator=(const TestVocabulary&) = delete;
 
@@ -69,7 +69,8 @@ class TestVocabulary {
     return found;
   }
 
-  // Returns all values, independent of the sharding.
+  // Returns all values of the state. The result does not depend on the
+  // sharding.
   std::vector<int64_t> Bits() const {
     std::vector<int64_t> bits;
     for (const auto& shard : keys_) {
@@ -89,7 +90,7 @@ class TestVocabulary {
   const VocabularyPolicy& policy() const { return policy_; }
   const VocabularyState& state() const { return state_; }
 
-  // Results of the last call of `Admit`.
+  // The results of the last call of `Admit`.
   std::vector<int64_t> rows;
   AdmittedKeys admitted;
 

@@ -1,5 +1,5 @@
-// Test helpers that write configurations in the format of TensorFlow's protocol
-// buffers.
+// Test helpers that write configurations as serialized protocol buffers of
+// TensorFlow.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_CONFIG_TEST_H_
@@ -45,7 +45,7 @@ struct WireWriter {
   }
 };
 
-// Field numbers of the optimizers in OptimizationParameters.
+// Field numbers of optimizers in the message OptimizationParameters.
 constexpr uint32_t kAdagradField = 3;
 constexpr uint32_t kSgdField = 4;
 
@@ -74,9 +74,9 @@ inline WireWriter WriteSystem(int64_t num_hosts, int64_t num_cores,
       .Int(7, is_pipelined);
 }
 
-// Returns a configuration with two tables and three features. Adagrad trains
-// `ads`, which the features `clicked` and `shown` use. SGD trains `words`,
-// which the sequence feature `text` uses.
+// Returns a configuration with two tables and three features. The table `ads`
+// is trained with Adagrad and has the features `clicked` and `shown`. The table
+// `words` is trained with SGD and has the sequence feature `text`.
 inline std::string TestTpuConfig(int64_t num_hosts, int64_t num_cores,
                                  int64_t num_samples = 4,
                                  bool is_pipelined = false) {

@@ -20,7 +20,7 @@ using std::to_string;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// Field numbers of optimization_parameters.proto.
+// Field numbers from optimization_parameters.proto.
 namespace field {
 enum Optimization : uint32_t {
   kClippingLimits = 2,
@@ -47,7 +47,7 @@ struct Limits {
 
 Status ReadLimits(Bytes bytes, const std::string& what, Limits* limits) {
   return ForFields(bytes, what, [&](const WireField& side) {
-    // The message is a FloatValue, whose field 1 is omitted if its value is 0.
+    // The message is a FloatValue. Its field 1 is omitted if the value is 0.
     float value = 0;
     LM_RETURN_IF_ERROR(ForFields(side.bytes, what, [&](const WireField& one) {
       if (one.number == 1) value = one.AsFloat();
@@ -59,10 +59,11 @@ Status ReadLimits(Bytes bytes, const std::string& what, Limits* limits) {
   });
 }
 
-// Settings of one table. Each reader handles the fields that it supports.
+// The settings of one table.
 struct Settings {
   Optimizer optimizer = Optimizer::kNone;
-  std::vector<float> constants;  // hyperparameters after the learning rate
+  // The hyperparameters after the learning rate.
+  std::vector<float> constants;
   float rate = 0;
   int32_t dynamic_rate = -1;
   Limits gradient;
@@ -81,7 +82,8 @@ Status ReadRate(Bytes bytes, const std::string& where, Settings* settings) {
       if (t.number == 1) tag = t.AsInt();
       return Status();
     }));
-    // Tags are consecutive, and there are at most as many tags as tables.
+    // Tags are consecutive, and there are at most as many tags as tables, so
+    // the limit exceeds every valid tag.
     LM_RETURN_IF_ERROR(
         CheckRange(where + "the tag of a learning rate", tag, 0, 1 << 20));
     settings->dynamic_rate = static_cast<int32_t>(tag);
@@ -89,8 +91,9 @@ Status ReadRate(Bytes bytes, const std::string& where, Settings* settings) {
   });
 }
 
-// Reads the fields `numbers` of an optimizer's message, floats and bools, into
-// the constants in the same order.
+// Reads fields of an optimizer's message into `settings->constants`. `numbers`
+// are the field numbers, in the order of the constants. Each field is a float
+// or a bool.
 Status ReadConstants(Bytes bytes, const std::string& where,
                      const std::vector<uint32_t>& numbers, Settings* settings) {
   settings->constants.assign(numbers.size(), 0);
@@ -115,7 +118,7 @@ Status ReadRule(const WireField& one, const std::string& where,
       settings->optimizer = Optimizer::kAdagrad;
       return ReadConstants(one.bytes, where, {}, settings);
     case field::kAdagradMomentum:
-      // momentum, use_nesterov, exponent, beta2, epsilon
+      // The fields are momentum, use_nesterov, exponent, beta2 and epsilon.
       settings->optimizer = Optimizer::kAdagradMomentum;
       LM_RETURN_IF_ERROR(
           ReadConstants(one.bytes, where, {1, 2, 3, 4, 5}, settings));
@@ -125,20 +128,24 @@ Status ReadRule(const WireField& one, const std::string& where,
                              "than 0. Received: " +
                              to_string(settings->constants[2]));
     case field::kAdam:
-      // beta1, beta2, epsilon, use_sum_inside_sqrt, use_non_lazy_adam
+      // The fields are beta1, beta2, epsilon, use_sum_inside_sqrt and
+      // use_non_lazy_adam.
       settings->optimizer = Optimizer::kAdam;
       LM_RETURN_IF_ERROR(
           ReadConstants(one.bytes, where, {3, 4, 5, 10, 8}, settings));
       settings->constants[4] =
-          settings->constants[4] == 0;  // converts to `lazy`
+          // Converts use_non_lazy_adam to `lazy`.
+          settings->constants[4] == 0;
       return Status();
     case field::kFtrl:
-      // lr_power, l1, l2, beta, multiply_linear_by_lr
+      // The fields are lr_power, l1, l2, beta and multiply_linear_by_lr.
       settings->optimizer = Optimizer::kFtrl;
       return ReadConstants(one.bytes, where, {3, 1, 2, 7, 6}, settings);
     case field::kHotIdReplication:
     case field::kLowDimensionalPacking:
-      return Status();  // affects storage but not values
+      // These settings affect how a TPU stores the table. They do not affect
+      // values.
+      return Status();
     default:
       return InvalidArgument(where +
                              "the optimizer must be one that the emulation "
@@ -182,7 +189,8 @@ Status ReadOptimization(Bytes bytes, const std::string& where,
         settings->decay_times_rate = one.AsBool();
         return Status();
       case field::kGradientAccumulation:
-        settings->accumulate = one.AsInt() != 2;  // 2 is DISABLED
+        // The value 2 means DISABLED.
+        settings->accumulate = one.AsInt() != 2;
         return Status();
       case field::kSimulatedQuantization:
         return ReadQuantization(one.bytes, where, table);
@@ -192,8 +200,8 @@ Status ReadOptimization(Bytes bytes, const std::string& where,
   });
 }
 
-// Returns the hyperparameters in the engine's order. Modifiers are included
-// only if at least one is set.
+// Returns the hyperparameters in the order of the engine. The modifiers are
+// included only if at least one modifier is set.
 std::vector<float> Hyperparameters(const Settings& settings) {
   std::vector<float> all = {settings.rate};
   all.insert(all.end(), settings.constants.begin(), settings.constants.end());
@@ -233,7 +241,8 @@ Status CheckSettings(const Settings& settings, const std::string& table,
         "accumulation, because it updates each row once per step");
   }
   std::vector<float> checked = hyperparameters;
-  // A dynamic learning rate is checked when a step passes it.
+  // A dynamic learning rate is not known yet. It is checked when a step passes
+  // it.
   if (settings.dynamic_rate >= 0) checked[0] = 1;
   return CheckHyperparameters(settings.optimizer, table, checked);
 }

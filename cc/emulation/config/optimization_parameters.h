@@ -1,5 +1,5 @@
-// Reads the settings of a table from a serialized OptimizationParameters
-// message.
+// Reads the settings of a table from a serialized message of type
+// OptimizationParameters.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_OPTIMIZATION_PARAMETERS_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_OPTIMIZATION_PARAMETERS_H_
@@ -13,16 +13,17 @@
 
 namespace layoutmap {
 
-// Hyperparameters of a table, in the order of cc/core/optimizers/optimizer.h. A
-// dynamic learning rate, which is the first hyperparameter, is passed with each
-// step.
+// The hyperparameters of a table, in the order of
+// cc/core/optimizers/optimizer.h. The first hyperparameter is the learning
+// rate. If it is dynamic, each step passes its value.
 struct TpuRule {
   std::vector<float> hyperparameters;
-  int32_t dynamic_rate = -1;  // index into the step's rates, or -1
+  // Index of the dynamic learning rate in the rates that a step passes, or -1.
+  int32_t dynamic_rate = -1;
 };
 
-// Reads the optimizer and the quantization of a table whose name is set.
-// Returns an error for settings that the engine does not support.
+// Reads the optimizer and the quantization of `table`. The name of the table
+// must be set. Returns an error if a setting is not supported by the engine.
 Status ReadOptimizationParameters(Bytes bytes, TableSpec* table, TpuRule* rule);
 
 }  // namespace layoutmap

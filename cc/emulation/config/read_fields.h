@@ -16,7 +16,8 @@ inline Status MalformedBytes(const std::string& what) {
                          " must be a valid protocol buffer of its type");
 }
 
-// Calls `visit(field)` for each field of a message.
+// Calls `visit(field)` for each field of a message. Returns the first error of
+// `visit`, or an error if a field is malformed.
 template <typename Visit>
 Status ForFields(Bytes bytes, const std::string& what, const Visit& visit) {
   WireReader reader(bytes);

@@ -20,18 +20,18 @@ namespace {
 using std::to_string;
 
 constexpr int64_t kMaxNumRows = int64_t{1} << 32;
-// Several lists have an entry per shard or core. The limits, which exceed every
-// pod, prevent malformed bytes from causing large allocations.
+// Several lists have one entry per host or per core. The limits exceed the size
+// of every TPU pod. They prevent large allocations if the bytes are malformed.
 constexpr int64_t kMaxNumHosts = 1 << 10;
 constexpr int64_t kMaxNumCores = 1 << 14;
 constexpr int64_t kMaxNumOutputs = INT32_MAX;
 constexpr int64_t kMaxDim = 1 << 20;
-// Number of batches that a core's queue holds before `enqueue` waits. The size
-// of a TPU's queue is not public; this value exceeds the number that programs
-// enqueue.
+// Maximum number of batches in the queue of a core. If the queue is full,
+// `enqueue` waits. The queue size of a TPU is not public. This value is larger
+// than the number of batches that programs enqueue in advance.
 constexpr int64_t kMaxPendingSteps = 32;
 
-// Field numbers of tpu_embedding_configuration.proto.
+// Field numbers from tpu_embedding_configuration.proto.
 namespace field {
 enum Configuration : uint32_t {
   kTableDescriptor = 1,
@@ -88,7 +88,7 @@ Status ReadFeature(Bytes bytes, int64_t index, FeatureSpec* feature,
     while (packed.NextPacked(&size)) shape->push_back(size);
     return packed.is_malformed() ? MalformedBytes(where) : Status();
   }));
-  // TensorFlow omits the name if the user has not set one.
+  // TensorFlow omits the name of a feature if the user has not set it.
   if (feature->feature.empty()) feature->feature = "#" + to_string(index);
   if (shape->empty()) {
     return InvalidArgument(where + "input_shape must have at least one axis");
@@ -102,13 +102,15 @@ Status ReadFeature(Bytes bytes, int64_t index, FeatureSpec* feature,
   return Status();
 }
 
-// Fields that `ForFields` collects before tables are sharded and features are
-// matched to tables.
+// Values that are read from the fields before the tables are sharded and the
+// features are assigned to tables.
 struct Draft {
   int64_t num_hosts = 0;
   int64_t num_cores = 0;
-  std::vector<int64_t> rows;      // by table
-  std::vector<int64_t> table_of;  // by feature
+  // Number of rows of each table.
+  std::vector<int64_t> rows;
+  // Table of each feature.
+  std::vector<int64_t> table_of;
 };
 
 Status ReadField(const WireField& one, TpuConfig* config, Draft* draft) {

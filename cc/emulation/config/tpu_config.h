@@ -17,20 +17,23 @@ namespace layoutmap {
 
 struct TpuConfig {
   EngineConfig engine;
-  std::vector<TpuRule> rules;  // by table
+  // The optimizer settings of each table.
+  std::vector<TpuRule> rules;
   // For each feature, the shape of its activations without the last axis.
   std::vector<std::vector<int64_t>> output_shapes;
   int32_t num_hosts = 1;
-  int32_t num_rates = 0;  // dynamic learning rates of a step
+  // Number of dynamic learning rates that a step passes.
+  int32_t num_rates = 0;
 
-  // Number of activation rows of a feature on one core, and per sample.
+  // These functions return the number of activation rows of a feature on one
+  // core, and per sample.
   int64_t num_outputs(size_t f) const;
   int64_t outputs_per_sample(size_t f) const;
 };
 
-// Parses a configuration. Returns an error for malformed bytes and for settings
-// that the engine does not support. Memory is bounded by the number of bytes,
-// not by the values in them.
+// Parses a configuration. Returns an error if the bytes are malformed or if the
+// engine does not support a setting. The memory use is limited by the number of
+// bytes. It does not depend on the values in the bytes.
 Status ParseTpuConfig(Bytes bytes, TpuConfig* config);
 
 }  // namespace layoutmap

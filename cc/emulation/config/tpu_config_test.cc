@@ -32,8 +32,8 @@ void ExpectRefused(const WireWriter& config, const std::string& words) {
   EXPECT_TRUE(parsed.rules.empty());
 }
 
-// Returns a configuration of one table with these OptimizationParameters and
-// one feature.
+// Returns a configuration with one feature and one table. `optimization`
+// contains the OptimizationParameters of the table.
 WireWriter ConfigWith(const WireWriter& optimization) {
   WireWriter table;
   table.Text(1, "ads").Int(2, 8).Int(3, 4).Message(5, optimization);
@@ -198,7 +198,8 @@ TEST(TpuConfigTest, TruncatedConfigurationsAreRejected) {
   for (size_t size = 0; size < whole.size(); ++size) {
     TpuConfig config;
     const Status status = Parse(whole.substr(0, size), &config);
-    // A truncation between two fields may leave a valid, smaller configuration.
+    // If the bytes are truncated between two fields, the result can be a valid
+    // configuration with fewer features.
     EXPECT_TRUE(!status.ok() || config.engine.features.size() < 3) << size;
     EXPECT_EQ(status.ok(), status.message().empty());
   }

@@ -19,11 +19,11 @@ float WireField::AsFloat() const {
 
 bool WireReader::Varint(uint64_t* value) {
   *value = 0;
-  // Ten groups of seven bits can hold 64 bits.
+  // A 64-bit value requires up to ten groups of seven bits.
   for (int shift = 0; shift < 70; shift += 7) {
     if (next_ == end_) return Malformed();
     const uint8_t byte = *next_++;
-    // Only one bit of the tenth group is part of the value.
+    // The value has 64 bits, so only one bit of the tenth group is valid.
     if (shift == 63 && byte > 1) return Malformed();
     *value |= static_cast<uint64_t>(byte & 0x7f) << shift;
     if (byte < 0x80) return true;
@@ -44,7 +44,7 @@ bool WireReader::Next(WireField* field) {
   if (next_ == end_) return false;
   uint64_t tag;
   if (!Varint(&tag)) return false;
-  // Field numbers have 29 bits and begin at 1.
+  // A field number has 29 bits and is at least 1.
   if (tag >> 32 != 0 || tag >> 3 == 0) return Malformed();
   *field = WireField();
   field->number = static_cast<uint32_t>(tag >> 3);
@@ -65,7 +65,8 @@ bool WireReader::Next(WireField* field) {
       return true;
     }
   }
-  return Malformed();  // groups are deprecated and not supported
+  // Groups are deprecated, and the reader does not support them.
+  return Malformed();
 }
 
 bool WireReader::NextPacked(int64_t* value) {

@@ -1,9 +1,9 @@
 // Reads a serialized protocol buffer, field by field.
 //
-// The reader supports the part of the format that a configuration requires.
-// Malformed bytes, or bytes that end within a field, end the iteration and set
-// `is_malformed`. The reader does not access memory outside of its input and
-// does not allocate memory.
+// The reader supports the part of the format that TPU configurations use. If
+// the bytes are malformed or end within a field, the iteration ends and
+// `is_malformed` becomes true. The reader does not access memory outside of its
+// input, and it does not allocate memory.
 
 #ifndef TF_LAYOUTMAP_EMULATION_CONFIG_WIRE_READER_H_
 #define TF_LAYOUTMAP_EMULATION_CONFIG_WIRE_READER_H_
@@ -16,7 +16,7 @@ namespace layoutmap {
 
 using Bytes = Span<const uint8_t>;
 
-// Numbers of the wire types in the format.
+// The wire types of the protocol buffer format, with their numbers.
 enum class WireType {
   kVarint = 0,
   kFixed64 = 1,
@@ -27,11 +27,13 @@ enum class WireType {
 struct WireField {
   uint32_t number = 0;
   WireType type = WireType::kVarint;
-  uint64_t value = 0;  // number, or bits of a float or double
-  Bytes bytes;         // string, message or packed list
+  // A number, or the bits of a float or double.
+  uint64_t value = 0;
+  // The bytes of a string, a message or a packed list.
+  Bytes bytes;
 
-  // Returns zero or an empty value if the field has another type, like for a
-  // missing field.
+  // These functions return the value of the field. If the field has another
+  // type, they return the default value of a missing field.
   int64_t AsInt() const;
   bool AsBool() const { return AsInt() != 0; }
   float AsFloat() const;
@@ -41,9 +43,11 @@ class WireReader {
  public:
   explicit WireReader(Bytes bytes) : next_(bytes.begin()), end_(bytes.end()) {}
 
-  // Reads the next field. Returns false at the end and for malformed bytes.
+  // Reads the next field. Returns false at the end of the message or if the
+  // bytes are malformed.
   bool Next(WireField* field);
-  // Reads the next number of a packed list. Returns false like `Next`.
+  // Reads the next number of a packed list. Returns false at the end of the
+  // list or if the bytes are malformed.
   bool NextPacked(int64_t* value);
 
   bool is_malformed() const { return is_malformed_; }

@@ -28,7 +28,8 @@ TEST(WireReaderTest, ReadsWrittenFields) {
   EXPECT_EQ(field.AsInt(), 300);
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.AsInt(), -1);
-  EXPECT_EQ(field.AsFloat(), 0);  // the field has another type
+  // The field has another type.
+  EXPECT_EQ(field.AsFloat(), 0);
   ASSERT_TRUE(reader.Next(&field));
   EXPECT_EQ(field.AsFloat(), 0.5f);
   EXPECT_EQ(field.AsInt(), 0);
@@ -58,12 +59,12 @@ TEST(WireReaderTest, TruncatedFieldsAreMalformed) {
 TEST(WireReaderTest, InvalidFieldsAreMalformed) {
   const std::string eleven(11, '\xff');
   for (const std::string& text :
-       {std::string("\0", 1),         // field 0
-        std::string("\x0b"),          // a group
-        std::string("\x0f"),          // wire type 7 does not exist
-        "\x08" + eleven,              // a number with more than 64 bits
-        std::string("\x22\x05xxxx"),  // four of five bytes
-        "\x22" + std::string(9, '\xff') + "\x01"}) {  // 2^64 - 1 bytes
+       {std::string("\0", 1),         // The field number is 0.
+        std::string("\x0b"),          // The field is a group.
+        std::string("\x0f"),          // Wire type 7 does not exist.
+        "\x08" + eleven,              // The number has more than 64 bits.
+        std::string("\x22\x05xxxx"),  // One of five bytes is missing.
+        "\x22" + std::string(9, '\xff') + "\x01"}) {  // The length is 2^64 - 1.
     WireReader reader(AsBytes(text));
     WireField field;
     EXPECT_FALSE(reader.Next(&field)) << text;

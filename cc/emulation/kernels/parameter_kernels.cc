@@ -1,5 +1,5 @@
-// Kernels that load and retrieve the tables of the emulated TPU, a pair of ops
-// per optimizer.
+// Kernels that load and retrieve the tables of the emulated TPU. Each optimizer
+// has one load op and one retrieve op.
 
 #include <cstdint>
 #include <string>
@@ -28,7 +28,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Base class that reads the attributes of load and retrieve ops.
+// Base class of load and retrieve kernels. It reads the attributes of the ops.
 class ParametersOp : public Kernel {
  public:
   ParametersOp(OpKernelConstruction* ctx, Optimizer optimizer)

@@ -1,4 +1,5 @@
-// Kernels for enqueue, receive and send, under the names of TensorFlow's ops.
+// Kernels for TensorFlow's ops that enqueue batches, receive activations and
+// send gradients.
 
 #include <cstddef>
 #include <cstdint>
@@ -123,8 +124,8 @@ class EnqueueOp : public AsyncOpKernel {
       TF_RETURN_IF_ERROR(CheckRank("device_ordinal", *ordinal, 0));
       *core = ordinal->scalar<int32_t>()();
     }
-    // In `strategy.run`, the op runs on its core's device and has no attribute
-    // with its index.
+    // In `strategy.run`, the op has no attribute with the index of its core.
+    // The device of the op determines the core.
     if (*core < 0) *core = CoreOf(ctx);
     return absl::OkStatus();
   }
@@ -182,10 +183,11 @@ class EnqueueOp : public AsyncOpKernel {
 
   bool is_dynamic_ = false;
   int32_t core_ = -1;
-  std::vector<Combiner> combiners_;  // one per table
+  // One combiner per table.
+  std::vector<Combiner> combiners_;
 };
 
-// Computes the shape [d0, d1, ..., dim].
+// Computes the shape of a feature's activations, [d0, d1, ..., dim].
 absl::Status ActivationShape(const TpuConfig& config, size_t f,
                              TensorShape* shape) {
   for (const int64_t size : config.output_shapes[f]) {

@@ -1,5 +1,5 @@
-// Kernels that initialize the emulated TPU, for TensorFlow's ops and for ops of
-// this package.
+// Kernels that initialize the emulated TPU. They implement ops of TensorFlow
+// and ops of this package.
 
 #include <cstdint>
 #include <string>
@@ -118,7 +118,8 @@ class IsInitializedOp : public Kernel {
   std::string config_;
 };
 
-// Appends the varint field `number` of a protocol buffer.
+// Appends a varint field with the number `number` to a serialized protocol
+// buffer.
 void AppendField(int number, uint64_t value, std::string* bytes) {
   bytes->push_back(static_cast<char>(number << 3));
   for (; value >= 0x80; value >>= 7) {
@@ -143,7 +144,7 @@ class ConfigureSystemOp : public Kernel {
   }
 
  private:
-  // Returns a serialized TopologyProto with all cores in one row.
+  // Returns a serialized TopologyProto in which all cores are in one row.
   static std::string Topology(const TpuSystem& system) {
     enum {
       kMeshShape = 1,

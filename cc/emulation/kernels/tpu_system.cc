@@ -24,7 +24,7 @@ using tensorflow::CancellationToken;
 using tensorflow::OpKernelContext;
 
 TpuSystem& TpuSystem::Get() {
-  // The object is never destroyed, because calls may still wait when the
+  // The object is never destroyed, because calls may still be waiting when the
   // process ends.
   static TpuSystem* system = new TpuSystem;
   return *system;
@@ -154,8 +154,9 @@ void RunWhenReady(OpKernelContext* ctx,
   call.attempt = [attempt = std::move(attempt), tf_status] {
     return CatchAll([&] { return attempt(tf_status.get()); });
   };
-  // A copy is required: the call may end the step, and with it the runner,
-  // before the scheduling function returns.
+  // The runner is copied, because the call may end the step before the
+  // scheduling function returns. The end of the step destroys the runner of the
+  // step.
   call.schedule = *ctx->runner();
   call.finish = [ctx, done = std::move(done), engine, name, tf_status,
                  cancellation, token, patience = call.patience,

@@ -1,4 +1,4 @@
-// The single emulated TPU system of the process.
+// The emulated TPU system. Each process has one.
 
 #ifndef TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
@@ -25,15 +25,16 @@ class TpuSystem {
   static TpuSystem& Get();
 
   absl::Status SetUp(int32_t num_cores, int32_t num_hosts, float deadline);
-  // Creates the embedding of `config`. Its tables must be loaded afterwards.
+  // Creates the engine for the TPU embedding in `config`. The caller must load
+  // the tables afterwards.
   absl::Status Configure(const std::string& config);
-  // Deletes the embedding and cancels the calls that wait for it.
+  // Deletes the engine and cancels the calls that wait for it.
   void Shutdown();
 
-  // Returns the engine, or null if there is no embedding.
+  // Returns the engine, or null if no TPU embedding is configured.
   EmulatedEnginePtr engine() const;
-  // Gets the engine of an op. `config` is the configuration of the op and may
-  // be empty.
+  // Gets the engine for an op. `config` is the configuration in the op's
+  // attributes and may be empty.
   absl::Status EngineFor(const std::string& config,
                          EmulatedEnginePtr* engine) const;
 
@@ -42,19 +43,22 @@ class TpuSystem {
   PendingCalls::Clock::duration patience() const;
 
  private:
-  mutable std::mutex mutex_;  // guards all members below
-  int32_t num_cores_ = 0;     // 0 before the setup
+  // Guards all members below.
+  mutable std::mutex mutex_;
+  // 0 before the setup of the system.
+  int32_t num_cores_ = 0;
   int32_t num_hosts_ = 0;
   PendingCalls::Clock::duration patience_{};
   EmulatedEnginePtr engine_;
 };
 
-// Returns the index of the logical device that runs the op, which is its core.
+// Returns the core of an op, which is the index of the logical device that runs
+// the op.
 int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 
-// Calls `attempt` until it returns something other than `kNotYet`, and finishes
-// the op with the result. If the deadline of the system expires, the op fails
-// with an error that reports the queues. `attempt` may return a TensorFlow
+// Repeats `attempt` until its result is not `kNotYet`, and finishes the op with
+// this result. If the result is still `kNotYet` at the deadline, the op fails
+// with an error that describes the queues. `attempt` may store a TensorFlow
 // status in `*status`.
 void RunWhenReady(
     tensorflow::OpKernelContext* ctx,

@@ -1,4 +1,5 @@
-// Kernels that record and copy the rows written to the tables of an engine.
+// Kernels that record which rows of an engine's tables have changed, and
+// kernels that copy these rows.
 
 #include <cstddef>
 #include <cstdint>
@@ -81,8 +82,9 @@ class TakeChangesOp : public Kernel {
       besides.emplace_back(view.begin(), view.end());
     }
 
-    // The op locks all variables together, so the copies are of one point in
-    // time. All writes wait until the op ends; therefore the op only copies.
+    // The op locks all variables at the same time, so that all copies have the
+    // values of the same moment. Writes to the variables wait until the op
+    // ends, so the op does no other work.
     LockedShards locked;
     TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
                                    LockedShards::Mode::kShared));
@@ -90,7 +92,8 @@ class TakeChangesOp : public Kernel {
     const absl::Status copied =
         Copy(ctx, tables, is_open, locked, num_shards, num_slots, rows);
     if (!copied.ok()) {
-      // Records the rows again, so that the next call returns them.
+      // The copy has failed. The rows are recorded again, so that the next call
+      // returns them.
       for (size_t t = 0; t < rows.size(); ++t) {
         resource.changed().Note(static_cast<int32_t>(t), rows[t]);
       }
@@ -137,8 +140,8 @@ class TakeChangesOp : public Kernel {
                              handles.size());
   }
 
-  // Variables of a vocabulary with one value per row: keys, last steps and
-  // counts.
+  // Number of vocabulary variables that have one value per row. These are the
+  // keys, the last steps and the counts.
   static constexpr int kNumLaneVariables = 3;
 
   std::vector<int32_t> open_tables_;

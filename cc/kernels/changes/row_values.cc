@@ -187,9 +187,9 @@ absl::Status CopyLanes(OpKernelContext* ctx, const LockedShards& locked,
     char* to = static_cast<char*>(output->data());
     view.WithRow([&](auto bucket_of) {
       for (const int64_t row : rows) {
-        // A value of a smaller dtype occupies the first bytes of the int64: the
-        // code supports only little-endian machines, like the code for 16-bit
-        // rows.
+        // The first bytes of the int64 are the value in a smaller dtype. This
+        // requires a little-endian machine, which the code for 16-bit rows also
+        // requires.
         const char* from =
             row < num_lanes
                 ? bucket_of(row / kKeysPerBucket) + row % kKeysPerBucket * size

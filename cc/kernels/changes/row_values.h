@@ -1,4 +1,5 @@
-// Copies rows of a table and of its slot variables to the outputs of an op.
+// Functions that copy rows of a table and of its slot variables to the outputs
+// of an op.
 
 #ifndef TF_LAYOUTMAP_KERNELS_CHANGES_ROW_VALUES_H_
 #define TF_LAYOUTMAP_KERNELS_CHANGES_ROW_VALUES_H_
@@ -19,19 +20,19 @@
 
 namespace layoutmap {
 
-// An output of type `list(type)` whose tensors are written one after the other.
+// An output of type `list(type)`. Its tensors are written one after the other.
 class OutputsInOrder {
  public:
   absl::Status Start(tensorflow::OpKernelContext* ctx, const char* name);
 
-  // Fails unless the next output is of this dtype.
+  // Allocates the next output. Returns an error if its dtype is not `dtype`.
   absl::Status Allocate(tensorflow::DataType dtype,
                         const tensorflow::TensorShape& shape,
                         tensorflow::Tensor** output);
   absl::Status Set(const tensorflow::Tensor& value);
   absl::Status SetVector(Span<const int64_t> values);
 
-  // Fails if there are more outputs than were written.
+  // Returns an error if the op has more outputs than were written.
   absl::Status Finish() const;
 
  private:
@@ -42,34 +43,36 @@ class OutputsInOrder {
   int next_ = 0;
 };
 
-// Returns the bucket offsets of the shards of an open table. A bucket has 8
-// rows; the table has one more row for unknown keys.
+// Returns the bucket offsets of the shards for a table with an open vocabulary.
+// A bucket has 8 rows. The table has one additional row for unknown keys.
 std::vector<int64_t> BucketOffsets(const TableSpec& table);
 
-// Copies `rows` of the table, whose shards begin at `first_shard`, and of each
-// slot variable; the shards of the slot variables begin at `first_slot`. If
-// `rows` is empty, the variables need not be locked.
+// Copies `rows` of a table and of each slot variable. The shards of the table
+// begin at the variable `first_shard`, and the shards of the slot variables
+// begin at the variable `first_slot`. If `rows` is empty, the variables do not
+// need to be locked.
 absl::Status SaveRows(tensorflow::OpKernelContext* ctx,
                       const LockedShards& locked, int first_shard,
                       int first_slot, const TableSpec& table,
                       Span<const int64_t> rows,
                       std::vector<tensorflow::Tensor>* values);
-// Copies the same values to the next outputs.
+// Copies the same values as `SaveRows` to the next outputs.
 absl::Status CopyRows(tensorflow::OpKernelContext* ctx,
                       const LockedShards& locked, int first_shard,
                       int first_slot, const TableSpec& table,
                       Span<const int64_t> rows, OutputsInOrder* outputs);
 
-// Writes `values`, which `SaveRows` has copied, back to `rows` of the table and
-// of its slot variables.
+// Restores `rows` of a table and of its slot variables. `values` are the values
+// that `SaveRows` has copied.
 absl::Status RestoreRows(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                          int first_shard, int first_slot,
                          const TableSpec& table, Span<const int64_t> rows,
                          const std::vector<tensorflow::Tensor>& values);
 
-// Copies the lanes `rows` of variables with one row per bucket. The variables
-// have the types `dtypes` and begin at `first`. A row after the last bucket
-// gets the value in `beyond`, which has one value for each dtype.
+// Copies the values of `rows` from vocabulary variables that have one row per
+// bucket. The variables have the types `dtypes`, and their first shard is the
+// variable `first`. If a row is after the last bucket, its output is the value
+// in `beyond`, which has one value for each dtype.
 absl::Status CopyLanes(tensorflow::OpKernelContext* ctx,
                        const LockedShards& locked, int first,
                        const TableSpec& table,

@@ -1,4 +1,4 @@
-// Reads the inputs of an op that contain the ids of a batch.
+// Reads the inputs of an op that contain a batch of ids.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_BATCH_INPUTS_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_BATCH_INPUTS_H_
@@ -22,14 +22,14 @@ template <typename Tid>
 absl::Status ReadFeatureInputs(tensorflow::OpKernelContext* ctx,
                                std::vector<FeatureInput<Tid>>* features);
 
-// Reads batches of an op with the inputs `ids`, `splits`, `num_samples` and
-// `weights` and the attributes `Tids`, `packed` and `mark`.
+// Reads the batch of an op. The op must have the inputs `ids`, `splits`,
+// `num_samples` and `weights`, and the attributes `Tids`, `packed` and `mark`.
 class BatchInputs {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
-  // Creates the batch. Returns an error if the tensors are malformed. Errors
-  // that the engine finds in the batch are returned in `made`.
+  // Creates the batch. Returns an error if the tensors are malformed. If the
+  // engine detects an error in the ids, `made` is set to this error.
   template <typename Tid>
   absl::Status MakeBatch(tensorflow::OpKernelContext* ctx,
                          const HostEngine& engine,

@@ -1,4 +1,4 @@
-// Creates a host engine from the attributes of its op.
+// Kernels that create a host engine from the attributes of the op.
 
 #include <cstddef>
 #include <cstdint>

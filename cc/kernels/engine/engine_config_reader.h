@@ -1,4 +1,5 @@
-// Reads the attributes that describe the tables and features of an engine.
+// Reads the op attributes that describe the tables and features of a host
+// engine.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_CONFIG_READER_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_CONFIG_READER_H_
@@ -9,8 +10,8 @@
 
 namespace layoutmap {
 
-// Reads the configuration that host engines and worker steps share: the
-// attributes `table_*`, `feature_*`, `rounding_seed` and `out_of_range`.
+// Reads the attributes `table_*`, `feature_*`, `rounding_seed` and
+// `out_of_range`, which host engines and worker steps have in common.
 absl::Status ReadEngineConfig(tensorflow::OpKernelConstruction* ctx,
                               EngineConfig* config);
 

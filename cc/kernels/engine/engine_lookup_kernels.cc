@@ -94,7 +94,8 @@ class ActivationsOp : public EngineOp {
   }
 
  protected:
-  // Checks that the static shapes of the graph match the engine.
+  // Returns an error if the static shapes of the graph do not match the
+  // configuration of the engine.
   absl::Status CheckStaticShapes(const EngineConfig& config) const {
     const size_t count = config.features.size();
     bool same = dims_.size() == count && lengths_.size() == count;

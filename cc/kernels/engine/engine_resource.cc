@@ -26,7 +26,7 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
   std::lock_guard<std::mutex> lock(mutex_);
   tensorflow::Tensor* place = nullptr;
   for (tensorflow::Tensor& kept : kept_) {
-    // The condition also covers slices of the tensor that are still referenced.
+    // The reference count also includes slices of the tensor that are in use.
     if (!kept.RefCountIsOne()) continue;
     if (kept.NumElements() >= size && kept.NumElements() / 2 <= size) {
       *buffer = kept;
@@ -37,7 +37,8 @@ absl::Status ActivationBuffers::Take(OpKernelContext* ctx, int64_t size,
   if (place == nullptr && kept_.size() < max_kept_) {
     place = &kept_.emplace_back();
   }
-  // A new buffer replaces one that is too small or far too large.
+  // The new buffer replaces a free buffer, which is too small or more than
+  // twice as large as required.
   if (place != nullptr) *place = tensorflow::Tensor();
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, {size}, buffer));
   AdviseHugePages(buffer->data(), buffer->TotalBytes());

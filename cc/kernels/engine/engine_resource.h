@@ -1,4 +1,5 @@
-// The resource that contains an engine, and helpers that its kernels share.
+// The resource that contains a host engine, and helpers for the kernels that
+// use this resource.
 
 #ifndef TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
 #define TF_LAYOUTMAP_KERNELS_ENGINE_ENGINE_RESOURCE_H_
@@ -27,21 +28,22 @@
 
 namespace layoutmap {
 
-// Memory for the activations of a step. All activations of a step are in one
-// buffer, which later steps reuse when none of its activations is referenced.
-// Fresh memory is expensive: the operating system clears it page by page, which
-// takes about as long as looking up the rows that fill it.
+// Memory for the activations of steps. All activations of a step are in one
+// buffer. When the activations are no longer referenced, a later step reuses
+// the buffer. New memory would be expensive, because the operating system
+// clears it page by page, which takes about as long as the lookup that fills
+// the memory.
 class ActivationBuffers {
  public:
-  // Keeps at most `max_kept` buffers.
+  // Creates an object that keeps at most `max_kept` buffers.
   explicit ActivationBuffers(size_t max_kept) : max_kept_(max_kept) {}
 
   // Returns a vector of at least `size` floats with undefined values.
   absl::Status Take(tensorflow::OpKernelContext* ctx, int64_t size,
                     tensorflow::Tensor* buffer);
 
-  // Alignment of slices, in floats. TensorFlow's ops require memory that is
-  // aligned like the memory of its allocator.
+  // Alignment of slices, in floats. TensorFlow's ops require the same alignment
+  // that TensorFlow's allocator provides.
   static constexpr int64_t kAlignment = 64 / sizeof(float);
 
  private:
@@ -52,8 +54,8 @@ class ActivationBuffers {
 
 class EngineResource : public tensorflow::ResourceBase {
  public:
-  // Each replica has two buffers, because the activations of one step are in
-  // use while the next step computes its activations.
+  // There are two buffers per replica, because the activations of one step are
+  // still in use while the next step computes its activations.
   explicit EngineResource(std::unique_ptr<HostEngine> engine)
       : engine_(std::move(engine)),
         tokens_(engine_.get()),
@@ -64,25 +66,27 @@ class EngineResource : public tensorflow::ResourceBase {
   TokenSteps& tokens() { return tokens_; }
   ActivationBuffers& buffers() { return buffers_; }
   ChangedRows& changed() { return changed_; }
-  // Memory of the shards, followed by the memory of the slot variables.
+  // The memory ranges of the table shards, followed by the memory ranges of the
+  // slot variables.
   SettledMemory& memory() { return memory_; }
 
   // Function that undoes the last change of the vocabularies. An op with the
-  // same variables calls it; it fails if the vocabularies have changed since.
+  // same variables calls the function. It returns an error if the vocabularies
+  // have changed again after this change.
   using TakeBack = std::function<absl::Status(tensorflow::OpKernelContext*)>;
   void KeepTakeBack(TakeBack take_back) {
     std::lock_guard<std::mutex> lock(mutex_);
     take_back_ = std::move(take_back);
   }
-  // Returns and removes the function, or returns an empty function. It works
-  // only once.
+  // Removes the function and returns it, because it can be called only once.
+  // Returns an empty function if no function is stored.
   TakeBack RemoveTakeBack() {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(take_back_, nullptr);
   }
 
-  // Makes every later call fail with the message `why`. An empty `why` allows
-  // calls again.
+  // Makes every later call fail with the message `why`. If `why` is empty,
+  // calls are allowed again.
   void Retire(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     retired_ = why;
@@ -112,14 +116,15 @@ class EngineResource : public tensorflow::ResourceBase {
   ChangedRows changed_;
   ActivationBuffers buffers_;
   SettledMemory memory_;
-  mutable std::mutex mutex_;  // guards all members below
+  mutable std::mutex mutex_;  // Guards all members below.
   std::string retired_;
   TakeBack take_back_;
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;
 
-// Gets the engine of the input `engine`. Fails if the engine is retired.
+// Gets the engine from the input `engine`. Returns an error if the engine is
+// retired.
 absl::Status GetEngine(tensorflow::OpKernelContext* ctx, EnginePtr* engine);
 
 // Base class of ops with the inputs `engine` and `replica`.
@@ -131,13 +136,13 @@ class EngineOp : public Kernel {
   virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
                              EngineResource& engine, int32_t replica) = 0;
 
-  // Fails unless a list has `expected` elements, one for each of the engine's
-  // `things`.
+  // Returns an error if a list does not have `expected` elements, one for each
+  // of the engine's `things`.
   static absl::Status CheckListSize(const char* things, const char* received_as,
                                     size_t expected, int received);
-  // Runs `work`, which the engine has begun, and reports the result to the
-  // engine with `finish(succeeded)`, also if `work` throws because memory is
-  // exhausted.
+  // Runs `work` and then calls `finish(succeeded)`, which reports the result to
+  // the engine. Also calls `finish` if `work` throws an exception because an
+  // allocation failed.
   template <typename Work, typename Finish>
   static absl::Status RunAndFinish(const Work& work, const Finish& finish) {
     const absl::Status status = CatchAllTf(work);
@@ -149,7 +154,7 @@ class EngineOp : public Kernel {
   void Run(tensorflow::OpKernelContext* ctx) final;
 };
 
-// Returns the TensorFlow dtype of a table with 16-bit rows.
+// Returns the TensorFlow dtype of a table that has 16-bit rows.
 tensorflow::DataType HalfDtype(const TableSpec& table);
 
 }  // namespace layoutmap

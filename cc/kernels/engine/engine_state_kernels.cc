@@ -44,8 +44,8 @@ class RetireHostEngineOp : public Kernel {
     OP_REQUIRES_OK(
         ctx, tensorflow::LookupResource(
                  ctx, handle->scalar<tensorflow::ResourceHandle>()(), &engine));
-    // Retires the engine before the check, so that no step can begin after the
-    // check.
+    // The engine is retired before the check, so that no step can begin after
+    // the check.
     engine->Retire(why);
     if (why.empty() || !(engine->engine().HasStepsInFlight() ||
                          engine->tokens().IsApplying())) {

@@ -32,14 +32,15 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Base class of ops that accept gradients or update the tables.
+// Base class of ops that receive gradients or update the tables.
 class GradientsOp : public EngineOp {
  public:
   using EngineOp::EngineOp;
 
  protected:
-  // Applies the update of `step` to the variables of the inputs `shards` and
-  // `slots`. `rounding_steps` holds the numbers of earlier updates.
+  // Applies the update of `step` to the variables in the inputs `shards` and
+  // `slots`. The variables in the input `rounding_steps` contain the numbers of
+  // earlier updates.
   static absl::Status RunUpdate(OpKernelContext* ctx, EngineResource& resource,
                                 const HostEngine::Step& step) {
     constexpr char kNeeds[] = "This engine's tables need";
@@ -127,9 +128,9 @@ class GradientsOp : public EngineOp {
     return absl::OkStatus();
   }
 
-  // Reads the input `hyperparameters`. Only the values of the last replica are
-  // used, but each replica checks its values, so that the error names the wrong
-  // call.
+  // Reads the input `hyperparameters`. The update uses only the values of the
+  // last replica. Each replica checks its own values, so that the call with
+  // invalid values returns the error.
   static absl::Status ReadHyperparameters(
       OpKernelContext* ctx, const EngineConfig& config,
       std::vector<std::vector<float>>* values) {
@@ -150,7 +151,8 @@ class GradientsOp : public EngineOp {
   }
 
  private:
-  // Checks the shape except for the number of samples, which the engine checks.
+  // Checks the shape of a gradient, except for the number of samples. The
+  // engine checks the number of samples.
   static absl::Status CheckGradient(const EngineConfig& config, int f,
                                     const Tensor& gradient) {
     const int64_t length = config.features[f].max_sequence_length;
@@ -182,7 +184,8 @@ class ApplyStepOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(
         ToTf(engine.BeginApply(replica, std::move(batch), &step)));
-    if (step == nullptr) return absl::OkStatus();  // no update is due yet
+    // No update can run yet.
+    if (step == nullptr) return absl::OkStatus();
     return RunAndFinish(
         [&] { return RunUpdate(ctx, resource, *step); },
         [&](bool updated) { engine.FinishApply(replica, updated); });
@@ -226,7 +229,8 @@ class ApplyFollowedOp : public GradientsOp {
     std::shared_ptr<HostEngine::Step> step;
     TF_RETURN_IF_ERROR(ToTf(tokens.BeginApply(
         replica, View<float>(*marks), std::move(hyperparameters), &step)));
-    // No update is due, or the call of another replica applies it.
+    // Either no update can run yet, or the call of another replica runs the
+    // update.
     if (step == nullptr) return absl::OkStatus();
     return RunAndFinish(
         [&] {

@@ -10,7 +10,8 @@
 namespace layoutmap {
 namespace {
 
-// Smaller tables fit in the caches.
+// Minimum size of a memory range that is moved, in bytes. Smaller tables fit in
+// the caches.
 constexpr size_t kLeastBytes = size_t{1} << 23;
 
 }  // namespace
@@ -21,7 +22,7 @@ SettledMemory::~SettledMemory() {
 }
 
 void SettledMemory::See(const std::vector<MemoryRange>& ranges) {
-  // If another thread is counting, its count is sufficient.
+  // If another thread holds the mutex, that thread counts this step.
   const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   if (seen_.size() < ranges.size()) seen_.resize(ranges.size());
@@ -34,7 +35,7 @@ void SettledMemory::See(const std::vector<MemoryRange>& ranges) {
   }
   if (waiting_.empty() || is_moving_) return;
   is_moving_ = true;
-  if (thread_.joinable()) thread_.join();  // The thread has no work left.
+  if (thread_.joinable()) thread_.join();  // The thread has finished its work.
   thread_ = std::thread([this] { Move(); });
 }
 
@@ -46,8 +47,8 @@ void SettledMemory::Move() {
     lock.unlock();
     const bool is_moved = MoveToHugePages(range, stop_);
     lock.lock();
-    // A failure means that the system does not support the move, so the code
-    // does not try again.
+    // If the move has failed, the system does not support it or has no free
+    // huge page, so the code does not try to move other ranges.
     if (!is_moved) waiting_.clear();
   }
   is_moving_ = false;

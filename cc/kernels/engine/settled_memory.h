@@ -13,10 +13,11 @@
 
 namespace layoutmap {
 
-// A table restored from a checkpoint lies in pages of 4 KiB, so reads of random
-// rows wait for address translation. The table keeps this memory during
-// training. A background thread therefore moves the memory to huge pages while
-// steps run. A table that gets new memory in each step is not moved.
+// Moves the memory of tables to huge pages in a background thread, while steps
+// run. A table that was restored from a checkpoint is in pages of 4 KiB, so
+// reads of random rows wait for address translation. The table has the same
+// memory during the whole training, so the move is worth its cost. If a table
+// gets new memory in each step, it is not moved.
 class SettledMemory {
  public:
   SettledMemory() = default;
@@ -24,12 +25,13 @@ class SettledMemory {
   SettledMemory& operator=(const SettledMemory&) = delete;
   ~SettledMemory();
 
-  // Number of times that a range must be seen at one address before it is
-  // moved. A step with a lookup and an update sees each range twice.
+  // A range is moved after `See` has received it this many times with the same
+  // address. A step calls `See` twice: for the lookup and for the update.
   static constexpr int kTimes = 8;
 
-  // Records the addresses of the ranges [0, ranges.size()) in this step. Ranges
-  // smaller than a few huge pages are ignored. The method is thread-safe.
+  // Records the current addresses of the ranges. A range has the same index in
+  // all calls. Ranges that are smaller than a few huge pages are ignored. The
+  // method is thread-safe.
   void See(const std::vector<MemoryRange>& ranges);
 
  private:

@@ -1,5 +1,5 @@
-// Kernels of steps whose tables are sharded over processes: they write the
-// messages to the owners of shards and read the messages that an owner
+// Kernels for steps whose tables are sharded over processes. They write the
+// messages to the owners of shards, and read the messages that an owner
 // receives.
 
 #include <algorithm>
@@ -52,10 +52,11 @@ absl::Status SetOutput(OpOutputList* outputs, size_t i,
   return absl::OkStatus();
 }
 
-// Columns of the output `sizes`.
+// The columns of the output `sizes`.
 enum Size { kRequest, kContributions, kFetched, kGradients, kNumSizes };
 
-// Returns the output `sizes`, row by row; a row belongs to an owner.
+// Computes the output `sizes`, which has one row per owner. Returns the values
+// row by row.
 std::vector<int64_t> MessageSizes(
     const ServersConfig& config,
     const std::vector<std::vector<uint32_t>>& requests,
@@ -150,7 +151,7 @@ class PlanExchangeOp : public Kernel {
  private:
   BatchInputs inputs_;
   std::shared_ptr<const ServersConfig> config_;
-  // The engine only reads batches; no step begins in it.
+  // The engine only checks batches. It runs no steps.
   std::unique_ptr<HostEngine> engine_;
 };
 
@@ -202,7 +203,7 @@ class ReadContributionsOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("splits", &splits));
     OP_REQUIRES_OK(ctx, ctx->output_list("weights", &weights));
     std::vector<OwnedPart> parts(ids.size());
-    // A forward-only step has no words.
+    // In a forward-only step, there are no words.
     if (words->NumElements() > 0) {
       OP_REQUIRES_OK(
           ctx, ToTf(ReadParts(View<uint32_t>(*words), ids.size(), &parts)));

@@ -1,4 +1,4 @@
-// A message between worker and server as the input of a kernel.
+// An input of a kernel that contains a message between a worker and a server.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_ALIGNED_BYTES_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_ALIGNED_BYTES_H_
@@ -15,8 +15,9 @@
 
 namespace layoutmap {
 
-// Bytes aligned to 8, so that 8 bytes can be read at once. Messages from
-// another process are aligned; a slice of a tensor may not be, and is copied.
+// The bytes of a message, aligned to 8 bytes, so that the code can read values
+// of 8 bytes. Messages from another process are already aligned. If the input
+// is a slice of a tensor that is not aligned, this class copies the bytes.
 class AlignedBytes {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx, const char* name) {

@@ -1,4 +1,4 @@
-// Kernel that evicts keys from a shard of a vocabulary on request.
+// A kernel that evicts the requested keys from a shard of a vocabulary.
 
 #include <cstdint>
 #include <string>

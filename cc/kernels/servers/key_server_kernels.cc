@@ -1,5 +1,6 @@
-// Kernel of a server for steps on tables with open vocabularies: it finds the
-// rows of keys, assigns rows to new keys, and reads the rows of all tables.
+// The kernel that a server runs for steps on tables with open vocabularies. It
+// finds the rows of keys, assigns rows to new keys, and reads the rows of all
+// tables.
 
 #include <algorithm>
 #include <cstddef>
@@ -81,21 +82,22 @@ class FetchKeysOp : public PiecesOp {
   }
 
  private:
-  // A fetch that holds the locks of all variables.
+  // The data of one fetch, which holds the locks of all variables.
   struct Step {
     LockedShards locked;
     KeyFetchMessage message;
     std::vector<RowPartition> partitions;
     std::vector<PieceSize> sizes;
-    // Shards of tables with open vocabularies.
+    // The shards of tables with open vocabularies.
     std::vector<KeyPiece> pieces;
     std::deque<LockedKeyPiece> views;
     std::vector<KeyPieceStep> steps;
   };
 
-  // Attributes of one shard of an open table.
+  // The attributes of one shard of a table with an open vocabulary.
   struct OpenPiece {
-    int place = 0;  // index among all shards
+    // Index of the shard among all shards of the server.
+    int place = 0;
     KeyPiece piece;
     FirstValues values;
     Optimizer optimizer = Optimizer::kNone;
@@ -154,7 +156,7 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // Reads the message and checks it against the variables.
+  // Reads the message and checks that it matches the variables.
   absl::Status Read(OpKernelContext* ctx, Span<const uint8_t> bytes,
                     Step* step) const {
     TF_RETURN_IF_ERROR(
@@ -181,7 +183,8 @@ class FetchKeysOp : public PiecesOp {
       TF_RETURN_IF_ERROR(
           step->views.emplace_back().Find(step->locked, next, &piece));
       next += LockedKeyPiece::NumVariables(piece);
-      // The last shard has one additional row, which belongs to no key.
+      // The last shard of a table has one additional row, which cannot belong
+      // to a key.
       const bool is_last =
           piece.first_bucket + piece.num_buckets == piece.layout.num_buckets();
       const int64_t num_rows = piece.num_buckets * kKeysPerBucket + is_last;
@@ -200,8 +203,9 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // Allocates memory for the largest possible response before any change, so
-  // that an allocation failure leaves the vocabularies unchanged.
+  // Allocates memory for the largest possible response. This function is called
+  // before the first change, so that the vocabularies stay unchanged if the
+  // allocation fails.
   absl::Status Allocate(OpKernelContext* ctx, const Step& step,
                         Tensor* bytes) const {
     int64_t num_keys = 0, num_values = 0;
@@ -218,7 +222,8 @@ class FetchKeysOp : public PiecesOp {
         bytes);
   }
 
-  // All checks precede the first change of a vocabulary.
+  // Runs a training step. All checks are before the first change of a
+  // vocabulary.
   absl::Status Train(OpKernelContext* ctx, Step* step, int64_t* ticket) const {
     const ClosureToken& token = step->message.token;
     ShardedView<int64_t> applied, fetched;
@@ -302,7 +307,8 @@ class FetchKeysOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // Writes the rows of the keys, followed by the rows of all shards.
+  // Writes the response, which contains the row of each key, followed by the
+  // values of the requested rows.
   absl::Status Write(OpKernelContext* ctx, const Step& step, int64_t ticket,
                      Tensor* bytes) const {
     auto* const out = bytes->flat<uint8_t>().data();
@@ -350,7 +356,8 @@ class FetchKeysOp : public PiecesOp {
         bytes->Slice(0, (values - out) + NumValues(reads) * WireBytes(wire)));
   }
 
-  std::vector<bool> is_open_;  // for each shard
+  // Whether the table of each shard has an open vocabulary.
+  std::vector<bool> is_open_;
   std::vector<OpenPiece> open_;
   RowPartition fetched_partition_;
 };

@@ -1,5 +1,5 @@
-// Kernels of a worker for steps on tables with open vocabularies, before the
-// worker has the rows of its keys.
+// Kernels that a worker runs for steps on tables with open vocabularies. They
+// create the requests and read the rows of the keys from the responses.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// The step as a tensor, like `PlanTensor`.
+// A KeyStep in a variant tensor. It is used in the same way as PlanTensor.
 struct KeyPlanTensor {
   std::shared_ptr<const KeyStep> step;
 

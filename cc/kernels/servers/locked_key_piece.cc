@@ -19,15 +19,16 @@
 namespace layoutmap {
 namespace {
 
-// Makes the only shard of a variable the middle one of three shards.
+// Changes a view with one shard to a view with three shards. The existing shard
+// becomes the second shard.
 template <typename T>
 void PlaceBuckets(const RowPartition* buckets, ShardedView<T>* view) {
   view->partition = buckets;
   view->shards = {nullptr, view->shards[0], nullptr};
 }
 
-// Returns a view of a variable with one row per segment, or of the numbers
-// variable.
+// Returns a view of an unsharded variable. The variable has one row per
+// segment, or it contains the numbers of the vocabulary.
 template <typename T>
 absl::Status UnshardedView(tensorflow::OpKernelContext* ctx,
                            LockedShards* locked, int which,
@@ -59,7 +60,8 @@ absl::Status LockedKeyPiece::Find(const LockedShards& locked, int first,
   const int64_t total = piece->layout.num_buckets();
   TF_RETURN_IF_ERROR(
       ToTf(PartOf(total, piece->first_bucket, piece->num_buckets, &buckets_)));
-  // The last shard holds the row of unknown keys, which is not a row of a key.
+  // The partition does not include the row for unknown keys, because it is not
+  // the row of a key.
   return ToTf(PartOf(total * kKeysPerBucket, piece->first_row(),
                      piece->num_buckets * kKeysPerBucket, &rows_));
 }

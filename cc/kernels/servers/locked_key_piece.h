@@ -1,4 +1,4 @@
-// The part of an open vocabulary on a server, with the locks of its variables
+// The shard of an open vocabulary on a server. The locks of its variables are
 // held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_LOCKED_KEY_PIECE_H_
@@ -15,30 +15,31 @@
 
 namespace layoutmap {
 
-// Neither copyable nor movable, because the views point to its partitions.
+// A locked shard of a vocabulary. Objects cannot be copied or moved, because
+// views point to their partitions.
 class LockedKeyPiece {
  public:
   LockedKeyPiece() = default;
   LockedKeyPiece(const LockedKeyPiece&) = delete;
   LockedKeyPiece& operator=(const LockedKeyPiece&) = delete;
 
-  // Reads the state variables of a shard, from index `first` on, and sets the
-  // number of buckets in `piece`. The variables are keys, last steps and
-  // counts; the sketch and its sums if keys are admitted by their count; and
-  // the numbers.
+  // Finds the state variables of a shard, which start at index `first`, and
+  // sets the number of buckets in `piece`. The order of the variables is: keys,
+  // last steps, counts, the sketch and its sums (only if keys are admitted by
+  // count), and the numbers.
   absl::Status Find(const LockedShards& locked, int first, KeyPiece* piece);
 
-  // Creates a view for finding rows.
+  // Sets the view in `step` that is required to find rows.
   absl::Status View(const LockedShards& locked, const KeyPiece& piece,
                     KeyPieceStep* step);
 
-  // Creates a view for changing the vocabulary. The shards must be locked
-  // exclusively.
+  // Sets the views in `step` that are required to change the vocabulary. The
+  // shards must be locked exclusively.
   absl::Status MutableView(tensorflow::OpKernelContext* ctx,
                            LockedShards* locked, const KeyPiece& piece,
                            KeyPieceStep* step);
 
-  // Converts a view of the local shard to a view of its full table or slot
+  // Converts a view of the local shard to a view of the full table or slot
   // variable.
   template <typename T>
   void PlaceRows(ShardedView<T>* view) const {
@@ -46,17 +47,21 @@ class LockedKeyPiece {
     view->shards = {nullptr, view->shards[0], nullptr};
   }
 
-  // Returns the values that cc/kernels/vocabulary/locked_vocabulary.h lists.
-  // Requires a mutable view.
+  // Returns the numbers of the vocabulary, which are listed in
+  // cc/kernels/vocabulary/locked_vocabulary.h. Call this method only after
+  // `MutableView`.
   Span<int64_t> numbers() const { return numbers_; }
 
   static int NumVariables(const KeyPiece& piece);
 
  private:
   int first_ = 0;
-  RowPartition own_buckets_;  // of the shard's variables
-  RowPartition buckets_;      // of the full vocabulary
-  RowPartition rows_;         // of the full table
+  // The partition of the shard's variables.
+  RowPartition own_buckets_;
+  // The partition of the full vocabulary.
+  RowPartition buckets_;
+  // The partition of the full table.
+  RowPartition rows_;
   Span<int64_t> numbers_;
 };
 

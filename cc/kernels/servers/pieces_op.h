@@ -1,4 +1,4 @@
-// Base class of all ops on the shards of a server.
+// The base class of all ops that access the shards of a server.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_PIECES_OP_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_PIECES_OP_H_
@@ -24,7 +24,7 @@
 
 namespace layoutmap {
 
-// Names of variables for error messages.
+// The names of variables in error messages.
 constexpr char kApplied[] = "(closures applied)";
 constexpr char kFetchedSteps[] = "(steps fetched)";
 
@@ -40,14 +40,14 @@ inline tensorflow::DataType DtypeOf(const Piece& piece) {
   return tensorflow::DT_FLOAT;
 }
 
-// Creates a partition whose rows are all in one shard.
+// Creates a partition with one shard, which contains all rows.
 inline absl::Status OneShard(int64_t num_rows, RowPartition* partition) {
   const std::vector<int64_t> offsets = {0, num_rows};
   return ToTf(RowPartition::Make(Placement::kDiv, Span<const int64_t>(offsets),
                                  partition));
 }
 
-// An op on all shards of a server.
+// Base class of ops that access all shards of a server.
 class PiecesOp : public Kernel {
  public:
   explicit PiecesOp(tensorflow::OpKernelConstruction* ctx) : Kernel(ctx) {
@@ -60,7 +60,8 @@ class PiecesOp : public Kernel {
   std::vector<Piece>* mutable_pieces() { return &pieces_; }
   const RowPartition& applied_partition() const { return applied_partition_; }
 
-  // Reads a list attribute with one value for each shard.
+  // Reads a list attribute. Returns an error if it does not have one value for
+  // each shard.
   template <typename T>
   absl::Status GetList(tensorflow::OpKernelConstruction* ctx, const char* name,
                        std::vector<T>* values) const {
@@ -71,8 +72,8 @@ class PiecesOp : public Kernel {
                      pieces_.size(), " shards. Received: ", values->size()));
   }
 
-  // Reads the sizes against which messages are checked, and creates the
-  // partition of each shard's own rows.
+  // Reads the sizes of the shards, which messages must match. Creates a
+  // partition for each shard that contains only the rows of the shard.
   absl::Status ReadSizes(const LockedShards& shards,
                          std::vector<RowPartition>* partitions,
                          std::vector<PieceSize>* sizes) const {

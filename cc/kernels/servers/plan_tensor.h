@@ -1,5 +1,6 @@
-// The step of a worker as a tensor, which ops of one device pass on, and the
-// gradients of the step.
+// A variant tensor that contains the step of a worker, and functions that read
+// this tensor and the gradients of the step. Ops on the same device pass the
+// tensor to each other.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_PLAN_TENSOR_H_
@@ -21,19 +22,19 @@
 
 namespace layoutmap {
 
-// A variant value instead of a resource: it is deleted with the last tensor
-// that holds it.
+// A variant value that contains a step. In contrast to a resource, a variant
+// value is deleted with the last tensor that contains it.
 struct PlanTensor {
   std::shared_ptr<const WorkerStep> step;
 
   static std::string TypeName() { return "LayoutMap>WorkerStep"; }
   std::string DebugString() const { return TypeName(); }
-  // Plans are not sent to other processes; only ids and rows are.
+  // A plan cannot be encoded, because it is never sent to another process.
   void Encode(tensorflow::VariantTensorData* data) const {}
   bool Decode(const tensorflow::VariantTensorData& data) { return false; }
 };
 
-// Gets the step of the input `plan`.
+// Gets the step from the input `plan`.
 inline absl::Status GetPlan(tensorflow::OpKernelContext* ctx,
                             std::shared_ptr<const WorkerStep>* step) {
   const tensorflow::Tensor* tensor;
@@ -54,7 +55,7 @@ inline absl::Status CheckCount(const char* name, size_t expected,
       "`", name, "` must be ", expected, ". Received: ", received));
 }
 
-// Reads the input list `gradients`, one tensor for each feature.
+// Reads the input list `gradients`, which has one tensor for each feature.
 inline absl::Status GetFeatureGradients(tensorflow::OpKernelContext* ctx,
                                         const EngineConfig& config,
                                         BatchGradients* gradients) {

@@ -1,4 +1,4 @@
-// Kernel that describes a process of a cluster.
+// A kernel that describes a process of a cluster.
 
 #include <cstdlib>
 
@@ -15,8 +15,8 @@ class DescribeProcessOp : public Kernel {
   using Kernel::Kernel;
 
   void Run(tensorflow::OpKernelContext* ctx) override {
-    // tf_layoutmap/_core/ops.py sets the variable after it has loaded this
-    // library.
+    // tf_layoutmap/_core/ops.py sets this environment variable after it has
+    // loaded the library.
     const char* found = std::getenv("TF_LAYOUTMAP_PROCESS");
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "description",

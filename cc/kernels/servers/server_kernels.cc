@@ -1,4 +1,5 @@
-// Kernels of a server: one read and one update of all its tables per step.
+// Kernels that a server runs. In each step, one op reads the rows of all
+// tables, and one op updates the rows of all tables.
 
 #include <cstddef>
 #include <cstdint>
@@ -137,7 +138,9 @@ class ApplyRowsOp : public PiecesOp {
     return absl::OkStatus();
   }
 
-  // All checks come first, so a request that fails changes nothing.
+  // Applies the update in the request, unless it was already applied. All
+  // checks are before the first change, so that a request that fails changes
+  // nothing.
   absl::Status ApplyOnce(OpKernelContext* ctx, bool* is_new) const {
     AlignedBytes request;
     TF_RETURN_IF_ERROR(request.Get(ctx, "request"));
@@ -162,8 +165,8 @@ class ApplyRowsOp : public PiecesOp {
     bool is_repeated;
     TF_RETURN_IF_ERROR(ToTf(closures.Check(header.token, &is_repeated)));
 
-    // If there are tables with keys, the message contains the ticket of the
-    // step instead.
+    // If tables have open vocabularies, the message contains the ticket of the
+    // step instead of the number of updates.
     int64_t num_updates = header.num_updates;
     ShardedView<int64_t> fetched;
     if (!is_repeated && has_fetched_) {
@@ -179,7 +182,8 @@ class ApplyRowsOp : public PiecesOp {
     std::unique_ptr<float[]> widened;
     if (message.wire == RowType::kBfloat16) {
       const int64_t count = message.half_gradients.size();
-      widened.reset(new float[count]);  // Uninitialized: all of it is written.
+      // The memory is not initialized, because the next call writes all values.
+      widened.reset(new float[count]);
       FromBfloat16(message.half_gradients, TfParallelFor(ctx), widened.get());
       values = {widened.get(), count};
     }

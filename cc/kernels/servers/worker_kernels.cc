@@ -1,5 +1,5 @@
-// Kernels of a worker for steps over servers: they compute requests from ids,
-// activations from rows, and sums of gradients.
+// Kernels that a worker runs for parameter server steps. They compute requests
+// from ids, activations from rows, and updates from gradients.
 
 #include <cstddef>
 #include <cstdint>
@@ -70,7 +70,7 @@ class PlanStepOp : public Kernel {
  private:
   BatchInputs inputs_;
   std::shared_ptr<const ServersConfig> config_;
-  // The engine only reads batches; no step begins in it.
+  // The engine only checks batches. It runs no steps.
   std::unique_ptr<HostEngine> engine_;
 };
 

@@ -1,4 +1,4 @@
-// Writes and reads the messages between a worker and the servers.
+// Functions of a worker that write and read the messages to and from servers.
 
 #ifndef TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
 #define TF_LAYOUTMAP_KERNELS_SERVERS_WORKER_MESSAGES_H_
@@ -24,7 +24,7 @@
 
 namespace layoutmap {
 
-// Reads the attributes that assign shards to servers.
+// Reads the attributes that contain the server of each shard.
 inline absl::Status ReadServersConfig(tensorflow::OpKernelConstruction* ctx,
                                       ServersConfig* config) {
   tensorflow::DataType wire;
@@ -37,7 +37,7 @@ inline absl::Status ReadServersConfig(tensorflow::OpKernelConstruction* ctx,
   return ToTf(CheckServersConfig(*config));
 }
 
-// Gets the input `token`.
+// Reads the input `token`, which identifies a closure.
 inline absl::Status GetToken(tensorflow::OpKernelContext* ctx,
                              ClosureToken* token) {
   const tensorflow::Tensor* tensor;
@@ -52,7 +52,7 @@ inline absl::Status GetToken(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-// Allocates the messages to the servers.
+// Allocates one output tensor for the message to each server.
 class Requests {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx) {
@@ -70,8 +70,8 @@ class Requests {
     };
   }
 
-  // Returns the allocation error if there is one, otherwise the core's
-  // `status`.
+  // Returns the error if an allocation has failed. Otherwise, returns `status`,
+  // the result of the core.
   absl::Status Result(const Status& status) const {
     return status_.ok() ? ToTf(status) : status_;
   }
@@ -81,7 +81,7 @@ class Requests {
   absl::Status status_;
 };
 
-// Reads the input `fetched`.
+// Reads the input list `fetched`, which contains the responses of the servers.
 class Fetched {
  public:
   absl::Status Get(tensorflow::OpKernelContext* ctx) {

@@ -1,5 +1,5 @@
-// Kernels that find or create the rows of keys and pass the batches to the host
-// engine.
+// Kernels that find the rows of keys or assign rows to new keys, and then pass
+// the batches to the host engine.
 
 #include <algorithm>
 #include <cstddef>
@@ -44,16 +44,19 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// A table of the current step, with the locks of all its variables held.
+// A table with an open vocabulary in the current step. The locks of all its
+// variables are held.
 struct OpenTable {
   LockedVocabulary vocabulary;
   FirstRows first_rows;
   TableKeys keys;
-  RawArray<int64_t> rows;  // rows of the keys
+  // The rows of the keys.
+  RawArray<int64_t> rows;
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
   AdmittedKeys admitted;
-  // Indices of its first variables among the locked variables.
+  // Indices of the table's first shard and first slot variable in the locked
+  // variables.
   int first_shard = 0;
   int first_slot = 0;
 };
@@ -74,10 +77,11 @@ class KeysOp : public Kernel {
   }
 
  protected:
-  // Reads `num_replicas` batches and finds the rows of their keys. If the step
-  // is `training`, new keys get rows. Then calls `enqueue(batches, forget)`
-  // before another step can reuse a row. `enqueue` sets `forget` to a function
-  // that removes the step from the engine.
+  // Reads `num_replicas` batches and finds the rows of their keys. If
+  // `training` is true, assigns rows to new keys. Then calls `enqueue(batches,
+  // forget)`, while the locks prevent other steps from reusing the rows.
+  // `enqueue` must set `forget` to a function that removes the step from the
+  // engine.
   template <typename Enqueue>
   absl::Status FindRows(OpKernelContext* ctx, EngineResource& resource,
                         int32_t num_replicas, bool training,
@@ -180,9 +184,9 @@ class KeysOp : public Kernel {
                              first, locked->size());
   }
 
-  // All checks precede the first change of a vocabulary, except for the check
-  // whether all keys get rows. If keys of one table do not, the changes of all
-  // tables are undone.
+  // Runs a training step on all vocabularies. All checks are before the first
+  // change of a vocabulary, except for the check that all keys get rows. If
+  // this check fails for one table, the changes of all tables are undone.
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
                      const LockedShards& locked, KeyBatches* batches,
                      std::deque<OpenTable>* tables,
@@ -201,8 +205,8 @@ class KeysOp : public Kernel {
       table.step.pinned_rows = table.pinned_rows;
       table.step.oldest_in_flight =
           std::min(in_flight.oldest_step, table.step.number);
-      // Undo is also required if memory for the evicted rows cannot be
-      // allocated.
+      // The old state is also required to undo the step if the memory for the
+      // evicted rows cannot be allocated.
       table.step.keeps_old =
           (may_fail && specs_.size() > 1) || !telling_.empty();
       table.keys = batches->KeysOf(specs_[i].table);
@@ -249,9 +253,9 @@ class KeysOp : public Kernel {
     return absl::OkStatus();
   }
 
-  // Outputs the evicted keys and their rows before initial values overwrite the
-  // rows. If any table reports evicted keys, `changes` is set to the changes of
-  // all tables.
+  // Writes the evicted keys and their rows to the outputs. Must be called
+  // before the initial values of new keys overwrite the rows. If any table
+  // reports evicted keys, sets `changes` to the changes of all tables.
   absl::Status OutputEvicted(OpKernelContext* ctx, const EngineConfig& config,
                              const LockedShards& locked,
                              std::deque<OpenTable>* tables,
@@ -348,8 +352,8 @@ class EnqueueKeysOp : public KeysOp {
                 TF_RETURN_IF_ERROR(ToTf(engine.EnqueueBatch(
                     r, training, Status(), batches[r], TfParallelFor(ctx))));
               }
-              // Weak pointers: a strong reference to a batch would mark its
-              // rows as in use.
+              // The function has weak pointers to the batches, because a shared
+              // pointer to a batch would mark its rows as in use.
               *forget = [&engine,
                          kept = std::vector<std::weak_ptr<const Batch>>(
                              batches.begin(), batches.end())] {

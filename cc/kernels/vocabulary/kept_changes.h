@@ -1,5 +1,5 @@
-// Changes of vocabularies that are stored until the receivers of the evicted
-// keys have processed them.
+// Stores changes of vocabularies, so that a program can undo a change if the
+// receivers of the evicted keys fail.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_KEPT_CHANGES_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_KEPT_CHANGES_H_
@@ -18,31 +18,35 @@
 
 namespace layoutmap {
 
-// The change of one vocabulary.
+// A change of one vocabulary.
 struct KeptChange {
-  int32_t table = 0;  // index of the table in the engine
+  // Index of the table in the engine.
+  int32_t table = 0;
   VocabularyPolicy policy;
-  // The numbers of the vocabulary (locked_vocabulary.h). If `numbers_after`
-  // differs from the current numbers, the vocabulary has changed since.
+  // The numbers of the vocabulary (locked_vocabulary.h) before and after the
+  // change. If the current numbers differ from `numbers_after`, the vocabulary
+  // has changed again.
   std::vector<int64_t> numbers_before;
   std::vector<int64_t> numbers_after;
-  // Restores the state of the keys.
+  // Restores the keys, the last steps and the counts to the state before the
+  // change.
   std::function<void(const VocabularyState&)> restore;
-  // Rows that were assigned to other keys, and the previous values of these
-  // rows, as returned by `SaveRows`.
+  // The rows that were assigned to other keys, and the previous values of these
+  // rows, which `SaveRows` returned.
   std::vector<int64_t> overwritten;
   std::vector<tensorflow::Tensor> values;
-  // All rows that were modified.
+  // All rows that the change modified.
   std::vector<int64_t> touched;
 };
 
-// Stores `changes` in `engine` so that they can be undone. `forget_step`
-// removes the step of the changes from the engine. It is called first; if it
-// fails, nothing is changed. It may be empty.
+// Stores `changes` in `engine`, so that an op can undo them. The op first calls
+// `forget_step`, which removes the step of the changes from the engine. If
+// `forget_step` returns an error, the op changes nothing. `forget_step` may be
+// empty.
 //
 // The op that undoes the changes must have the same inputs `state`, `shards`
-// and `slots` as the op that made them. It fails, and changes nothing, if a
-// vocabulary has changed since.
+// and `slots` as the op that changed the vocabularies. If a vocabulary has
+// changed again, the op returns an error and changes nothing.
 void KeepChanges(EngineResource* engine, std::vector<KeptChange> changes,
                  std::function<Status()> forget_step);
 

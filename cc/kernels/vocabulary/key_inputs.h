@@ -1,4 +1,4 @@
-// Reads the inputs of a step whose ids are keys.
+// Reads the inputs of an op whose ids are keys.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_KEY_INPUTS_H_
@@ -13,8 +13,8 @@
 
 namespace layoutmap {
 
-// Reads views of `ids`, `splits`, `num_samples` and `weights`, by replica and
-// feature.
+// Reads the inputs `ids`, `splits`, `num_samples` and `weights`. Returns views
+// of them, indexed by replica and then by feature.
 absl::Status ReadKeyInputs(
     tensorflow::OpKernelContext* ctx, const EngineConfig& config,
     int32_t num_replicas,

@@ -1,4 +1,5 @@
-// The state of an open vocabulary in variables, with their locks held.
+// The state of an open vocabulary, which is stored in variables. The locks of
+// the variables are held.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_LOCKED_VOCABULARY_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_LOCKED_VOCABULARY_H_
@@ -20,31 +21,37 @@
 
 namespace layoutmap {
 
-// Indices into the int64 variable with the numbers of a vocabulary.
+// Indices into the int64 variable that contains the numbers of a vocabulary.
 enum VocabularyNumber {
-  kVocabularyStep,  // number of training steps so far
-  kKeyKind,         // KeyKind of its keys
-  kFirstCount,      // first of the eight VocabularyCounts, in order
+  // Number of training steps so far.
+  kVocabularyStep,
+  // The KeyKind of the keys.
+  kKeyKind,
+  // The first of the eight values of VocabularyCounts, in order.
+  kFirstCount,
   kNumVocabularyNumbers = kFirstCount + 8,
 };
 
-// Integer keys and hashed strings must not mix in one vocabulary, because the
-// hash of a string may be any integer.
+// The kind of the keys in a vocabulary. A vocabulary must not contain both
+// integer keys and hashed strings, because the hash of a string can equal any
+// integer.
 enum KeyKind { kNoKeysYet, kIntegerKeys, kStringKeys };
 
 // Returns the number of state variables of a vocabulary with `num_shards`
-// shards: the shards of keys, of last steps and of counts; the sketch and its
-// sums if keys are admitted by their count; and the numbers.
+// shards. The variables are the shards of the keys, of the last steps and of
+// the counts, the sketch and its sums (only if keys are admitted by count), and
+// the numbers.
 int NumStateVariables(const VocabularyPolicy& policy, int num_shards);
 
-// Reads a policy from the numbers [min_count, admission probability times 2^32,
-// half_life_steps, ttl_steps, fails_when_full, seed] at `numbers[first]`.
+// Reads a policy from six numbers that start at `numbers[first]`: min_count,
+// the admission probability multiplied by 2^32, half_life_steps, ttl_steps,
+// fails_when_full and seed.
 absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
                         const std::vector<int64_t>& numbers, size_t first,
                         VocabularyPolicy* policy);
 constexpr size_t kNumPolicyNumbers = 6;
 
-// Fails if `kind` differs from the kind of the earlier keys.
+// Returns an error if `kind` differs from the kind of the earlier keys.
 absl::Status CheckKeyKind(const std::string& table, Span<const int64_t> numbers,
                           KeyKind kind);
 // Returns the number of the next training step.
@@ -53,28 +60,30 @@ absl::Status NextVocabularyStep(const std::string& table,
 // Adds `counts` to the counts in `numbers`.
 void AddCounts(const VocabularyCounts& counts, Span<int64_t> numbers);
 
-// Neither copyable nor movable, because the state points to the partitions.
+// The variables of a vocabulary, with their locks. Objects cannot be copied or
+// moved, because the state points to the partitions.
 class LockedVocabulary {
  public:
   LockedVocabulary() = default;
   LockedVocabulary(const LockedVocabulary&) = delete;
   LockedVocabulary& operator=(const LockedVocabulary&) = delete;
 
-  // Reads the variables of `locked` from index `first` on. They must be locked
-  // exclusively. `bucket_offsets` are the offsets of the shards.
+  // Reads the variables in `locked` that start at index `first`. The variables
+  // must be locked exclusively. `bucket_offsets` are the offsets of the shards.
   absl::Status Make(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                     int first, const std::string& table,
                     const std::vector<int64_t>& bucket_offsets,
                     const VocabularyPolicy& policy);
 
-  // Fails if `kind` differs from the kind of the earlier keys.
+  // Returns an error if `kind` differs from the kind of the earlier keys.
   absl::Status CheckKind(KeyKind kind) const;
   // Returns the number of the next training step.
   absl::Status NextStep(int32_t* step) const;
 
-  // Records a step that has been applied.
+  // Records a training step after it was applied.
   void CountStep(int32_t step, KeyKind kind, const VocabularyCounts& counts);
-  // Records keys that were evicted outside of a step.
+  // Records keys that were evicted on request or because they had expired,
+  // without a step.
   void CountEvicted(int64_t num_evicted, int64_t num_expired);
 
   const std::string& table() const { return table_; }

@@ -1,4 +1,4 @@
-// Reads the attributes of tables with open vocabularies.
+// Reads the op attributes of tables with open vocabularies.
 
 #ifndef TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
 #define TF_LAYOUTMAP_KERNELS_VOCABULARY_OPEN_TABLE_SPECS_H_
@@ -16,13 +16,15 @@
 
 namespace layoutmap {
 
-// Attribute lists about open tables or their shards: which keys are admitted,
-// which are evicted, and the initial values of new rows.
+// Attribute lists with one element per table with an open vocabulary, or per
+// shard. They contain the admission and eviction policies and the initial
+// values of new rows.
 class OpenTableRules {
  public:
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
-  // Returns whether all lists are for `size` tables or shards.
+  // Returns whether all lists have the lengths that `size` tables or shards
+  // require.
   bool AreOf(size_t size) const;
 
   bool has_unknown_row(size_t i) const { return has_unknown_row_[i]; }
@@ -38,14 +40,16 @@ class OpenTableRules {
 };
 
 struct OpenTableSpec {
-  int32_t table = 0;  // index of the table in the engine
+  // Index of the table in the engine.
+  int32_t table = 0;
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;
   KeyKind kind = kNoKeysYet;
 };
 
-// Reads the specs. Fails if a list is not for as many tables as `open_tables`.
+// Reads the specs of all tables. Returns an error if a list does not have the
+// length that the tables in `open_tables` require.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
 

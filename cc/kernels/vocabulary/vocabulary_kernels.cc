@@ -1,4 +1,4 @@
-// Kernels that access one vocabulary outside of the engine's steps.
+// Kernels that access one vocabulary without running a step of the engine.
 
 #include <cstdint>
 #include <string>
@@ -113,7 +113,8 @@ class EvictKeysOp : public Kernel {
     change.numbers_after.assign(numbers.begin(), numbers.end());
     for (const KeyOfRow& one : evicted) change.touched.push_back(one.row);
     resource->changed().Note(table_, change.touched);
-    // The rows keep their values until they are assigned to other keys.
+    // Only the keys must be restored, because the rows have their values until
+    // they are assigned to other keys.
     change.restore = [evicted](const VocabularyState& state) {
       TakeBackEvicted(evicted, state);
     };
@@ -121,8 +122,8 @@ class EvictKeysOp : public Kernel {
   }
 
  private:
-  // The caller holds the locks of the vocabulary, so no step can assign a row
-  // in the meantime.
+  // Evicts the requested keys or the expired keys. The caller must hold the
+  // locks of the vocabulary, so that no step can assign a row during this call.
   absl::Status Evict(EngineResource& resource,
                      const LockedVocabulary& vocabulary,
                      Span<const int64_t> keys,

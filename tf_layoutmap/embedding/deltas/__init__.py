@@ -1,6 +1,6 @@
-"""Delta checkpoints: files with the changes of tables since a checkpoint.
+"""Delta checkpoints: files with the table rows that changed since a checkpoint.
 
-`writer.py` defines `DeltaWriter`, `apply.py` defines `apply_deltas`. `chain.py`
-reads and checks the deltas in a directory, `base.py` reads the checkpoint on
-which they are based.
+`writer.py` defines `DeltaWriter`, and `apply.py` defines `apply_deltas`.
+`chain.py` reads and checks the deltas in a directory. `base.py` reads the
+checkpoint on which the deltas are based.
 """

@@ -20,29 +20,32 @@ def apply_deltas(
 ) -> str:
     """Writes the full checkpoint that results from a base and its deltas.
 
-    The tables in it are bitwise identical to a checkpoint saved when the last
-    delta was written: rows, slot variables, and the keys of open vocabularies
-    after all admissions and evictions. All other variables are copied from the
-    base. All deltas are read and checked before anything is written. One
-    variable at a time is in memory.
+    The tables in the new checkpoint are bitwise identical to the tables in a
+    checkpoint that is saved when the last delta is written. This includes rows,
+    slot variables, and the keys of open vocabularies after all admissions and
+    evictions. All other variables are copied from the base. The function reads
+    and checks all deltas before it writes a file. The function holds only one
+    variable at a time in memory.
 
     Args:
       base: Prefix of the checkpoint that was passed to `tlm.DeltaWriter`.
       directory: Directory of the deltas.
-      target: Prefix of the new checkpoint. None means
-        `full-{sequence number}` in `directory`. An existing checkpoint is
-        replaced at the end; if the process is killed, either the old or the
-        new checkpoint is complete.
+      target: Prefix of the new checkpoint. By default `full-{sequence number}`
+        in `directory`. If a checkpoint with this prefix exists, the function
+        replaces it after the new checkpoint is complete. If the process is
+        killed, a complete checkpoint still exists: the old one or the new one.
 
     Returns:
-      `target`, for use with `tf.train.Checkpoint.restore`.
+      The prefix `target`, which a program can pass to
+      `tf.train.Checkpoint.restore`.
 
     Raises:
       ValueError: If a delta is missing, occurs twice, has another base, or is
-        truncated or modified, or if `target` is `base` or a delta, possibly
-        through a link. The message names the delta, and nothing is written.
+        truncated or modified. The function also raises this error if `target`
+        is `base` or a delta, directly or through a link. The message names the
+        delta, and no file is written.
       OSError: If `target` cannot be written, or another process is writing
-        it. In this case, an existing checkpoint is not changed.
+        `target`. After this error, an existing checkpoint is unchanged.
     """
     base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
     deltas = chain.read_deltas(directory, base)
@@ -75,7 +78,7 @@ def _tensors(
     base: str,
     deltas: list[chain.Delta],
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the key and value of each tensor in the full checkpoint."""
+    """Yields the key and the value of each tensor in the full checkpoint."""
     reader = base_file.open_checkpoint(base)
     tables = {}
     if deltas:

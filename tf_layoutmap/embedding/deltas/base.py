@@ -1,8 +1,8 @@
 """Reads tables from the base checkpoint and its deltas.
 
-`find_prefix` finds an embedding in the checkpoint, `read_variable` returns a
-variable after all deltas, and `differing_rows` compares it with the current
-variable.
+`find_prefix` finds an embedding in the checkpoint. `read_variable` returns the
+value of a variable after all deltas. `differing_rows` compares this value with
+the current variable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tf_layoutmap.vocabulary.state import shards_of
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
 ROWS = "rows"
-# Number of cells per block of the sketch, which counts keys without a row. A
-# step changes few cells, so deltas contain only the changed blocks.
+# Number of cells per block of the sketch. The sketch counts the lookups of keys
+# that have no row. A step changes few cells of the sketch, so deltas contain
+# only the changed blocks.
 SKETCH_CELLS = 16
 SKETCH_ROWS = "vocabulary_sketch_rows"
 
@@ -33,7 +34,7 @@ def open_checkpoint(base: str) -> Any:
     """Returns a reader of a checkpoint.
 
     Raises:
-      ValueError: If there is no such checkpoint.
+      ValueError: If there is no checkpoint with the prefix `base`.
     """
     try:
         return tf.train.load_checkpoint(base)
@@ -50,12 +51,13 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     Args:
       base: Prefix of the checkpoint.
       embedding: The `tlm.TPUEmbedding`.
-      root: The object that was saved. If None, the tables are identified only
-        by their names and shapes.
+      root: The object that was saved as the checkpoint. If None, the tables are
+        identified only by their names and shapes.
 
     Raises:
-      ValueError: If the checkpoint does not hold these tables, or holds them
-        several times and `root` is None.
+      ValueError: If the checkpoint does not contain the tables of `embedding`.
+        The function also raises this error if several embeddings in the
+        checkpoint match and `root` is None.
     """
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = open_checkpoint(base).get_variable_to_shape_map()
@@ -125,7 +127,7 @@ def read_variable(
     table: str,
     name: str,
 ) -> Array:
-    """Returns the value of a variable after deltas.
+    """Returns the value of a variable after all deltas are applied.
 
     Args:
       base: Reader of the base, from `open_checkpoint`.
@@ -146,7 +148,7 @@ def read_variable(
 
 
 def read_tensor(base: Any, key: str) -> Any:
-    """Returns a tensor of the base.
+    """Returns a tensor of the base checkpoint.
 
     Raises:
       ValueError: If the file is truncated or modified.
@@ -161,11 +163,11 @@ def read_tensor(base: Any, key: str) -> Any:
 
 
 def _apply_delta(value: Array, delta: Any, table: str, name: str) -> Array:
-    """Returns the value of a variable after one delta."""
+    """Applies one delta to the value of a variable, and returns the result."""
     changed = delta.get_tensor(f"{table}/{name}")
     if name in LANES:
         rows = delta.get_tensor(f"{table}/{ROWS}")
-        # The row that unknown keys share has no key.
+        # The last row, which all unknown keys share, has no entry in `value`.
         is_lane = rows < value.size
         value.reshape(-1)[rows[is_lane]] = changed[is_lane]
     elif name == state.SKETCH:
@@ -180,22 +182,24 @@ def _apply_delta(value: Array, delta: Any, table: str, name: str) -> Array:
 
 
 def has_rows(name: str) -> bool:
-    """Whether a variable of a table has a value for each of its rows."""
+    """Whether a variable has a value for each row of its table."""
     return name not in WHOLE
 
 
 def differing_rows(stored: Array, variable: Any) -> Array:
-    """Returns the indices of rows that are not bitwise equal, int64.
+    """Returns the int64 indices of all rows that are not bitwise equal.
 
     Args:
-      stored: Value in the files: `[num_rows, dim]`, or by bucket.
-      variable: Current variable, of the same shape.
+      stored: Value in the base and the deltas, `[num_rows, dim]`. Variables of
+        a vocabulary are `[num_buckets, lanes]`.
+      variable: Current variable, with the same shape as `stored`.
     """
     found, first = [], 0
     for shard in shards_of(variable):
         current = shard.numpy()
         rows = _bits(current) != _bits(stored[first : first + len(current)])
-        # In variables of a vocabulary, each lane of a bucket is a row.
+        # In a variable of a vocabulary, each element (lane of a bucket)
+        # represents a row of the table.
         is_lane = current.dtype in (np.int64, np.int32)
         different = rows.ravel() if is_lane else rows.any(1)
         found.append(

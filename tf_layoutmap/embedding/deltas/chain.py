@@ -1,9 +1,10 @@
 """Reads and checks the deltas in a directory.
 
-Each delta is a directory with `meta.json` and a checkpoint of its tensors. The
-directory only exists after all files have been written to disk. `meta.json`
-contains the checksums of the files, a checksum of itself, and the checksum of
-the previous delta. This module does not import TensorFlow.
+Each delta is a directory that contains `meta.json` and a checkpoint with the
+tensors of the delta. The writer creates the directory only after it has written
+all files to disk. `meta.json` contains the checksums of the files, a checksum
+of itself, and the checksum of the previous delta. This module does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import re
 from typing import Any
 
-# Format 2 is for deltas of several embeddings, where each table has a prefix.
+# A delta of several embeddings has format 2, with a prefix for each table.
 FORMATS = (1, 2)
 META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
@@ -25,19 +26,21 @@ _CHUNK_BYTES = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-    """Contents of `meta.json`: describes a delta and its predecessor.
+    """Contents of `meta.json`, which describes a delta and its predecessor.
 
     Attributes:
-      sequence: Number of the delta; the first delta of a base is 1.
+      sequence: Number of the delta. The first delta of a base has number 1.
       base: Fingerprint of the checkpoint on which the deltas are based.
-      prefix: Prefix of the keys of the tables' tensors in the base; empty if
-        the delta contains several embeddings.
-      previous: `seal()` of the previous delta; empty for the first delta.
-      tables: A dict for each table: `num_rows` is the number of changed rows,
-        and `variables` are the names of its variables. For an open vocabulary,
-        `from_step` and `to_step` are its training steps at the previous delta
-        and at this one. If the delta contains several embeddings, `table` and
-        `prefix` are the name and prefix of the table in the base.
+      prefix: Prefix of the tables' checkpoint keys in the base. Empty if the
+        delta contains several embeddings.
+      previous: The property `seal` of the previous delta, or an empty string
+        for the first delta.
+      tables: A dict for each table. `num_rows` is the number of changed rows,
+        and `variables` is a list of the names of the table's variables. For an
+        open vocabulary, `from_step` and `to_step` are its numbers of training
+        steps at the previous delta and at this delta. If the delta contains
+        several embeddings, `table` and `prefix` are the name and the prefix of
+        the table in the base.
       files: For each file: `num_bytes` and `sha256`.
     """
 
@@ -54,7 +57,7 @@ class Meta:
         return _seal(dataclasses.asdict(self))
 
     def in_base(self, table: str) -> tuple[str, str]:
-        """Returns prefix and name of a table in the base.
+        """Returns the prefix and the name of a table in the base.
 
         Args:
           table: Name of the table in `tables`.
@@ -82,7 +85,7 @@ def meta_from_json(text: str, where: str) -> Meta:
       where: Path of the file, for messages.
 
     Raises:
-      ValueError: If the text is truncated, modified or of another format.
+      ValueError: If the text is truncated, modified or in another format.
     """
     try:
         found = json.loads(text)
@@ -117,7 +120,7 @@ class Delta:
 
     Attributes:
       path: Directory of the delta.
-      meta: Contents of its `meta.json`.
+      meta: Contents of the file `meta.json` of the delta.
     """
 
     path: str
@@ -139,16 +142,16 @@ def directory_name(sequence: int) -> str:
 
 
 def read_deltas(directory: str, base: str) -> list[Delta]:
-    """Returns all deltas in a directory after verifying their checksums.
+    """Verifies the checksums of all deltas in a directory, and returns them.
 
     Args:
       directory: Directory of the deltas.
-      base: Prefix of the checkpoint on which they are based.
+      base: Prefix of the checkpoint on which the deltas are based.
 
     Raises:
-      ValueError: If a delta is missing, occurs twice, follows another base or
-        another delta, or has a truncated or modified file; the message names
-        the delta.
+      ValueError: If a delta is missing, occurs twice, has another base or
+        another predecessor, or contains a truncated or modified file. The
+        message names the delta.
     """
     if not os.path.isdir(directory):
         raise ValueError(
@@ -193,10 +196,11 @@ def read_deltas(directory: str, base: str) -> list[Delta]:
 def fingerprint(base: str) -> str:
     """Returns a checksum that identifies a checkpoint.
 
-    The function reads only the index, which contains a checksum of each tensor.
+    The function reads only the index file of the checkpoint, which contains a
+    checksum of each tensor.
 
     Raises:
-      ValueError: If there is no such checkpoint.
+      ValueError: If there is no checkpoint with this prefix.
     """
     try:
         return checksum(f"{base}.index")

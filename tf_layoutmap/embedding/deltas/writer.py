@@ -1,7 +1,7 @@
 """`DeltaWriter`: writes the changes of tables since a checkpoint as deltas.
 
-`WatchedTables` records the changes of one or several embeddings; `write_files`
-writes one delta.
+`WatchedTables` records the changes of one or several embeddings. `write_files`
+writes the files of one delta.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Array = np.ndarray[Any, Any]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """A table whose changes are written.
+    """A table whose changes are written to deltas.
 
     Attributes:
-      name: Name of the table in its embedding.
-      prefix: Prefix of the keys of its embedding's tensors in the base.
+      name: Name of the table in the embedding.
+      prefix: Prefix of the embedding's checkpoint keys in the base.
       variables: Variables of the table, by name.
     """
 
@@ -51,7 +51,7 @@ def embeddings_of(embedding: Any) -> list[Any]:
 
     Raises:
       TypeError: If `embedding` contains another object.
-      ValueError: If an embedding occurs twice, or there is none.
+      ValueError: If an embedding occurs twice, or `embedding` is an empty list.
       RuntimeError: If an embedding is not built, or is on a TPU.
     """
     given = embedding if isinstance(embedding, list | tuple) else [embedding]
@@ -87,13 +87,14 @@ class WatchedTables:
     """Record of the rows that are written to the tables of embeddings.
 
     Attributes:
-      has_several_embeddings: Whether there are several embeddings.
-      tables: Tables by their names in a delta: the name of the table, after
-        the prefix of its embedding if there are several embeddings.
+      has_several_embeddings: Whether more than one embedding is recorded.
+      tables: Tables by name. The names are the names of the tables in a delta.
+        If there are several embeddings, the prefix of the embedding precedes
+        the name of the table.
     """
 
     def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
-        """Starts to record. Earlier records of these embeddings become invalid.
+        """Starts to record, and invalidates earlier records.
 
         Args:
           embeddings: Return value of `embeddings_of`.
@@ -118,7 +119,7 @@ class WatchedTables:
             backend.flush()
 
     def check_replaced(self) -> bool:
-        """Returns whether all values may have changed since the last call."""
+        """Returns whether all rows may have changed since the last call."""
         before, self._num_replaced = (
             self._num_replaced,
             self._count_replaced(),
@@ -131,8 +132,8 @@ class WatchedTables:
         Args:
           also: Additional rows to copy, by table.
           found: Dict to which the changes of each table are added. If the copy
-            of one embedding raises an error, the dict contains the changes of
-            the embeddings that were copied before.
+            of an embedding raises an error, the dict still contains the changes
+            of all embeddings that were copied earlier.
 
         Raises:
           RuntimeError: See `EngineChanges.take`.
@@ -152,14 +153,16 @@ class WatchedTables:
 
 
 class DeltaWriter:
-    """Writer of the changes in the tables of an embedding since a checkpoint.
+    """A writer of the changes of an embedding's tables since a checkpoint.
 
     A delta contains the rows of the table and of its slot variables that were
-    written since the previous delta. For an open vocabulary, it also contains
-    the keys, steps and counts of these rows; the empty key replaces an evicted
-    key. `tlm.apply_deltas` writes a full checkpoint from the base and its
-    deltas. The tables in it are bitwise identical to the tables in a regular
-    checkpoint.
+    written since the previous delta. For an open vocabulary, the delta also
+    contains the keys, steps and counts of these rows. For an evicted key, the
+    delta contains the empty key.
+
+    `tlm.apply_deltas` writes a full checkpoint from the base and its deltas.
+    The tables in the full checkpoint are bitwise identical to the tables in a
+    regular checkpoint.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -181,14 +184,15 @@ class DeltaWriter:
     >>> full = tlm.apply_deltas(base, where + "/deltas")
     >>> _ = tf.train.Checkpoint(embedding=embedding).restore(full)
 
-    Rows that are changed by steps, evictions and restores are recorded
-    automatically. After user code assigns to a table, the next call must be
-    `write(compare=True)`.
+    The writer automatically records all rows that steps, evictions and restores
+    change. If user code assigns values to a table, the next call of `write`
+    must be `write(compare=True)`.
 
-    An embedding has one writer at a time: `write` of an earlier writer raises.
-    After a restart, a program restores the checkpoint that `apply_deltas`
-    returns, and creates a writer with the same base and directory. This writer
-    continues the sequence of deltas.
+    An embedding can have only one writer at a time. After a program creates
+    another writer, the method `write` of the earlier writer raises an error.
+    After a restart, the program restores the checkpoint that `apply_deltas`
+    returns, and creates a writer with the same base and directory. The new
+    writer continues the sequence of deltas.
     """
 
     def __init__(
@@ -201,30 +205,32 @@ class DeltaWriter:
     ):
         """Compares the tables with the base and existing deltas.
 
-        Rows that differ are written with the next delta. The comparison
-        requires memory for a second copy of one variable at a time. Base and
+        The next delta contains all rows that differ. The comparison requires
+        memory for a second copy of one variable at a time. The base and the
         deltas must be on a local file system.
 
         Args:
-          embedding: A `tlm.TPUEmbedding` that is built, a
-            `tlm.layers.TPUEmbedding`, a `tlm.layers.ShardedEmbedding` with an
-            open vocabulary, or a list of these. All changes in a list are
-            written to the same deltas. A delta is atomic for each embedding,
-            but not across embeddings.
-          directory: Directory of the deltas, which is created if it does not
-            exist.
+          embedding: A built `tlm.TPUEmbedding`, a `tlm.layers.TPUEmbedding`, a
+            `tlm.layers.ShardedEmbedding` with an open vocabulary, or a list of
+            these objects. If `embedding` is a list, each delta contains the
+            changes of all embeddings in the list. A delta is a consistent
+            snapshot of each embedding, but different embeddings in a delta can
+            be at different steps.
+          directory: Directory of the deltas. The writer creates the directory
+            if it does not exist.
           base: Prefix of a checkpoint that holds the embedding.
           root: The object that was saved as `base`, such as the
-            `tf.train.Checkpoint`. Required if the base holds several tables
-            with the same name and shape.
+            `tf.train.Checkpoint`. `root` is required if the base contains
+            several tables with the same name and shape.
 
         Raises:
-          TypeError: If `embedding` is of another type.
-          ValueError: If the base does not hold these tables, or the directory
-            has deltas of another base or of other tables, or a truncated or
+          TypeError: If `embedding` has another type.
+          ValueError: If the base does not contain the tables of `embedding`.
+            The constructor also raises this error if the directory contains
+            deltas of another base, deltas of other tables, or a truncated or
             modified delta.
           RuntimeError: If the embedding is not built, or is on a TPU.
-          NotImplementedError: Under a strategy of several processes.
+          NotImplementedError: If the strategy has several processes.
         """
         self._directory = os.fspath(directory)
         self._base = checkpoint_files.prefix_of(base)
@@ -245,9 +251,10 @@ class DeltaWriter:
             1, thread_name_prefix="tlm-deltas"
         )
         self._writing: futures.Future[Delta] | None = None
-        # Rows to write in addition to the recorded rows, by table.
+        # Rows that the next delta must contain in addition to the recorded
+        # rows, by table.
         self._extra_rows: dict[str, Array] = {}
-        # The sketch and the step of each table in the last delta.
+        # The sketch and the training step of each table at the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
         self._watched = WatchedTables(embeddings, prefixes)
@@ -265,7 +272,7 @@ class DeltaWriter:
 
     @property
     def deltas(self) -> list[Delta]:
-        """The deltas that were written completely, in the order of writing."""
+        """All complete deltas, in the order in which they were written."""
         return list(self._deltas)
 
     def write(
@@ -276,25 +283,27 @@ class DeltaWriter:
     ) -> Delta | None:
         """Writes the changes since the previous delta.
 
-        The method first applies a pending pipelined update. It then copies the
-        changed rows in memory, atomically; steps wait during this copy. The
-        files are written after the copy.
+        The method first applies a pending pipelined update. Then the method
+        copies the changed rows in memory. No step runs during this copy. After
+        the copy, steps can run again while the method writes the files.
 
         Args:
-          wait: Whether to wait until the files are written. If False, a thread
-            writes them. The next call of `write` or `finish` raises the error
-            of the thread, if any. In this case, the next delta contains the
-            rows that were not written.
-          compare: Whether to compare all rows with base and deltas, as in
-            the constructor. Required after user code assigned to a table.
+          wait: Whether to wait until the files are written. If False, a
+            background thread writes the files. If the thread fails, the next
+            call of `write` or `finish` raises its error, and the next delta
+            contains the rows that the thread could not write.
+          compare: Whether to compare all rows with the base and the deltas, as
+            in the constructor. Must be True if user code has assigned values to
+            a table.
 
         Returns:
-          The delta; None if it is still being written.
+          The delta, or None if the background thread is still writing the
+          delta.
 
         Raises:
-          RuntimeError: If another writer has been created for the embedding,
-            or a vocabulary was resized. In the latter case, create a new
-            writer with a new base.
+          RuntimeError: If another writer has been created for the embedding, or
+            a vocabulary was resized. After a resize, create a new base and a
+            new writer.
           OSError: If the delta cannot be written.
         """
         if not tf.executing_eagerly():
@@ -307,7 +316,8 @@ class DeltaWriter:
         try:
             self._watched.take(self._extra_rows, found)
         finally:
-            # `_write` clears these rows after it has written them to disk.
+            # `_write` clears `_extra_rows` after it has written these rows to
+            # disk.
             self._extra_rows.update(
                 {table: one.rows for table, one in found.items()}
             )
@@ -315,14 +325,14 @@ class DeltaWriter:
         return self.finish() if wait else None
 
     def finish(self) -> Delta | None:
-        """Waits until the thread has written its delta.
+        """Waits until the background thread has written the delta.
 
         Returns:
-          The delta; None if no delta was being written.
+          The delta that the thread wrote, or None if the thread was idle.
 
         Raises:
-          OSError: If the delta could not be written. The next delta then
-            contains its rows.
+          OSError: If the thread could not write the delta. The next delta then
+            contains the rows of the failed delta.
         """
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
@@ -372,7 +382,7 @@ class DeltaWriter:
         return delta
 
     def _compare(self) -> None:
-        """Adds the rows that differ from base and deltas to `_extra_rows`."""
+        """Adds all rows that differ from the files to `_extra_rows`."""
         for table, one in self._watched.tables.items():
             rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
             rows += [
@@ -383,7 +393,7 @@ class DeltaWriter:
             self._extra_rows[table] = np.unique(np.concatenate(rows))
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
-        """Raises a ValueError if existing deltas are of other tables."""
+        """Raises a ValueError if existing deltas contain other tables."""
         if before.keys() != self._watched.tables.keys():
             raise ValueError(
                 "All deltas in a directory must be of the same tables. The "
@@ -393,7 +403,7 @@ class DeltaWriter:
             )
 
     def _stored(self, table: str, name: str) -> Array:
-        """Returns the value of a variable in base and deltas."""
+        """Reads the value of a variable from the base and the deltas."""
         of_base = self._watched.tables[table]
         key = of_base.prefix + checkpointing.key_of(
             base_file.ATTRIBUTE, of_base.name, name
@@ -416,8 +426,8 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
 
 
-# Prefix of the names of directories in which deltas are being written. Such a
-# name is not a number, so `chain.read_deltas` ignores the directory.
+# Prefix of the directory names of incomplete deltas. A name with this prefix is
+# not a number, so `chain.read_deltas` ignores the directory.
 _STAGING_PREFIX = ".writing-"
 
 
@@ -435,14 +445,14 @@ def write_files(
     tensors: Mapping[str, np.ndarray[Any, Any]],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
-    """Writes a delta to a staging directory, syncs it and renames it.
+    """Writes a delta to a staging directory, and then renames the directory.
 
     Args:
       directory: Directory of all deltas.
       sequence: Number of the delta.
       tensors: Tensors of the delta, by name.
-      make_meta: Function that takes the attribute `files` of `Meta` and
-        returns the `Meta` of the delta.
+      make_meta: Function that takes a value for the attribute `files` of
+        `Meta`, and returns the `Meta` of the delta.
 
     Raises:
       OSError: If the delta cannot be written, or a delta with this number

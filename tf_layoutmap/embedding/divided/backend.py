@@ -1,11 +1,14 @@
 """The backend of `TPUEmbedding` for tables that are sharded over processes.
 
-Each process owns one shard of each table, and has an engine for the steps of
-all replicas on its rows. A replica requests rows from their owners, combines
-them, and sends each owner the gradients of the activations that use the owner's
-rows. The engine of the owner receives batches that contain only the ids of its
-rows, with their gains. Therefore gradients are summed in the same order as in
-one process with the same number of replicas.
+Each process owns one shard of each table. The engine of a process applies the
+steps of all replicas to the rows of this process.
+
+A replica requests rows from the processes that own the rows, and combines the
+rows. Later, the replica sends each owner the gradients of the activations that
+use the owner's rows. The engine of an owner receives batches that contain only
+ids of its own rows. Each id has a gain. The gain is the factor with which the
+row of the id contributes to an activation. Therefore gradients are summed in
+the same order as in one process with the same number of replicas.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ from tf_layoutmap.embedding.spec import config
 
 
 class DividedLookup(NamedTuple):
-    """A lookup that may receive gradients.
+    """An open lookup, which can receive gradients.
 
     Attributes:
-      opened: Lookup in the engine of this process, with a token per replica.
-      step: The step whose rows and gradients the processes exchange.
+      opened: For each replica, the open lookup in the engine of this process.
+      step: State of the step in which the processes exchange rows and
+        gradients.
     """
 
     opened: list[OpenLookup]
@@ -40,7 +44,7 @@ class DividedLookup(NamedTuple):
 
 
 class DividedEngine(HostEngine):
-    """An engine that runs the steps of all replicas on this process's rows."""
+    """An engine that applies the steps of all replicas to its local rows."""
 
     def __init__(
         self,
@@ -60,10 +64,10 @@ class DividedEngine(HostEngine):
           group: The processes.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
-          order: Order of summing gradients, `"exact"` or `"folded"`.
+          order: Order of gradient summation, `"exact"` or `"folded"`.
 
         Raises:
-          ValueError: If a table does not support the order.
+          ValueError: If the optimizer of a table does not support the order.
         """
         self._group = group
         local_variables = {
@@ -109,7 +113,7 @@ class DividedEngine(HostEngine):
 
     @property
     def restores(self) -> multi_process.RestoreCounter:
-        """The number of checkpoints that this process has restored."""
+        """Counter of the checkpoints that this process has restored."""
         return self._exchange.restores
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
@@ -177,8 +181,8 @@ class DividedEngine(HostEngine):
                 zip(lookup.opened, received)
             )
         ]
-        # All of these ops must run in order. The marks of the other replicas
-        # are returned in their own processes.
+        # The control dependency makes the ops of all replicas run. Each process
+        # returns only the mark of its own replica.
         with tf.control_dependencies(marks):
             return tf.identity(marks[replica])
 
@@ -188,7 +192,7 @@ class DividedEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the marks of replicas in all processes.
+        """Applies the gradients that the marks of all replicas represent.
 
         All processes use the hyperparameters of the last replica.
         """
@@ -206,8 +210,9 @@ class DividedEngine(HostEngine):
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of this process."""
         counts = super().describe()
-        # The engine counts the ids that an owner receives. These are not the
-        # counts of the features of a batch.
+        # The engine counts the ids that this process receives as an owner of
+        # rows. These counts differ from the counts of the ids in a batch, so
+        # the result does not contain these counts.
         del counts["features"]
         return counts
 
@@ -217,7 +222,7 @@ def _local_spec(
     local_variables: dict[str, dict[str, Any]],
     features: tuple[config.FeatureSpec, ...],
 ) -> config.EmbeddingSpec:
-    """Returns the spec of a process's engine: its rows, and ids with gains."""
+    """Returns the spec of the engine of one process, for its local rows."""
     return dataclasses.replace(
         spec,
         tables=tuple(
@@ -238,7 +243,7 @@ def _local_spec(
 
 
 class DividedBackend(HostBackend):
-    """A `HostBackend` whose process has one shard of each table."""
+    """A backend in which each process stores one shard of each table."""
 
     is_divided: ClassVar[bool] = True
 
@@ -257,9 +262,9 @@ class DividedBackend(HostBackend):
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, a table has an open
-            vocabulary, or a process has several devices.
-          ValueError: If there is a partitioner.
+          NotImplementedError: If `is_pipelined` is True, if a table has an open
+            vocabulary, or if a process has several devices.
+          ValueError: If `partitioner` is not None.
         """
         if spec.has_open_tables:
             raise NotImplementedError(
@@ -298,7 +303,7 @@ class DividedBackend(HostBackend):
         return self._tables.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Creates the engine over the variables."""
+        """Creates an engine that reads and updates the variables."""
         self._variables = variables
         self.engine = DividedEngine(
             self._shapes.fix_spec(),
@@ -320,6 +325,6 @@ class DividedBackend(HostBackend):
         )
 
     def note_restore(self) -> None:
-        """Counts a restore, which all processes must perform."""
+        """Counts a restore. All processes must restore the same checkpoints."""
         assert isinstance(self.engine, DividedEngine)
         self.engine.restores.add_one()

@@ -1,19 +1,19 @@
-"""The messages that processes exchange in a step on sharded tables.
+"""The messages that processes exchange in a step with sharded tables.
 
-`StepExchange` requests rows from their owners and sends gradients to them. The
-order in which the gradients of a row are summed determines the messages:
+`StepExchange` requests rows from the processes that own the rows, and sends
+gradients to these processes. The contents of the messages depend on the order
+in which the gradients of a row are summed:
 
-exact    Messages contain ids with their gains, and gradients of activations. An
-         owner sums the contributions of all replicas in the order feature,
-         replica, sample, position, like one process with the same number of
-         replicas.
-folded   Each replica sums the gradients of each of its unique rows, and sends
-         one gradient per unique row. An owner adds the sums of the replicas,
-         so the order differs from "exact".
+exact Messages contain ids with their gains, and gradients of activations. An
+owner sums the contributions of all replicas in the order of a single process:
+by feature, replica, sample and position. folded Each replica sums the gradients
+of each of its unique rows, and sends
+         one gradient per unique row. An owner adds the sums of the replicas, so
+         the summation order differs from "exact".
 
-`StepsInFlight` holds the steps of one embedding between `enqueue` and
-`apply_gradients`. The state of a step consists of tensors of the traced
-function.
+`StepsInFlight` stores the steps of one embedding between `enqueue` and
+`apply_gradients`. The state of a step consists of tensors in the graph of the
+traced function.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Step:
 
     Attributes:
       plan: Output `plan` of the op `PlanExchange`.
-      requests: Requests for rows of this process, by requesting process.
-      sizes: `[processes, processes, 4]` int64 tensor with the sizes that
-        `PlanExchange` returned, by sender and owner.
-      num_samples: One `[num_features]` int64 tensor per process, with the
-        numbers of activations whose gradients this process receives from it.
+      requests: For each process, the request that it has sent to this process.
+      sizes: `[processes, processes, 4]` int64 tensor. Element `[i, j]` contains
+        the sizes that `PlanExchange` returned in process `i` for owner `j`.
+      num_samples: For each process, an `[num_features]` int64 tensor. The
+        tensor contains, for each feature, the number of gradients that this
+        process receives from the other process.
     """
 
     plan: tf.Tensor
@@ -64,26 +65,28 @@ class StepsInFlight(steps.StepQueues[Step]):
         )
 
 
-# Columns of `sizes` of `PlanExchange`, which has a row per pair of processes.
+# Columns of the output `sizes` of `PlanExchange`. The output `sizes` has a row
+# for each pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Number of 4-byte words before the rows in the message of an owner, and before
-# the type and the row counts in a message of `FoldGradients`.
+# Sizes of headers in 4-byte words: before the rows in the reply of an owner,
+# and before the type and the row counts in a message of `FoldGradients`.
 _FETCHED_HEADER = 2
 _APPLY_HEADER = 8
 
 
 class Order(Protocol):
-    """The interface of the orders of summing gradients.
+    """The interface of `Exact` and `Folded`, the orders of gradient summation.
 
     Attributes:
-      sends_contributions: Whether owners receive ids with their gains.
+      sends_contributions: Whether owners receive the id and the gain of each
+        contribution to an activation.
     """
 
     sends_contributions: bool
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns the features of the engine of an owner."""
+        """Returns the features of an owner's engine."""
         ...
 
     def read(
@@ -91,10 +94,11 @@ class Order(Protocol):
         request: tf.Tensor,
         contributions: tf.Tensor,
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
-        """Reads the message of a process, for an `enqueue` of its replica.
+        """Converts the message of a process to inputs for the owner's engine.
 
         Returns:
-          The inputs to enqueue, and the int64 number of samples per feature.
+          The inputs for `enqueue`, and an int64 tensor with the number of
+          samples of each feature.
         """
         ...
 
@@ -103,7 +107,7 @@ class Order(Protocol):
         step: Step,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the gradients of a step that are sent to each owner.
+        """Returns the gradients that a step sends to each owner.
 
         Args:
           step: The step.
@@ -111,18 +115,18 @@ class Order(Protocol):
             activations.
 
         Returns:
-          A vector of floats for each owner, and the sizes of these vectors by
-          sender and owner.
+          A vector of floats for each owner, and an int64 tensor with the sizes
+          of these vectors by sender and owner.
         """
         ...
 
     def num_skipped(self) -> int:
-        """Returns the number of floats before the gradients for this owner."""
+        """Returns the number of floats before the gradients in a message."""
         ...
 
 
 class Exact:
-    """The order that sends all contributions without summing them."""
+    """The order in which a replica sends all gradients without summing them."""
 
     sends_contributions = True
 
@@ -132,7 +136,7 @@ class Exact:
         self._num_owners = num_owners
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
-        """Returns all features as non-sequences, because gains suffice."""
+        """Returns all features, with their sequence lengths set to 0."""
         return tuple(
             dataclasses.replace(one, max_sequence_length=0)
             for one in self._spec.features
@@ -143,7 +147,7 @@ class Exact:
         request: tf.Tensor,
         contributions: tf.Tensor,
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
-        """Reads contributions; see `Order`."""
+        """Converts ids and gains to inputs of the engine; see `Order`."""
         del request
         batch = ops.read_contributions(
             words=contributions, num_features=len(self._spec.features)
@@ -163,7 +167,7 @@ class Exact:
         step: Step,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns gradients of activations; see `Order`."""
+        """Returns the gradients of activations by owner; see `Order`."""
         return ops.split_gradients(
             plan=step.plan,
             gradients=list(gradients),
@@ -176,7 +180,7 @@ class Exact:
 
 
 class Folded:
-    """The order that sends one summed gradient per unique row."""
+    """The order in which a replica sends one summed gradient per unique row."""
 
     sends_contributions = False
 
@@ -193,11 +197,12 @@ class Folded:
           spec: Tables and features.
           num_owners: Number of processes.
           rank: Index of this process.
-          num_shards: Number of shards of each table. If it is below the number
-            of processes, only the first processes have a shard.
+          num_shards: Number of shards of each table. If a table has fewer
+            shards than there are processes, only the first processes have a
+            shard.
 
         Raises:
-          ValueError: If an optimizer applies each gradient separately.
+          ValueError: If an optimizer applies each gradient of a row separately.
         """
         for table in spec.tables:
             if table.optimizer and not table.optimizer.accumulates:
@@ -212,7 +217,8 @@ class Folded:
         self._rank = rank
         self._num_shards = num_shards
         # `FoldGradients` requires hyperparameters, but the sums do not depend
-        # on them. The hyperparameters of the update are sent separately.
+        # on their values. `StepExchange` sends the hyperparameters of the
+        # update separately.
         self._hyperparameters = [
             [1.0, *one.optimizer.constants] if one.optimizer else []
             for one in spec.tables
@@ -230,7 +236,7 @@ class Folded:
         request: tf.Tensor,
         contributions: tf.Tensor,
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
-        """Reads the unique rows of a request; see `Order`."""
+        """Converts the unique rows of a request to inputs; see `Order`."""
         del contributions
         has_rows = [self._rank < one for one in self._num_shards]
         count = sum(has_rows)
@@ -260,7 +266,7 @@ class Folded:
         step: Step,
         gradients: Sequence[tf.Tensor],
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the sums of gradients; see `Order`."""
+        """Returns the summed gradients by owner; see `Order`."""
         fetched = step.sizes[:, :, FETCHED]
         messages = ops.fold_gradients(
             plan=step.plan,
@@ -269,7 +275,8 @@ class Folded:
                 tf.constant(one, tf.float32) for one in self._hyperparameters
             ],
             token=tf.constant([0, -1, 0], tf.int64),
-            # The op reads only the sizes of these tensors.
+            # The op uses only the sizes of these tensors, so their values are
+            # zeros.
             fetched=[
                 tf.zeros([4 * fetched[self._rank, owner]], tf.uint8)
                 for owner in range(self._num_owners)
@@ -283,9 +290,10 @@ class Folded:
                 tf.int64,
             )
         )
-        # Only hyperparameters and gradients are sent. The row numbers that
-        # follow them in a message are omitted, because an owner has received
-        # them in the request.
+        # The process sends only the hyperparameters and the gradients of a
+        # message. The process omits the row numbers that follow the gradients,
+        # because the owner has already received these row numbers in the
+        # request.
         return [
             _floats(
                 one,
@@ -301,7 +309,7 @@ class Folded:
         ], sizes
 
     def num_skipped(self) -> int:
-        """Returns the number of hyperparameters of this process's tables."""
+        """Returns the number of hyperparameters that precede the gradients."""
         return self._num_constants(self._rank)
 
     def _num_constants(self, owner: int) -> int:
@@ -313,7 +321,7 @@ class Folded:
 
 
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
-    """Converts an int32 vector, which `_words` has returned, back to bytes."""
+    """Converts an int32 vector that `_words` returned back to bytes."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
 
 
@@ -324,17 +332,17 @@ def _floats(message: tf.Tensor, first: int, size: tf.Tensor) -> tf.Tensor:
     )
 
 
-# Size of the variable `applied`, which `FetchRows` requires and which is not
-# used by this backend.
+# Size of the variable `applied`. The op `FetchRows` requires this variable, but
+# this backend does not use its value.
 _APPLIED_SIZE = 2054
 
-# Maximum number of code points of an error message that is sent to the other
-# processes.
+# Maximum number of code points in an error message that a process sends to the
+# other processes.
 _MESSAGE_SIZE = 400
 
 
 class StepExchange:
-    """The exchange of requests, rows and gradients with the owners of rows.
+    """An exchange of requests, rows and gradients between processes.
 
     Attributes:
       restores: Counter of the checkpoints that this process has restored.
@@ -355,7 +363,7 @@ class StepExchange:
 
         Args:
           spec: Features and unsharded tables.
-          local_spec: Tables and features of the engine of this process.
+          local_spec: Tables and features of this process's engine.
           variables: Variables that `DividedTables` created.
           group: The processes.
           order: Order in which the gradients of a row are summed.
@@ -399,16 +407,19 @@ class StepExchange:
         training: Any,
         features: engine.StepInputs,
     ) -> tuple[Step, list[tf.Tensor], list[Any]]:
-        """Sends the owners of rows the requests of this replica.
+        """Sends the requests of this replica to the owners of the rows.
 
         Args:
-          training: Whether gradients will follow.
+          training: Whether the step receives gradients.
           features: Batch of this replica.
 
         Returns:
-          A tuple of three elements: the step; a list that contains, for each
-          process, whether it trains; and a list that contains, for each
-          process, the part of its batch that uses rows of this process.
+          A tuple of three elements:
+
+          - The step.
+          - A list that states for each process whether it trains.
+          - A list that contains for each process the part of its batch that
+            uses rows of this process.
         """
         group = self._group
         with tf.device(embedding_tables.HOST):
@@ -465,7 +476,7 @@ class StepExchange:
         return step, of_training, inputs
 
     def fetch(self, step: Step) -> list[tf.Tensor]:
-        """Returns the activations of a batch from rows that owners send."""
+        """Fetches the rows of a batch, and returns the activations."""
         with_rows = [
             one
             for one in zip(self._local_spec.tables, self._tables)
@@ -492,8 +503,9 @@ class StepExchange:
                     if specs
                     else tf.zeros([2], tf.int32)
                 )
-        # Rows are sent from owners to requesting processes, so the sizes by
-        # requesting process and owner are transposed.
+        # In `sizes`, the first axis is the requesting process and the second
+        # axis is the owner. `exchange` expects the sender first. Owners send
+        # the rows, so the axes are swapped.
         received = self._group.exchange(
             fetched, tf.transpose(step.sizes[:, :, FETCHED])
         )
@@ -516,11 +528,13 @@ class StepExchange:
           step: Step of the lookup.
           gradients: One gradient per feature, with the shape of its
             activations.
-          hyperparameters: Vectors that are sent with the gradients.
+          hyperparameters: Vectors that are sent in the same messages as the
+            gradients.
 
         Returns:
-          The gradients for the rows of this process, by process and feature,
-          and the hyperparameters of the last replica.
+          A tuple of two elements: the gradients for the rows of this process,
+          by sending process and feature, and the hyperparameters of the last
+          replica.
         """
         with tf.device(embedding_tables.HOST):
             values, sizes = self._order.values(step, gradients)
@@ -564,7 +578,8 @@ def _check_errors(
         )
         first = tf.argmax(is_bad)
         points = tf.gather(points, first)
-        # An assertion would print a backslash before each quote.
+        # Single quotes are removed, because the message of an assertion would
+        # show a backslash before each single quote.
         message = tf.strings.regex_replace(
             tf.strings.unicode_encode(
                 tf.boolean_mask(points, points > 0), "UTF-8"
@@ -589,12 +604,12 @@ def _check_errors(
 
 
 def _words(message: tf.Tensor) -> tf.Tensor:
-    """Returns bytes as int32 words, which collectives support."""
+    """Converts bytes to int32 words, because collectives support int32."""
     return tf.bitcast(tf.reshape(message, [-1, 4]), tf.int32)
 
 
 def split_vector(values: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
-    """Splits a vector into vectors of known sizes."""
+    """Splits a vector into vectors with known shapes."""
     return (
         [
             tf.ensure_shape(part, shape)

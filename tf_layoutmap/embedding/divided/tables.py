@@ -1,16 +1,19 @@
 """Tables that are sharded over processes, with collectives and checkpoints.
 
 In each process, `DividedTable` holds the rows of one shard. `Group` exchanges
-vectors of unequal sizes between the processes. It uses TensorFlow's
+vectors of unequal sizes between the processes. `Group` uses TensorFlow's
 collectives, which are not part of the public strategy API. The all-to-all
-collective sends blocks of equal size, so the processes exchange the sizes
-first, and all blocks are padded to the largest one.
+collective requires blocks of equal size. Therefore `Group` pads all blocks to
+the size of the largest block, and its callers exchange the sizes first.
 
-`save` writes a checkpoint without having all rows in memory. TensorFlow's saver
-reads the values of all tensors before it writes the first one. Therefore `save`
-lets TensorFlow write all other tensors to a temporary file first. Then the
-processes send their rows to the first process, which writes them to several
-files, and TensorFlow merges all files into one checkpoint.
+`save` writes a checkpoint, and does not hold all rows in memory. TensorFlow's
+saver reads the values of all tensors before it writes the first tensor.
+Therefore `save` works in three steps:
+
+- TensorFlow's saver writes all other tensors to a temporary file.
+- All processes send their rows to the first process, which writes these rows to
+  several files.
+- TensorFlow merges all files into one checkpoint.
 """
 
 from __future__ import annotations
@@ -31,8 +34,9 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# Timeout of collectives. It is long enough for another process to write a
-# checkpoint. A dead process is detected earlier, because its connection closes.
+# Timeout of collectives. A process can wait this long while another process
+# writes a checkpoint. If a process dies, its connection closes, and the other
+# processes detect this before the timeout.
 TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
@@ -61,7 +65,7 @@ class Group:
                 'have one replica. Received: "sharded" with the devices '
                 f"{strategy.extended.worker_devices}."
             )
-        # Strategies have no attribute for the index of the process.
+        # Strategies do not have an attribute for the index of the process.
         self.rank = int(
             strategy.run(
                 lambda: (
@@ -74,8 +78,8 @@ class Group:
         """Returns the tensors of all processes, concatenated along axis 0.
 
         Args:
-          tensor: Tensor of this process. Its shape must be equal in all
-            processes.
+          tensor: Tensor of this process. All processes must pass tensors with
+            the same shape.
         """
         launcher = self._launcher
         with tf.device(tf_private.device_of_collectives(launcher)):
@@ -93,12 +97,13 @@ class Group:
         """Sends a block to each process, and returns the received blocks.
 
         Args:
-          blocks: Vector of float32, int32 or uint32 for each process.
+          blocks: One vector of float32, int32 or uint32 for each receiving
+            process.
           sizes: `[size, size]` int64 sizes of the blocks by sender and
             receiver. The tensor must be equal in all processes.
 
         Returns:
-          The block that each process has sent to this one.
+          For each process, the block that it has sent to this process.
         """
         dtype = blocks[0].dtype
         largest = tf.maximum(tf.reduce_max(sizes), 1)
@@ -125,17 +130,18 @@ class Group:
         ]
 
 
-# Number of bytes that the first process collects in memory before it writes
-# them to a file. The C library does not return all of this memory to the
-# system: with files of 128 MiB, the process was 300 MB larger after its first
-# save.
+# Number of bytes that the first process collects in memory before it writes a
+# file. The value is small because the C library does not return all of this
+# memory to the system. With files of 128 MiB, the process used 300 MB more
+# memory after its first save than before.
 PART_BYTES = 1 << 25
-# Maximum number of files of a checkpoint. Very large tables have larger files.
+# Maximum number of files of a checkpoint. If the tables do not fit into this
+# number of files with `PART_BYTES` each, the files become larger.
 _MOST_PARTS = 256
 
 
 class GatherableTable(Protocol):
-    """A table whose rows all processes send to the first one.
+    """A table whose rows can be gathered in the first process.
 
     Attributes:
       dtype: Dtype of the stored rows.
@@ -146,7 +152,7 @@ class GatherableTable(Protocol):
     shape: tf.TensorShape
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields the first row of each block, and its values."""
+        """Yields the index of the first row and the values of each block."""
         ...
 
     def slice_spec(self, first: int, count: int) -> str:
@@ -155,10 +161,11 @@ class GatherableTable(Protocol):
 
 
 class _PendingTables(threading.local):
-    """The tables that this thread's `save` writes after all other tensors.
+    """The tables that `save` in this thread writes after all other tensors.
 
     Attributes:
-      tables: List of tables and keys; None if no `save` is running.
+      tables: List of tables and their checkpoint keys. None if this thread does
+        not run `save`.
     """
 
     tables: list[tuple[GatherableTable, str]] | None = None
@@ -172,10 +179,10 @@ def register_table(table: GatherableTable, key: str) -> bool:
 
     Args:
       table: The table.
-      key: Name of its tensor in the checkpoint.
+      key: Name of the table's tensor in the checkpoint.
 
     Returns:
-      Whether the table is registered. False if this thread runs no `save`.
+      Whether the table is registered. False if this thread does not run `save`.
     """
     if _pending.tables is None:
         return False
@@ -184,7 +191,7 @@ def register_table(table: GatherableTable, key: str) -> bool:
 
 
 def gather_rows(table: GatherableTable) -> tf.Tensor | None:
-    """Returns all rows in the first process, and None in the others."""
+    """Returns all rows in the first process, and None in other processes."""
     blocks = sorted(table.gather(), key=lambda one: one[0])
     return tf.concat([rows for _, rows in blocks], 0) if blocks else None
 
@@ -197,7 +204,7 @@ def save(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    """Saves like `original`, but writes sharded tables to several files."""
+    """Saves a checkpoint, with sharded tables in several files."""
     if not tf.executing_eagerly() or not isinstance(
         file_prefix, (str, os.PathLike)
     ):
@@ -228,14 +235,15 @@ def save(
 
 
 class _TableFiles:
-    """The temporary files that tables are written to, one after the other.
+    """The temporary files of a checkpoint with sharded tables.
 
-    After an error, no more files are written, but all rows are still gathered:
-    otherwise the other processes would wait for this one.
+    After an error, the object writes no more files. However, the object still
+    gathers the rows of all tables, because the other processes wait for this
+    process.
 
     Attributes:
-      aside: Prefix of the file names, and name of the first file, which has
-        all tensors that are not sharded.
+      aside: Prefix of all file names. The prefix is also the name of the first
+        file, which contains all tensors that are not sharded.
     """
 
     def __init__(self, aside: str):
@@ -246,18 +254,18 @@ class _TableFiles:
         self._num_bytes = 0
         self._most_bytes = PART_BYTES
         self._slices: list[tuple[str, str, tf.Tensor]] = []
-        # Name, slice spec and dtype of the tensors in each file after the
-        # first one.
+        # For each file except the first file: name, slice spec and dtype of its
+        # tensors.
         self._written: list[list[tuple[str, str, tf.DType]]] = []
 
     def set_total_bytes(self, num_bytes: int) -> None:
-        """Sets the size of a file from the number of bytes of all tables."""
+        """Computes the size of a file from the total size of all tables."""
         self._most_bytes = max(PART_BYTES, num_bytes // _MOST_PARTS)
 
     def run_unless_failed(
         self, function: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Calls a function unless there was an error; records its error."""
+        """Calls a function, and stores its error. Skipped after an error."""
         if self._error is None:
             try:
                 function(*arguments)
@@ -265,7 +273,7 @@ class _TableFiles:
                 self._error = error
 
     def add(self, table: GatherableTable, key: str) -> None:
-        """Writes a table; all processes must call it."""
+        """Writes a table. All processes must call this method."""
         if table.dtype not in tf_private.SLICEABLE_DTYPES:
             rows = gather_rows(table)
             if rows is not None:
@@ -284,7 +292,7 @@ class _TableFiles:
         """Merges all files into one checkpoint, and returns its name.
 
         Raises:
-          Exception: If an earlier write failed.
+          Exception: The error of an earlier write, if any write failed.
           OSError: If the files cannot be renamed.
         """
         if self._slices:
@@ -293,7 +301,7 @@ class _TableFiles:
             raise self._error
         with tf.device("/cpu:0"):
             # If the checkpoint has a single file or is on a remote file system,
-            # TensorFlow replaces it without the additional steps below.
+            # TensorFlow writes the merged checkpoint directly to `target`.
             if len(self._prefixes) == 1 or not paths.is_local(target):
                 self._merge(target)
             else:
@@ -319,7 +327,7 @@ class _TableFiles:
         )
 
     def _join_last(self) -> None:
-        """Merges the last two files into one."""
+        """Merges the last two files into one file."""
         first = [_tensors_of(self.aside)] if len(self._prefixes) == 2 else []
         values: list[tf.Tensor] = []
         contents: list[tuple[str, str, tf.DType]] = []
@@ -368,23 +376,24 @@ class _TableFiles:
 
 
 def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
-    """Returns name, slice spec and dtype of all tensors of a checkpoint."""
+    """Returns name, slice spec and dtype of all tensors in a checkpoint."""
     dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
     return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
 
 
-# Number of values of a table that each process sends to the first one at a
-# time, which is 1 MiB. The process does not return the memory of much larger
-# blocks to the system.
+# Number of float32 values (1 MiB) that each process sends to the first process
+# at a time. The first process would not return the memory of much larger blocks
+# to the system.
 _CHUNK = 2**18
 
 
 class DividedTable(tf_private.Trackable):
     """A table or a slot variable that is sharded over processes.
 
-    Shards are contiguous blocks of rows in the order of the processes. Their
-    sizes differ by at most one row. If a table has fewer rows than there are
-    processes, the first processes have one row each and the others have none.
+    Shards are contiguous blocks of rows in the order of the processes. The
+    sizes of the shards differ by at most one row. If a table has fewer rows
+    than there are processes, each of the first processes has one row, and the
+    remaining processes have no rows.
 
     Attributes:
       name: Name of the table or slot variable.
@@ -392,8 +401,9 @@ class DividedTable(tf_private.Trackable):
       dtype: Dtype of the stored rows.
       row_partition: Assignment of rows to processes.
       rows: `range` of the rows of this process.
-      block: `tf.Variable` with these rows, of shape `[len(rows), dim]`. If the
-        process has no rows, it has one row that is never read.
+      block: `tf.Variable` of shape `[len(rows), dim]` with the rows of this
+        process. If the process has no rows, `block` has one row that is never
+        read.
     """
 
     def __init__(
@@ -411,7 +421,8 @@ class DividedTable(tf_private.Trackable):
           block: Variable with the rows of this process.
           row_partition: Assignment of rows to processes.
           rank: Index of this process.
-          gather: Function that implements the method `gather` for a table.
+          gather: Function that implements the method `gather`. The argument of
+            the function is the table.
         """
         self.name = name
         self.shape = tf.TensorShape(
@@ -436,7 +447,7 @@ class DividedTable(tf_private.Trackable):
         )
 
     def numpy(self) -> Any:
-        """Raises an error, like every use of the value of the table.
+        """Raises an error, because no process has all rows of the table.
 
         Raises:
           NotImplementedError: Always.
@@ -460,11 +471,13 @@ class DividedTable(tf_private.Trackable):
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
         """Sends all rows to the first process, in blocks.
 
-        All processes must iterate over the result to its end at the same time.
+        All processes must call this method together and must iterate over the
+        complete result.
 
         Yields:
-          In the first process, the index of the first row of a block and the
-          values `[rows, dim]` of the block. Nothing in other processes.
+          In the first process, the index of the first row of each block and the
+          values `[rows, dim]` of the block. In other processes, the iterator is
+          empty.
         """
         return self._gather(self)
 
@@ -479,7 +492,8 @@ class DividedTable(tf_private.Trackable):
         ).spec
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        # A checkpoint contains the unsharded table and not `block`.
+        # There are no children, because a checkpoint contains the unsharded
+        # table instead of `block`.
         return {}
 
     def _gather_saveables_for_checkpoint(self):
@@ -490,8 +504,8 @@ class DividedTable(tf_private.Trackable):
         return {tf_private.VARIABLE_VALUE_KEY: saveable}
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # A restore calls this method after it creates the saveable and before
-        # it reads the file.
+        # TensorFlow's restore calls this method after it has created the
+        # saveable, and before it reads the file.
         rows, self._restored_rows = self._restored_rows, None
         if path is not None and rows is not None:
             rows.read_local_rows()
@@ -508,7 +522,8 @@ class DividedTable(tf_private.Trackable):
 class _Rows(tf_private.SaveableObject):
     """A saveable that saves the full table and restores the local rows.
 
-    The first process saves the table, and each process restores its rows.
+    The first process saves the full table. Each process restores only the rows
+    of its shard.
     """
 
     def __init__(self, table: DividedTable, key: str):
@@ -532,12 +547,14 @@ class _Rows(tf_private.SaveableObject):
         return gather_rows(self._table)
 
     def _check_no_saved_model(self):
-        # A SavedModel traces the functions that save and restore its variables.
+        # When a program writes a SavedModel, TensorFlow traces the functions
+        # that save and restore variables. The methods of this class raise an
+        # error then, because no process has the full table.
         if not tf.executing_eagerly():
             self._table.numpy()
 
     def read_local_rows(self):
-        """Makes the restore read only the rows of this process."""
+        """Limits the restore to the rows of this process."""
         rows = self._table.rows
         self.specs = (
             [self._spec(self._table.slice_spec(rows.start, len(rows)))]
@@ -557,7 +574,7 @@ class DividedTables:
     """A creator of the sharded tables of an embedding."""
 
     def __init__(self, group: Group, strategy: Any):
-        """Installs the patch of TensorFlow's saver for the given processes."""
+        """Stores the processes, and patches TensorFlow's saver."""
         self._group = group
         self._strategy = strategy
         engine.ensure("sharded_tables")
@@ -565,12 +582,13 @@ class DividedTables:
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.
 
-        Initial values equal the initial values in one process with the same
-        number of shards. Therefore the shards have different values even if
-        all processes have the same seed.
+        The initial values equal the initial values in a single process with the
+        same number of shards. Therefore the shards have different values even
+        if all processes use the same seed.
 
         Returns:
-          `DividedTable`s in the structure of `tables.create_tables`.
+          `DividedTable` objects in the structure that `tables.create_tables`
+          returns.
         """
         group = self._group
         variables = embedding_tables.create_tables(
@@ -601,8 +619,8 @@ class DividedTables:
             size = min(rows_at_once, max(sizes) - first)
             local_rows = table.block[first : first + size]
             missing = size - int(local_rows.shape[0])
-            # Collectives support float32, and the conversion of 16-bit values
-            # to float32 is exact.
+            # The values are converted to float32 because collectives support
+            # float32. The conversion of 16-bit values to float32 is exact.
             gathered = self._all_gather(
                 tf.cast(tf.pad(local_rows, [[0, missing], [0, 0]]), tf.float32)
             )

@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for the host engine.
 
-It implements the interface of `tf_layoutmap.embedding.backend`: it reads
-batches, shapes activations and gradients, passes steps to the engine, resizes
-open vocabularies, and applies a pending pipelined update before tables are
-saved.
+`HostBackend` implements the interface in `tf_layoutmap.embedding.backend`. The
+backend reads batches, reshapes activations and gradients, and passes steps to
+the engine. The backend also resizes open vocabularies, and applies a pending
+pipelined update before tables are saved.
 
 `BatchReader` reads and checks the inputs of a step.
 """
@@ -29,10 +29,10 @@ from tf_layoutmap.embedding.table_variable import HOST
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The checked inputs of the replicas for which the caller enqueues.
+    """The checked inputs of all replicas for which a call enqueues steps.
 
     Attributes:
-      steps: Replica and inputs of each step.
+      steps: A tuple of the replica index and the inputs, for each step.
     """
 
     steps: list[tuple[int, StepInputs]]
@@ -40,7 +40,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class BatchOfProcesses:
-    """Distributed features and weights, which each replica reads separately."""
+    """Distributed features and weights; each replica reads its values."""
 
     features: Any
     weights: Any
@@ -69,16 +69,18 @@ class BatchReader:
     def read(
         self, features: Any, weights: Any, device: str | None
     ) -> Batch | BatchOfProcesses:
-        """Returns a batch that can be enqueued.
+        """Checks the inputs, and returns a batch that can be enqueued.
 
         Args:
           features: Ids in the structure of the feature config, or a packed
             batch.
-          weights: None, or weights or None in the same structure.
-          device: Device that runs the step, or None.
+          weights: None, or the same structure with None or the weights of the
+            ids.
+          device: Device of the replica that the step belongs to, or None.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
         """
         if (
@@ -87,8 +89,9 @@ class BatchReader:
             and tf.distribute.in_cross_replica_context()
         ):
             return BatchOfProcesses(features, weights)
-        # All inputs are checked before the first one is enqueued, so that an
-        # error does not leave a step that only some replicas have enqueued.
+        # The caller enqueues a step only after the inputs of all replicas have
+        # been checked. Without this order, an error could occur after only some
+        # replicas have enqueued the step.
         return Batch(
             [
                 (replica, self.read_features(features, weights))
@@ -99,7 +102,7 @@ class BatchReader:
         )
 
     def _split(self, features, weights, device):
-        """Returns replica, features and weights of each step to enqueue."""
+        """Returns the replica, features and weights of each step."""
         replica = self._replicas.current()
         if device is not None:
             if replica is not None and self._replicas.num_replicas > 1:
@@ -128,8 +131,9 @@ class BatchReader:
                 self._replicas.has_processes or self._shapes.has_open_tables
             ):
                 return self._shapes.check_packed(packed)
-            # Gathering over processes and the assignment of rows to keys
-            # require separate features.
+            # The packed batch is unpacked, because two operations require a
+            # separate tensor for each feature: gathering over processes, and
+            # assigning rows to keys.
             ids, factors = packing.unpack_ids(
                 self._shapes.samples.features, packed
             )
@@ -155,12 +159,13 @@ class HostBackend:
     """A backend that runs the steps of a `TPUEmbedding` on the host engine.
 
     Attributes:
-      engine: The engine; None before `start`.
+      engine: The engine, or None before `start`.
     """
 
     is_on_tpu: ClassVar[bool] = False
     mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
-    # Shape checks are cheap and prevent invalid memory accesses.
+    # Shape checks are always enabled, because they are fast and prevent invalid
+    # memory accesses.
     checks_shapes = True
 
     def __init__(
@@ -193,17 +198,18 @@ class HostBackend:
 
     @property
     def variable_device(self) -> str:
-        """The device of a layer's small private variables: the host."""
+        """Device of the small variables that a layer's steps use: the host."""
         return HOST
 
     @property
     def is_built(self) -> bool:
-        """Whether the engine is created."""
+        """Whether the engine exists."""
         return self.engine is not None
 
     @property
     def _started(self) -> host_engine.HostEngine:
-        assert self.engine is not None  # Steps run after `start`.
+        # Steps require the engine, which `start` creates.
+        assert self.engine is not None
         return self.engine
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -217,7 +223,7 @@ class HostBackend:
         return tables.create_tables(self._spec, self._partitioner)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Creates the engine over the variables."""
+        """Creates an engine that reads and updates the variables."""
         options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
@@ -278,8 +284,9 @@ class HostBackend:
                     num_replicas=self._replicas.num_replicas,
                     **self._engine_options(),
                 )
-                # `on_evict` may raise, so it is called before the old table
-                # is emptied.
+                # The user function `on_evict` may raise an error. Therefore
+                # `on_evict` is called before `empty_variables` deletes the old
+                # table.
                 new_engine.report_dropped(table, resized.dropped)
         except BaseException:
             engine.retire("")
@@ -290,11 +297,12 @@ class HostBackend:
         return resized
 
     def _check_single_process(self, method: str) -> None:
-        """Checks that the strategy has one process.
+        """Checks that the strategy has only one process.
 
         Raises:
-          NotImplementedError: Under a strategy of several processes, where one
-            process might call `method` and another might not.
+          NotImplementedError: If the strategy has several processes. The tables
+            of the processes would differ if only some of the processes called
+            `method`.
         """
         if self._replicas.has_processes:
             raise NotImplementedError(
@@ -313,8 +321,8 @@ class HostBackend:
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Enqueues a batch that `read` returned."""
         if isinstance(batch, BatchOfProcesses):
-            # The step uses collectives over the processes, which are only
-            # supported in replica context.
+            # The step runs collectives over the processes. TensorFlow supports
+            # these collectives only in replica context.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
                     self.read(features, weights, None), training, name
@@ -330,9 +338,10 @@ class HostBackend:
             self._started.enqueue(replica, training, inputs)
 
     def _enqueue_keys(self, steps: Any, training: Any) -> None:
-        """Enqueues the batches of all replicas together.
+        """Enqueues the batches of all replicas as one step of the engine.
 
-        The row of a new key must not depend on the order of the replicas.
+        A single step assigns rows to new keys in a fixed order, which does not
+        depend on the order in which the replicas run.
         """
         if self._replicas.has_processes:
             for replica, inputs in steps:
@@ -405,11 +414,11 @@ class HostBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch that is not part of the sequence of steps.
+        """Looks up a batch outside of the `enqueue` and `dequeue` order.
 
         Returns:
-          The lookup, which `follow` requires if there are gradients, and the
-          activations, one per feature.
+          A tuple of the lookup and the activations, one per feature. The caller
+          passes the lookup to `follow` if there are gradients.
         """
         replica = self._replicas.require_current("call")
         lookup = self._started.open(
@@ -424,7 +433,7 @@ class HostBackend:
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Stores the gradients of a lookup and returns their mark."""
+        """Stores the gradients of a lookup, and returns their mark."""
         return self._started.follow(
             self._replicas.require_current("gradient"),
             lookup,
@@ -445,18 +454,19 @@ class HostBackend:
             self.engine.apply_pending()
 
     def reset(self) -> None:
-        """Applies the pending pipelined update, and discards all steps."""
+        """Applies the pending pipelined update and discards steps in flight."""
         self.flush()
         self._started.reset()
 
     def describe(self) -> dict[str, Any]:
-        """Returns the counters and the pending steps of the engine."""
+        """Returns the counters and the steps in flight of the engine."""
         return self._started.describe()
 
     def before_read(self) -> None:
-        """Applies the pending pipelined update, except during tracing."""
-        # A traced function reads the rows without the pending update, because
-        # an exported function must not contain an op of this package.
+        """Applies the pending pipelined update, but not during tracing."""
+        # In a traced function, the update would add an op of this package to
+        # the graph. An exported function must not contain such an op, so a
+        # traced function reads the rows without the pending update.
         if tf.executing_eagerly():
             self.flush()
 
@@ -465,10 +475,10 @@ class HostBackend:
         self.flush()
 
     def before_restore(self) -> None:
-        """Checks that no step is in flight.
+        """Checks that there are no steps in flight.
 
-        The gradients of such a step would belong to rows that the restore
-        replaces.
+        The gradients of a step in flight belong to rows that the restore would
+        replace.
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -483,19 +493,20 @@ class HostBackend:
                 f"{counts['awaiting']}."
             )
         if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # These lookups have not received gradients, and the restore
-            # replaces their rows.
+            # Open lookups wait for gradients or for their update. Such lookups
+            # are discarded, because the restore replaces the rows that the
+            # lookups have read.
             self._started.reset()
 
     def note_restore(self) -> None:
-        """Counts a restore, which all processes must perform."""
+        """Counts a restore. All processes must restore the same checkpoints."""
         self._count_replacement()
         if self._replicas.has_processes:
             assert isinstance(self.engine, multi_process.WorkerEngine)
             self.engine.restores.add_one()
 
     def load_variables(self) -> None:
-        """Counts the replaced values; steps use the variables directly."""
+        """Records that all values were replaced."""
         self._count_replacement()
 
     def _count_replacement(self) -> None:

@@ -15,26 +15,26 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]
-# Variables of a vocabulary with one value for each row.
+# Variables of a vocabulary that have one value for each row.
 LANES = {
     state.KEYS: tf.int64,
     state.LAST_STEPS: tf.int32,
     state.COUNTS: tf.int32,
 }
-# Small variables, which are always copied in full.
+# Names of small variables, which are always copied in full.
 WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableChanges:
-    """The rows that were written to a table.
+    """The rows of one table that were written.
 
     Attributes:
-      rows: `[num_rows]` int64 row numbers, ascending.
-      values: Values of the rows by variable name: `[num_rows, dim]` for the
-        table and its slot variables, `[num_rows]` for a vocabulary. The row of
-        unknown keys has an empty key.
-      whole: Full values of the small variables by name.
+      rows: `[num_rows]` int64 row numbers in ascending order.
+      values: Values of the rows by variable name. Values of the table and its
+        slot variables are `[num_rows, dim]`, and values of a vocabulary are
+        `[num_rows]`. The row that unknown keys share has the empty key.
+      whole: Full values of small variables, by name.
     """
 
     rows: Array
@@ -55,7 +55,7 @@ class Changes:
         variables: dict[str, dict[str, Any]],
         engine: tf.Tensor,
     ):
-        """Starts to record. Afterwards, `take` of earlier recorders raises.
+        """Starts to record. The method `take` of earlier recorders then raises.
 
         Args:
           spec: The tables.
@@ -73,7 +73,7 @@ class Changes:
         """Copies the rows written since the last call; see `EngineChanges`.
 
         The method holds the locks of all variables while it copies. Training
-        continues as soon as it returns.
+        waits for these locks, and continues when the method returns.
         """
         shards, slots, lanes, small, dtypes = [], [], [], [], []
         for table in self._spec.tables:

@@ -1,8 +1,8 @@
 """The ops of the host engine as methods (docs/ops.md, "The host engine").
 
-`HostEngine` has a method for each op. The functions before it convert specs and
-batches to attributes and inputs of the ops, and `describe_counts` returns the
-counters of an engine and its steps in flight.
+`HostEngine` has a method for each op. Other functions in this module convert
+specs and batches to attributes and inputs of the ops. `describe_counts` returns
+the counters of an engine and its steps in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
 
-# Counters of each feature, in the order of the op's output.
+# Names of the counters of a feature, in the order in which the op returns them.
 _FEATURE_COUNTS = (
     "num_samples",
     "num_ids",
@@ -38,7 +38,7 @@ def describe_counts(
 
     Args:
       engine: Handle of the engine.
-      spec: Its tables and features.
+      spec: Tables and features of the engine.
     """
     with tf.init_scope(), tf.device(engine.device):
         state = ops.describe_host_engine(engine=engine)
@@ -79,8 +79,8 @@ def _describe_table(
     }
 
 
-# The inputs of a step: one entry per feature in the spec's order, or a packed
-# batch.
+# The inputs of a step: a sequence with one entry per feature, in the order of
+# the spec, or a packed batch.
 StepInputs = Sequence[embedding_inputs.FeatureIds] | packing.PackedIds
 
 
@@ -95,8 +95,8 @@ def config_attrs(
 
     Args:
       spec: Tables and features.
-      variables: Variables by table name; `"parameters"` has the shards of the
-        table.
+      variables: Variables by table name and variable name. The variable
+        `"parameters"` contains the rows.
       out_of_range: How out-of-range ids are handled.
       rounding_seed: Seed for rounding the rows of 16-bit tables.
     """
@@ -139,7 +139,7 @@ def config_attrs(
 
 
 def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
-    """Returns the attributes of ops that return activations of all features."""
+    """Returns attributes of ops that compute activations of all features."""
     features = spec.features
     return {
         "num_features": len(features),
@@ -186,7 +186,7 @@ def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
 
 
 def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
-    """Returns the attributes for quantization; 0 buckets disable it."""
+    """Returns the quantization attributes; 0 buckets mean no quantization."""
     if all(one.quantization is None for one in specs):
         return {}
     settings = [
@@ -201,18 +201,19 @@ def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
     }
 
 
-# Shape of the mark of gradients; see cc/core/engine/token_steps.h.
+# Shape of the mark that represents gradients. See cc/core/engine/token_steps.h.
 MARK_SHAPE = (64, 2)
 
 
 class OpenLookup(NamedTuple):
-    """A lookup that may receive gradients.
+    """An open lookup, which can receive gradients.
 
     Attributes:
-      engine: Handle of the engine in the graph of the lookup. Gradients of
-        control flow capture only tensors of that graph.
-      tokens: Scalar int64 token of each replica for which the caller acts, by
-        replica.
+      engine: Handle of the engine, as a tensor in the graph of the lookup. The
+        gradient function of a loop or condition can capture only tensors of
+        that graph.
+      tokens: Dict from replica to a scalar int64 token. The dict contains all
+        replicas whose steps the caller runs.
     """
 
     engine: tf.Tensor
@@ -220,10 +221,11 @@ class OpenLookup(NamedTuple):
 
 
 class HostEngine:
-    """The host engine of one embedding, which holds its steps in flight.
+    """The host engine of one embedding, with its steps in flight.
 
-    Rows and slot variables are stored in variables, which each call passes to
-    the op. The engine exists as long as its handle, and is not saved.
+    The engine does not store rows and slot variables: each call passes their
+    variables to the op. The engine is deleted together with its handle.
+    Checkpoints do not contain the engine.
     """
 
     def __init__(
@@ -247,19 +249,19 @@ class HostEngine:
           num_replicas: Number of replicas that participate in each step.
           is_pipelined: Whether each update is applied after the lookup of the
             next step.
-          out_of_range: How out-of-range ids are handled; one of
+          out_of_range: How out-of-range ids are handled. One of
             `config.OUT_OF_RANGE`.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
-          first_rows: If the tables are shards, the index of each table's first
-            row in the unsharded table. By default all are 0.
-          reports_evicted: Whether `on_evict` of open vocabularies is called
-            with evicted keys.
+          first_rows: For each table that is a shard, the index of its first row
+            in the unsharded table. By default, all indices are 0.
+          reports_evicted: Whether the engine calls `on_evict` of open
+            vocabularies with evicted keys.
           in_processes: Whether other processes run the same steps.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
-        # The engine stores variables and reads their handles at each call, so
-        # that a function captures the handles when it is traced.
+        # This object stores variables and reads their handles at each call. A
+        # function that is traced then captures the handles.
         self._shards = []
         self._slots = []
         self._rounding_steps = []
@@ -297,7 +299,7 @@ class HostEngine:
 
     @property
     def handle(self) -> tf.Tensor:
-        """The handle of the engine, which keeps it alive."""
+        """The handle of the engine. The engine exists as long as its handle."""
         return self._handle
 
     def enqueue(
@@ -324,7 +326,7 @@ class HostEngine:
 
         Args:
           training: Whether the step trains.
-          steps: Inputs of the features of each replica, in replica order.
+          steps: For each replica, a list with the inputs of its features.
         """
         inputs = [one for features in steps for one in features]
         with tf.device(self._handle.device):
@@ -346,14 +348,15 @@ class HostEngine:
             )
 
     def report_dropped(self, table: int, values: Sequence[Any]):
-        """Calls `on_evict` with the keys that a smaller vocabulary drops."""
+        """Calls `on_evict` with the keys that a resize has dropped."""
         self._keys.report_table(table, values)
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         if self.is_pipelined:
-            # A forward-only step must see all updates. A training step reads
-            # rows without the pending update.
+            # A forward-only step must read rows with all updates, so the
+            # pending update is applied first. A training step reads rows
+            # without the pending update.
             self.apply_pending(replica, always=False)
         with tf.device(self._handle.device):
             return ops.dequeue_step(
@@ -371,10 +374,11 @@ class HostEngine:
         """Applies the gradients of the last dequeued step.
 
         Args:
-          replica: Index of the replica that passes the gradients.
+          replica: Index of the replica to which the gradients belong.
           gradients: One gradient per feature, with the shape of its
             activations.
-          hyperparameters: One float32 vector per table, learning rate first.
+          hyperparameters: One float32 vector per table, which starts with the
+            learning rate.
         """
         with tf.device(self._handle.device):
             return ops.apply_step(
@@ -390,14 +394,15 @@ class HostEngine:
         replica: int,
         features: StepInputs,
     ) -> OpenLookup:
-        """Opens a lookup, which may receive gradients later."""
+        """Opens a lookup that can receive gradients later."""
         engine = self._handle
         graph = tf.compat.v1.get_default_graph()
         if not tf.executing_eagerly() and hasattr(graph, "capture"):
             engine = graph.capture(engine)
         arguments = {"engine": engine, "replica": tf.cast(replica, tf.int32)}
         with tf.device(self._handle.device):
-            # The batch reader has unpacked packed batches of keys.
+            # If all tables have closed vocabularies, the batch can be packed.
+            # The batch reader unpacks all batches of keys.
             if self._spec.has_open_tables and not isinstance(
                 features, packing.PackedIds
             ):
@@ -427,11 +432,12 @@ class HostEngine:
         lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Stores gradients of a lookup until they are applied or expire.
+        """Stores the gradients of a lookup until they are applied or expire.
 
         Returns:
-          The mark of the gradients, of shape `MARK_SHAPE`. Marks are summed
-          and scaled like gradients, and then passed to `apply_followed`.
+          The mark of the gradients, of shape `MARK_SHAPE`. The caller sums and
+          scales marks in the same way as gradients, and then passes the result
+          to `apply_followed`.
         """
         with tf.device(self._handle.device):
             return ops.follow_step(
@@ -447,7 +453,7 @@ class HostEngine:
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the marks of all replicas in one update."""
+        """Applies the gradients that the marks of all replicas represent."""
         with tf.device(self._handle.device):
             return ops.apply_followed(
                 engine=self._handle,
@@ -462,7 +468,7 @@ class HostEngine:
 
         Args:
           replica: Index of the calling replica.
-          always: Whether the update is applied unconditionally. If False, it is
+          always: Whether the update is always applied. If False, the update is
             applied only if the next step of the replica is forward-only.
         """
         with tf.device(self._handle.device):
@@ -487,9 +493,9 @@ class HostEngine:
         }
 
     def retire(self, why: str):
-        """Makes every later call raise an error that contains `why`.
+        """Makes all later calls raise an error that contains `why`.
 
-        An empty `why` makes the engine usable again.
+        If `why` is empty, later calls do not raise an error.
 
         Raises:
           tf.errors.FailedPreconditionError: If steps are in flight.
@@ -498,7 +504,7 @@ class HostEngine:
             ops.retire_host_engine(engine=self._handle, why=why)
 
     def reset(self):
-        """Discards every step in flight."""
+        """Discards all steps in flight."""
         with tf.device(self._handle.device):
             return ops.reset_host_engine(engine=self._handle)
 

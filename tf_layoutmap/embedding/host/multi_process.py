@@ -1,27 +1,22 @@
 """The host engine under a strategy with several processes.
 
-Each process has all tables and an engine for all replicas. `WorkerEngine`
-gathers ids and gradients of a step over the processes and passes the ids and
-gradients of all replicas to each engine in the same order. Therefore all
-engines compute the same update, and the copies of a table remain bitwise
-identical. A replica looks up only its own samples.
+Each process stores all tables, and has an engine for the steps of all replicas.
+`WorkerEngine` gathers the ids and gradients of a step over the processes. Then
+`WorkerEngine` passes the ids and gradients of all replicas to the engine of
+each process in the same order. Therefore all engines compute the same update,
+and the copies of a table remain bitwise identical. A replica looks up only its
+own samples.
 
 The checks of ids, modes and restores run on the gathered values, so all
 processes raise the same error. Unlike an error of the engine, this error names
-the process that passed the value. `check_agreed_settings` raises an error if an
-embedding has different settings in different processes. Without this check, the
-copies of a table would differ and no error would be raised.
+the process that passed the value.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
@@ -38,13 +33,14 @@ def check_ids(
     features: Sequence[embedding_inputs.FeatureIds],
     process: int,
 ) -> list[tf.Operation]:
-    """Returns checks that ids of a process are rows of their tables.
+    """Returns checks that the ids of a process are not out of range.
 
-    Ids of tables with open vocabularies are keys, which may have any value.
+    Tables with open vocabularies are not checked, because their keys can have
+    any value.
 
     Args:
       spec: Tables and features.
-      features: Inputs of a replica of the process.
+      features: Inputs of one replica of the process.
       process: Index of the process.
     """
     checks = []
@@ -54,10 +50,10 @@ def check_ids(
         num_rows = spec.table_of(feature).num_rows
         ids = tf.cast(inputs.ids, tf.int64)
         is_bad = (ids < 0) | (ids >= num_rows)
-        # If no id is out of range, `first` is the number of ids, and the
-        # message is not used.
+        # If no id is out of range, `first` equals the number of ids, and the
+        # message below is not used.
         first = tf.argmax(tf.concat([is_bad, [True]], 0))
-        # If all ids are in range, the appended 0 is gathered.
+        # If all ids are in range, `bad_id` is the appended 0.
         bad_id = tf.gather(tf.concat([ids, [0]], 0), first)
         checks.append(
             tf.debugging.Assert(
@@ -84,13 +80,14 @@ def check_modes(
     modes: Sequence[tf.Tensor],
     num_local: int,
 ) -> list[tf.Operation]:
-    """Returns a check that either all replicas train or none does.
+    """Returns a check that all replicas have the same mode.
 
     If tables have open vocabularies, the engine enqueues the batches of all
-    replicas as one step.
+    replicas as one step. The mode of this step is either training or
+    forward-only.
 
     Args:
-      modes: Whether gradients follow, for each replica.
+      modes: For each replica, whether its step receives gradients.
       num_local: Number of replicas of each process.
     """
     values = tf.stack(modes)
@@ -118,11 +115,11 @@ def check_modes(
 def _sample_of(
     inputs: embedding_inputs.FeatureIds, index: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the sample index of the id at position `index`."""
+    """Returns the index of the sample that contains the id `ids[index]`."""
     splits = tf.cast(inputs.splits, tf.int64)
-    if splits.shape.rank == 2:  # `splits` are indices of a sparse tensor.
+    if splits.shape.rank == 2:  # Sparse input.
         return tf.gather(tf.concat([splits[:, 0], [0]], 0), index)
-    if splits.shape[0] == 0:  # The input is dense.
+    if splits.shape[0] == 0:  # Dense input.
         num_ids = tf.maximum(tf.size(inputs.ids, tf.int64), 1)
         return index * tf.cast(inputs.num_samples, tf.int64) // num_ids
     return (
@@ -134,15 +131,17 @@ def _sample_of(
 
 
 class RestoreCounter:
-    """A counter of the restores of the tables of this process.
+    """A counter of the checkpoints that this process has restored.
 
-    If only some processes restore a checkpoint, their rows differ from the rows
-    of the other processes.
+    `check_restores` compares the counters of all processes. If only some
+    processes restore a checkpoint, their rows differ from the rows of the other
+    processes.
     """
 
     def __init__(self):
         with tf.init_scope(), tf.device(tables.HOST):
-            # The variable is local to this process under any strategy.
+            # The variable is local to this process, whatever the strategy in
+            # scope.
             self._count = tf_private.ResourceVariable(
                 0, dtype=tf.int64, trainable=False, name="num_restores"
             )
@@ -189,18 +188,19 @@ def check_restores(
     return [] if check is None else [check]
 
 
-# Timeout of collectives. It is long enough for another process to write a
-# checkpoint. A dead process is detected earlier, because its connection closes.
+# Timeout of collectives. A process can wait this long while another process
+# writes a checkpoint. If a process dies, its connection closes, and the other
+# processes detect this before the timeout.
 TIMEOUT_SECONDS = 600
 
-# Number of values that a process sends per feature: the form (rank of the
-# splits, 0 for a dense input), the kind of the ids, and the numbers of ids,
-# splits, weights and samples.
+# Number of values that describe the input of one feature in a message. The
+# values are the form (0 for dense, 1 for ragged, 2 for sparse), the kind of the
+# ids, and the numbers of ids, splits, weights and samples.
 _NUM_SIZES = 6
 
 
 def collective_options() -> tf.distribute.experimental.CommunicationOptions:
-    """Returns the options of collective operations, which set a timeout."""
+    """Returns options of collective operations that set the timeout."""
     return tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=TIMEOUT_SECONDS
     )
@@ -226,8 +226,9 @@ def gather_inputs(features, training, restores, num_replicas: int):
     """Gathers the inputs of all replicas on each replica.
 
     Returns:
-      A list with `(training, features)` of each replica, and the
-      `[num_replicas]` numbers of restores.
+      A tuple of two elements: a list with a tuple `(training, features)` for
+      each replica, and a `[num_replicas]` tensor with the number of restores of
+      each replica.
     """
     sizes = [tf.cast(training, tf.int64), restores]
     for one in features:
@@ -249,8 +250,8 @@ def gather_inputs(features, training, restores, num_replicas: int):
         for values in (one.ids, one.splits)
     ]
     integers = _Reader(all_gather(tf.concat(integers, 0)))
-    # All processes run the same program, so either all of them have weights or
-    # none has.
+    # All processes run the same program. Therefore either all processes have
+    # weights for a feature, or no process has weights.
     has_weights = any(one.weights.shape[0] != 0 for one in features)
     weights = _Reader(
         all_gather(tf.concat([one.weights for one in features], 0))
@@ -305,7 +306,7 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
     """Gathers gradients and hyperparameters of all replicas.
 
     Returns:
-      `(gradients, hyperparameters)` of each replica.
+      A list with a tuple `(gradients, hyperparameters)` for each replica.
     """
     rows = all_gather(
         tf.stack([tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis]
@@ -359,7 +360,7 @@ class _Reader:
         return values
 
 
-# Number of values of a table that are broadcast at a time.
+# Maximum number of values of a table in one broadcast.
 _CHUNK = 2**22
 
 
@@ -378,7 +379,8 @@ class WorkerEngine(HostEngine):
             spec,
             variables,
             num_replicas=strategy_replicas.num_replicas,
-            # All processes evict the same keys, so only one reports them.
+            # All processes evict the same keys, so only the first process calls
+            # `on_evict`.
             reports_evicted=strategy_replicas.is_first_process,
             in_processes=True,
             **options,
@@ -400,8 +402,8 @@ class WorkerEngine(HostEngine):
         gathered, checks = self._gather_checked(training, features)
         if self._spec.has_open_tables:
             modes = [mode for mode, _ in gathered]
-            # The check waits until everything is gathered, because an error
-            # aborts the collectives that are still running.
+            # The check runs after all collectives have finished, because an
+            # error would abort a collective that is still running.
             with tf.control_dependencies(
                 [
                     tensor
@@ -411,8 +413,9 @@ class WorkerEngine(HostEngine):
                 ]
             ):
                 checks += check_modes(modes, self._num_local)
-            # The first replica of a process enqueues the step of all replicas,
-            # because the rows of new keys depend on the order of all batches.
+            # The rows of new keys depend on the order of all batches. Therefore
+            # the first replica of each process enqueues the batches of all
+            # replicas as one step.
             if replica % self._num_local == 0:
                 with tf.control_dependencies(checks):
                     self.enqueue_keys(modes[0], [one for _, one in gathered])
@@ -422,7 +425,7 @@ class WorkerEngine(HostEngine):
                 super().enqueue(other, *gathered[other])
 
     def _gather_checked(self, training, features):
-        """Returns `(training, features)` of each replica, and the checks."""
+        """Returns gathered `(training, features)` tuples, and the checks."""
         gathered, restores = gather_inputs(
             features,
             tf.convert_to_tensor(training, tf.bool),
@@ -472,13 +475,13 @@ class WorkerEngine(HostEngine):
         """Opens the lookups of this replica and of other processes.
 
         Raises:
-          NotImplementedError: If tables have open vocabularies and this process
-            has several replicas.
+          NotImplementedError: If a table has an open vocabulary and this
+            process has several replicas.
         """
         if self._spec.has_open_tables and self._num_local > 1:
-            # The replicas of this process would open lookups in another order
-            # than the replicas of other processes, so a key would get different
-            # rows in different processes.
+            # If a process has several replicas, the order in which the replicas
+            # open their lookups can differ between processes. A new key would
+            # then get different rows in different processes.
             raise NotImplementedError(
                 "A layer with an open vocabulary must have one replica in each "
                 "process of a MultiWorkerMirroredStrategy. Received: "
@@ -511,8 +514,8 @@ class WorkerEngine(HostEngine):
             )
             for other in lookup.tokens
         }
-        # All of these ops must run in order. The marks of the other replicas
-        # are returned in their own processes.
+        # The control dependency makes the ops of all replicas run. Each process
+        # returns only the mark of its own replica.
         with tf.control_dependencies(list(marks.values())):
             return tf.identity(marks[replica])
 
@@ -522,7 +525,7 @@ class WorkerEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of the marks of replicas in all processes.
+        """Applies the gradients that the marks of all replicas represent.
 
         All processes use the hyperparameters of the last replica.
         """
@@ -540,7 +543,8 @@ def broadcast_initial_values(
 ):
     """Assigns the values of the first process to the tables of all processes.
 
-    Initializers without a seed return different rows in each process.
+    Without this assignment, an initializer without a seed would return
+    different rows in each process.
     """
 
     @tf.function
@@ -566,133 +570,3 @@ def broadcast_initial_values(
                         broadcast(tf.cast(rows, tf.float32)), variable.dtype
                     )
                 )
-
-
-# Fields of a table that may differ between processes: only one process calls
-# `on_evict`, and copies of a table start with the initial values of the first
-# process.
-_PER_PROCESS_FIELDS = ("initializer", "on_evict", "first_values")
-
-
-def describe_settings(
-    spec: config.EmbeddingSpec, arguments: dict[str, Any]
-) -> list[tuple[str, str]]:
-    """Returns the settings that must be equal in all processes.
-
-    Args:
-      spec: Tables and features.
-      arguments: Other arguments of `TPUEmbedding` by name, including
-        `over_processes`.
-
-    Returns:
-      An ordered list of `(description, value)` texts.
-    """
-    settings = [
-        (f"argument `{name}`", _text(value))
-        for name, value in arguments.items()
-    ]
-    settings.append(("tables", _text([one.name for one in spec.tables])))
-    settings.append(("features", _text([one.name for one in spec.features])))
-    for table in spec.tables:
-        settings += _fields(f"of table {table.name!r}", table)
-        if arguments["over_processes"] == "sharded":
-            # Each process initializes its own shard.
-            settings.append(
-                (
-                    f"`initializer` of table {table.name!r}",
-                    _initializer(table.initializer),
-                )
-            )
-    for feature in spec.features:
-        where = f"of feature {feature.name!r}"
-        settings += [
-            (f"`table` {where}", spec.table_of(feature).name),
-            (
-                f"`max_sequence_length` {where}",
-                _text(feature.max_sequence_length),
-            ),
-        ]
-    return settings
-
-
-def check_agreed_settings(
-    strategy: tf.distribute.Strategy, settings: Sequence[tuple[str, str]]
-) -> None:
-    """Checks that the settings are equal in all processes.
-
-    All processes must call it.
-
-    Args:
-      strategy: A `MultiWorkerMirroredStrategy`, in cross-replica context.
-      settings: Settings that `describe_settings` returned.
-
-    Raises:
-      ValueError: In all processes, if the settings of one process differ.
-    """
-    texts = _gather(strategy, json.dumps(settings))
-    first, *others = [dict(json.loads(one)) for one in texts]
-    for number, other in enumerate(others, start=1):
-        for name in (*first, *other):
-            if first.get(name) != other.get(name):
-                raise ValueError(
-                    "A TPUEmbedding must be the same in all processes of a "
-                    f"MultiWorkerMirroredStrategy. Received: {name}: "
-                    f"{first.get(name, 'none')} in process 0, "
-                    f"{other.get(name, 'none')} in process {number}."
-                )
-
-
-def _fields(where: str, value: Any) -> list[tuple[str, str]]:
-    settings = []
-    for one in dataclasses.fields(value):
-        field = getattr(value, one.name)
-        if one.name in _PER_PROCESS_FIELDS:
-            continue
-        if dataclasses.is_dataclass(field):
-            settings += _fields(f"of the {one.name} {where}", field)
-        else:
-            settings.append((f"`{one.name}` {where}", _text(field)))
-    return settings
-
-
-def _initializer(value: Any) -> str:
-    """Returns class and settings of an initializer, without its seed.
-
-    The seed may be random and therefore differ between processes.
-    """
-    settings = getattr(value, "get_config", dict)()
-    settings.pop("seed", None)
-    return f"{type(value).__name__} {_text(sorted(settings.items()))}"
-
-
-def _text(value: Any) -> str:
-    """Returns a text for a value; the text is equal in all processes."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_text(one) for one in value)}]"
-    if callable(value):
-        return "a function"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns the texts of all processes, in the order of the processes."""
-    # Collectives do not support bytes.
-    values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    @tf.function
-    def gather_values() -> Any:
-        def of_replica():
-            return [
-                all_gather(tf.constant(one)) for one in ([len(values)], values)
-            ]
-
-        return [
-            strategy.experimental_local_results(one)[0]
-            for one in strategy.run(of_replica)
-        ]
-
-    sizes, values_of_all = (one.numpy() for one in gather_values())
-    texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])
-    # All replicas of a process have the same text.
-    num_local = len(strategy.extended.worker_devices)
-    return [one.tobytes().decode() for one in texts[::num_local]]

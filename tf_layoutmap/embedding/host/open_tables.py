@@ -1,8 +1,8 @@
-"""Tables with open vocabularies: arguments of engine ops, and resizing.
+"""Arguments of engine ops for open-vocabulary tables, and resizing.
 
 `OpenTables` creates the arguments of the engine's ops for these tables, and
-calls `on_evict` with the evicted keys. `resize` creates the variables of a
-table for another capacity and moves the rows.
+calls `on_evict` with the evicted keys. `resize` creates new variables for a
+table with another capacity, and copies the rows to these variables.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class OpenTables:
         reports_evicted: bool = True,
         in_processes: bool = False,
     ):
-        """Creates the arguments of ops for the open tables of `spec`.
+        """Prepares the arguments of ops for the open tables of `spec`.
 
         Args:
           spec: Tables and features.
           variables: Variables that `tables.create_tables` created, by table
             name.
-          reports_evicted: Whether `on_evict` is called with evicted keys.
+          reports_evicted: Whether the engine calls `on_evict` with evicted
+            keys.
           in_processes: Whether other processes run the same steps.
         """
         self._spec = spec
@@ -90,7 +91,8 @@ class OpenTables:
         self._dtypes = {
             number: _row_dtypes(table) for number, table in open_tables
         }
-        # The `on_evict` callables by table index, in the order of the tables.
+        # Functions that call `on_evict`, by table index and in the order of the
+        # tables.
         self._reporters = {
             number: evicted.teller(
                 table.vocabulary.settings.on_evict,
@@ -119,14 +121,15 @@ class OpenTables:
         self,
         inputs: Sequence[embedding_inputs.FeatureIds],
     ) -> dict[str, Any]:
-        """Returns the arguments of a step, except for its batch.
+        """Returns the arguments of a step's op, except for the batch.
 
         Args:
-          inputs: Inputs by replica, then by feature.
+          inputs: Inputs of all features, first for replica 0, then for replica
+            1, and then for all other replicas.
 
         Raises:
-          ValueError: If some features of one table have integers and others
-            have strings.
+          ValueError: If one feature of a table has integers and another feature
+            has strings.
         """
         return {
             "state": _handles(self._state),
@@ -144,8 +147,8 @@ class OpenTables:
     ) -> None:
         """Calls `on_evict` with the keys that a step has evicted.
 
-        If `on_evict` raises, the step is undone: the engine discards the step,
-        and the evicted keys get their rows back.
+        If `on_evict` raises an error, the engine discards the step, and the
+        evicted keys get their rows back.
 
         Args:
           engine: Handle of the engine.
@@ -179,13 +182,14 @@ class OpenTables:
         outcome: str,
         **variables: Sequence[tf.Variable],
     ) -> None:
-        """Calls `report`; if it raises, undoes the engine's last op.
+        """Calls `report`, and undoes the engine's last op if `report` raises.
 
         Args:
-          report: Function that is called with arrays.
+          report: Function that takes NumPy arrays.
           values: Arguments of `report`, as tensors.
           engine: Handle of the engine.
-          outcome: Sentence of the error message about the undone op.
+          outcome: Sentence for the error message that states the result of the
+            undo.
           **variables: Variables `state`, `shards` and `slots` that were passed
             to the op.
         """
@@ -216,7 +220,8 @@ class OpenTables:
                 )
             return ""
 
-        # The engine orders its ops, so a later dequeue runs after the undo.
+        # The ops of the engine run in program order, so a later `dequeue` runs
+        # after the undo.
         undo(
             tf.py_function(
                 tf_private.kept_by_graphs(report_error), values, tf.string
@@ -229,7 +234,8 @@ class OpenTables:
 
         Args:
           table: Index of the table.
-          values: Arrays of keys, rows and slot variables.
+          values: Arrays with the evicted keys, their rows and the values of
+            their slot variables.
         """
         if table in self._reporters:
             self._reporters[table](*values)
@@ -243,10 +249,11 @@ class OpenTables:
           engine: Handle of the engine.
           table: Index of the table.
           keys: int64 keys to evict.
-          expired: Whether to evict all expired keys instead.
+          expired: Whether to evict all expired keys instead of `keys`.
 
         Returns:
-          The `[num_evicted]` int64 keys that had a row.
+          The evicted keys, `[num_evicted]` int64. Keys without a row are not
+          included.
         """
         settings = self._spec.tables[table].vocabulary.settings
         evictions = ops.evict_keys(
@@ -277,16 +284,17 @@ def kind_of_keys(
     table: int,
     inputs: Sequence[embedding_inputs.FeatureIds],
 ) -> int:
-    """Returns the kind of a table's keys in a batch: integers or strings.
+    """Returns whether a table's keys in a batch are integers or strings.
 
     Args:
       spec: Tables and features.
       table: Index of the table.
-      inputs: Inputs by replica, then by feature.
+      inputs: Inputs of all features, first for replica 0, then for replica 1,
+        and then for all other replicas.
 
     Raises:
-      ValueError: If some features of the table have integers and others have
-        strings.
+      ValueError: If one feature of the table has integers and another feature
+        has strings.
     """
     features = spec.features
     kinds = {
@@ -305,7 +313,7 @@ def kind_of_keys(
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
-    """Returns the dtypes of the rows and of each slot variable."""
+    """Returns the dtypes of the rows and of the slot variables."""
     slots = table.optimizer.slots if table.optimizer else ()
     return [tf.as_dtype(table.dtype), *(tf.float32 for _ in slots)]
 
@@ -328,8 +336,9 @@ class Resized:
     Attributes:
       spec: Spec of the embedding with the new capacity.
       variables: New variables of the table, by name.
-      conversion: Counts of the kept and dropped keys.
-      dropped: Arrays of the dropped keys, their rows and slot variables.
+      conversion: Numbers of kept and dropped keys.
+      dropped: Arrays with the dropped keys, their rows and the values of their
+        slot variables.
     """
 
     spec: config.EmbeddingSpec
@@ -343,11 +352,11 @@ def spec_with_capacity(
     table: int,
     capacity: int,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with another capacity of one vocabulary.
+    """Returns the spec with a new capacity for one vocabulary.
 
     Raises:
-      TypeError: If `OpenVocabulary` raises it for the capacity.
-      ValueError: If `OpenVocabulary` raises it for the capacity.
+      TypeError: If `OpenVocabulary` does not accept the type of `capacity`.
+      ValueError: If `OpenVocabulary` does not accept the value of `capacity`.
     """
     old = spec.tables[table]
     settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
@@ -366,16 +375,16 @@ def resize(
     old: Mapping[str, Any],
     partitioner: tables.Partitioner | None,
 ) -> Resized:
-    """Creates the variables of a table with the capacity of a spec.
+    """Creates variables for a table with a new capacity, and copies the rows.
 
-    The old variables are not changed. Memory holds the old and the new
-    variables, and a copy of one variable at a time.
+    The old variables are not changed. The memory must hold the old variables,
+    the new variables, and a copy of one variable at a time.
 
     Args:
       spec: Spec with the new capacity.
       table: Index of the table.
       old: Old variables of the table.
-      partitioner: Partitioner of the table, if any.
+      partitioner: Partitioner of the table, or None.
     """
     one = spec.tables[table]
     keys = _gathered(old[state.KEYS])
@@ -397,7 +406,7 @@ def resize(
                 value = moved.of(value)
         first = 0
         for shard in tables.shards_of(variable):
-            if not value.ndim:  # This counts the updates of 16-bit rows.
+            if not value.ndim:  # Counter of rounding steps.
                 shard.assign(value)
                 continue
             size = checks.known_size(shard)
@@ -407,10 +416,11 @@ def resize(
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:
-    """Frees the memory of variables that must not be used any more.
+    """Frees the memory of variables that a resize has replaced.
 
-    A function that was traced earlier still uses these variables. Without
-    values, its lookups raise errors instead of returning outdated rows.
+    A function that was traced before the resize still uses these variables.
+    Because the variables are empty, lookups in this function raise errors
+    instead of returning outdated rows.
     """
     for variable in old.values():
         for shard in tables.shards_of(variable):
@@ -422,7 +432,7 @@ def empty_variables(old: Mapping[str, Any]) -> None:
 
 
 def resize_scope(variables: Mapping[str, Any]) -> Any:
-    """Returns the strategy scope that variables were created in."""
+    """Returns the strategy scope in which the variables were created."""
     shard = tables.shards_of(variables[tables.PARAMETERS])[0]
     strategy = getattr(shard, "_distribute_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()

@@ -1,7 +1,7 @@
 """The shapes of inputs, activations and gradients of a step.
 
-`SampleShapes` records the shapes of samples, which are set by the features, by
-`build` or by the first step. `StepShapes` uses them to read inputs and to
+`SampleShapes` records the shapes of samples. The features, `build` or the first
+step set these shapes. `StepShapes` uses the shapes to read inputs, and to
 reshape activations and gradients.
 """
 
@@ -26,8 +26,9 @@ class SampleShapes:
     """The known shapes of the samples of each feature.
 
     Attributes:
-      features: The features of the engine. A sequence feature whose inputs
-        have more than 2 dimensions is not a sequence feature in the engine.
+      features: The features in the form that the engine processes. If the
+        inputs of a sequence feature have more than 2 dimensions, the engine
+        combines their ids like the ids of other features.
     """
 
     def __init__(self, features: tuple[config.FeatureSpec, ...]):
@@ -35,12 +36,12 @@ class SampleShapes:
         self._given = features
         self.features = list(features)
         self._is_fixed = False
-        # One shape per feature after `declare_arguments`. None in a shape
-        # allows any size.
+        # One shape per feature, which `declare_arguments` sets. A size of None
+        # in a shape allows any size.
         self._declared: list[Shape] | None = None
-        # Sizes of the sample dimensions after the first one, which all steps
-        # must have. They are None until the feature, `build` or an input sets
-        # them.
+        # For each feature, the sizes of all sample dimensions except the first
+        # one. All steps must have these sizes. An entry is None until the
+        # feature, `build` or an input sets the sizes.
         self._inner: list[tuple[int, ...] | None] = [
             None
             if one.output_shape is None
@@ -49,18 +50,18 @@ class SampleShapes:
         ]
 
     def fix(self) -> tuple[config.FeatureSpec, ...]:
-        """Fixes the features, and returns them for the engine."""
+        """Prevents later changes of the features, and returns the features."""
         self._is_fixed = True
         return tuple(self.features)
 
     def declare_arguments(
         self, feature_config: Any, shapes: Any, batch_size: int | None
     ):
-        """Declares the shapes that are passed to `build`, if any.
+        """Declares the shapes that were passed to `build`, if there are any.
 
         Args:
           feature_config: Nested structure of features.
-          shapes: Shapes as `build_shapes.read_arguments` accepts them.
+          shapes: Shapes in any form that `build_shapes.read_arguments` accepts.
           batch_size: Batch size of every feature, or None.
         """
         declared = build_shapes.read_arguments(
@@ -70,17 +71,18 @@ class SampleShapes:
             self._declare(declared)
 
     def _declare(self, shapes: list[Shape]):
-        """Requires these shapes of samples in every later step.
+        """Stores the shapes that the samples of all later steps must have.
 
         Raises:
-          ValueError: If other shapes were declared before, or if a shape
+          ValueError: If an earlier call declared other shapes, or if a shape
             contradicts the `output_shape` of its feature.
         """
         declared = []
         for feature, shape in zip(self._given, shapes):
             if feature.output_shape is not None:
                 build_shapes.check(feature, feature.output_shape, shape)
-                # As in TensorFlow, `output_shape` takes precedence.
+                # As in TensorFlow, `output_shape` has precedence over the
+                # arguments of `build`.
                 shape = build_shapes.merge(feature.output_shape, shape)
             declared.append(shape)
         if self._declared is not None:
@@ -103,35 +105,36 @@ class SampleShapes:
         self._declared = declared
 
     def set_inner(self, index: int, inner: Shape):
-        """Checks and sets the inner sizes of an input of feature `index`.
+        """Checks and sets the inner sizes of feature `index`.
 
         Args:
           index: Index of the feature.
-          inner: Sizes of the sample dimensions after the first one.
+          inner: Sizes of all sample dimensions except the first one.
 
         Raises:
           ValueError: If the sizes differ from the declared sizes or from the
-            first input, if they are unknown, or if the engine already has
-            sequences for the feature.
+            sizes of the first input, or if a size is unknown. The method also
+            raises this error if the input of a sequence feature has more than 2
+            dimensions and the engine already exists.
         """
         self._set_inner_sizes({index: inner})
 
     def set_all_flat(self):
-        """Sets the inner sizes of all features to `()`, after a check."""
+        """Checks and sets the inner sizes of all features to `()`."""
         self._set_inner_sizes(dict.fromkeys(range(len(self.features)), ()))
 
     def inner(self, index: int) -> tuple[int, ...]:
-        """Returns the sizes of the sample dimensions after the first one."""
+        """Returns the sizes of all sample dimensions except the first one."""
         return self._inner[index] or ()
 
     def declared_shape(self, index: int) -> Shape | None:
-        """Returns the declared shape, or None."""
+        """Returns the declared shape of a feature's samples, or None."""
         if self._declared is not None:
             return self._declared[index]
         return self._given[index].output_shape
 
     def num_samples(self, index: int) -> int | None:
-        """Returns the declared number of samples of each step, or None."""
+        """Returns the declared number of samples in each step, or None."""
         return _count(self.declared_shape(index) or (None,))
 
     def combines_positions(self, index: int) -> bool:
@@ -139,7 +142,8 @@ class SampleShapes:
         return not self.features[index].is_sequence
 
     def _set_inner_sizes(self, sizes: dict[int, Shape]):
-        # All sizes are checked before the first one is set.
+        # All sizes are checked before any size is set, so an error does not
+        # change the state.
         for index, inner in sizes.items():
             self._check(index, inner)
             self._check_sequence(index, inner)
@@ -149,7 +153,8 @@ class SampleShapes:
     def _check(self, index: int, inner: Shape):
         """Checks that the sizes equal the sizes that are already set.
 
-        If no sizes are set yet, the sizes must be static and above 0.
+        If the feature has no sizes yet, the new sizes must be static and above
+        0.
         """
         name = self._given[index].name
         known = self._inner[index]
@@ -172,7 +177,7 @@ class SampleShapes:
             )
 
     def _check_sequence(self, index: int, inner: Shape):
-        """Checks the rank if the engine already has sequences."""
+        """Checks the rank of a sequence feature after the engine is created."""
         feature = self.features[index]
         if inner and feature.is_sequence and self._is_fixed:
             raise ValueError(
@@ -183,7 +188,7 @@ class SampleShapes:
             )
 
     def _settle(self, index: int, inner: Shape):
-        """Sets the sizes of the first input."""
+        """Sets the inner sizes of a feature, if they are not set yet."""
         if self._inner[index] is not None:
             return
         self._inner[index] = cast("tuple[int, ...]", inner)
@@ -201,14 +206,14 @@ class SampleShapes:
 
 
 def _count(shape: Shape) -> int | None:
-    """Returns the number of samples of a shape; None if a size is unknown."""
+    """Returns the product of all sizes, or None if a size is unknown."""
     return math.prod(shape) if is_known(shape) else None
 
 
 class StepShapes:
     """A converter between the shapes of user code and of the engine.
 
-    It reads inputs, and reshapes activations and gradients.
+    The converter reads inputs, and reshapes activations and gradients.
 
     Attributes:
       samples: Known shapes of the samples of each feature.
@@ -217,21 +222,21 @@ class StepShapes:
     def __init__(self, spec: config.EmbeddingSpec):
         self._spec = spec
         self.samples = SampleShapes(spec.features)
-        # The graph of the last dequeue of each replica, and its numbers of
-        # samples by feature.
+        # For each replica, the graph in which its last step was dequeued, and
+        # the number of samples of each feature in that step.
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
     def fix_spec(self) -> config.EmbeddingSpec:
-        """Fixes the spec, and returns it for the engine."""
+        """Prevents later changes of the features, and returns the spec."""
         return dataclasses.replace(self._spec, features=self.samples.fix())
 
     def replace_spec(self, spec: config.EmbeddingSpec) -> None:
-        """Replaces the spec by one with the same features and other tables."""
+        """Replaces the spec. The new spec must have the same features."""
         self._spec = spec
 
     @property
     def has_open_tables(self) -> bool:
-        """Whether any table has an open vocabulary, whose ids are keys."""
+        """Whether any table has an open vocabulary."""
         return self._spec.has_open_tables
 
     def read_input(
@@ -240,15 +245,15 @@ class StepShapes:
         value: Any,
         weight: Any,
     ) -> embedding_inputs.FeatureIds:
-        """Returns the input of feature `index` in the form of the engine.
+        """Converts the input of feature `index` to the form of the engine.
 
-        A size that is only known at run time is checked at run time, and
-        raises `InvalidArgumentError`.
+        If the number of samples is unknown during tracing, it is checked at run
+        time. The check raises `InvalidArgumentError`.
 
         Raises:
           TypeError: If `inputs.read_feature` raises a TypeError.
-          ValueError: If `inputs.read_feature` raises a ValueError, or the shape
-            differs from the declared shape.
+          ValueError: If `inputs.read_feature` raises a ValueError, or if the
+            shape differs from the declared shape.
         """
         feature = self._spec.features[index]
         read = (
@@ -279,15 +284,15 @@ class StepShapes:
         self,
         packed: packing.PackedIds,
     ) -> packing.PackedIds:
-        """Checks and returns a packed batch, which has no inner dimensions.
+        """Checks and returns a packed batch. It has one sample axis.
 
         Raises:
-          ValueError: If the batch size differs from the declared size.
+          ValueError: If the batch size differs from the declared batch size.
         """
         self.samples.set_all_flat()
         num_samples = packed.num_samples
-        # Most features have the same declared size. Each distinct size is
-        # checked once.
+        # Most features have the same declared size, so each distinct size is
+        # checked only once.
         for expected, index in {
             self.samples.num_samples(index): index
             for index in reversed(range(len(self._spec.features)))
@@ -298,7 +303,7 @@ class StepShapes:
     def _check_num_samples(
         self, index: int, expected: int | None, num_samples: Any
     ) -> Any:
-        """Checks and returns the number of samples."""
+        """Checks the number of samples, and returns it."""
         if expected is None:
             return num_samples
         message = (
@@ -322,10 +327,10 @@ class StepShapes:
         self,
         activations: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns activations of the engine in the shape of the inputs.
+        """Reshapes activations of the engine to match the inputs of the step.
 
         Args:
-          activations: `[num_samples, ...]` tensors, one per feature.
+          activations: One tensor `[num_samples, ...]` per feature.
         """
         return [
             self._shape_activations(index, one)
@@ -343,7 +348,7 @@ class StepShapes:
         if static_shape.rank == shape.rank and all(
             size in (None, known) for size, known in zip(shape, static_shape)
         ):
-            return activations  # This saves an operation per feature.
+            return activations  # The shape is already static.
         return tf.ensure_shape(activations, shape)
 
     def _activation_shape(self, index: int) -> tf.TensorShape:
@@ -362,11 +367,11 @@ class StepShapes:
         replica: int,
         gradients: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Returns gradients of the last dequeued step in the engine's shape.
+        """Reshapes gradients of the last dequeued step for the engine.
 
         Args:
           replica: Index of the replica of the step.
-          gradients: One per feature; None for zeros.
+          gradients: One gradient per feature. None represents zeros.
         """
         return [
             self._flatten(
@@ -385,7 +390,7 @@ class StepShapes:
         self,
         gradients: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns gradients of an open lookup in the engine's shape."""
+        """Reshapes gradients of an open lookup for the engine."""
         return [
             self._flat_gradient(index, gradient)
             for index, gradient in enumerate(gradients)
@@ -407,7 +412,7 @@ class StepShapes:
         return tf.reshape(gradient, [-1, gradient.shape[-1]])
 
     def record_dequeued(self, replica: int, activations: list[tf.Tensor]):
-        """Records the sizes of the step that a replica has dequeued."""
+        """Records the numbers of samples in a replica's dequeued step."""
         sizes = [
             one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
             for one in activations
@@ -418,10 +423,11 @@ class StepShapes:
         )
 
     def _dequeued_shape(self, replica: int, index: int) -> list[Any]:
-        """Returns the shape of activations as sizes and scalar tensors.
+        """Returns the shape of activations as ints and scalar tensors.
 
         Raises:
-          ValueError: If the step was dequeued in another function.
+          ValueError: If the number of samples is unknown because another
+            function dequeued the step.
         """
         shape = self._activation_shape(index).as_list()
         if shape[0] is None:
@@ -440,8 +446,9 @@ class StepShapes:
 def _is_reachable(graph) -> bool:
     """Returns whether a tensor of `graph` can be used in the current context.
 
-    Eager sizes must not be used in a function: they would be traced as
-    constants, and would be wrong for the next batch.
+    A size from an eager step must not be used in a traced function, because the
+    function would contain the size as a constant. The constant would be wrong
+    for the next batch.
     """
     if graph is None:
         return tf.executing_eagerly()

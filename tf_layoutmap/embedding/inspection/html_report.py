@@ -1,7 +1,7 @@
 """Formats an `IdReport` as rows of text, and as one HTML page with plots.
 
-This module uses the Python standard library only. The page is self-contained:
-it loads no scripts and no fonts.
+This module imports only the Python standard library. The HTML page does not
+load scripts, fonts or other files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ svg text { font: 11px system-ui, sans-serif; fill: #5b6472; }
 
 
 def feature_rows(report: Any) -> list[list[str]]:
-    """Returns a header row and one row of text per feature."""
+    """Returns a header row, and one row of strings per feature."""
     rows = [
         [
             "feature",
@@ -70,7 +70,7 @@ def feature_rows(report: Any) -> list[list[str]]:
 
 
 def table_rows(report: Any) -> list[list[str]]:
-    """Returns a header row and one row of text per table."""
+    """Returns a header row, and one row of strings per table."""
     rows = [
         [
             "table",
@@ -106,20 +106,22 @@ def table_rows(report: Any) -> list[list[str]]:
 def split_columns(
     rows: Sequence[Sequence[str]], width: int
 ) -> list[list[list[str]]]:
-    """Splits a table by columns into tables that fit a terminal.
+    """Splits the columns of a table into tables that fit a terminal.
 
     >>> split_columns([["name", "ids", "rows"], ["a", "1", "2"]], 17)
     [[['name', 'ids'], ['a', '1']], [['name', 'rows'], ['a', '2']]]
 
     Args:
-      rows: A header row and rows of text, whose first column names the row.
-      width: Number of characters per line. A column takes 3 characters more
-        than its text, and the table 1 character more than its columns.
+      rows: A header row, and rows of strings. The first column contains the
+        names of the rows.
+      width: Number of characters per line. The width of a column is the width
+        of its text plus 3 characters. The width of a table is the width of its
+        columns plus 1 character.
 
     Returns:
-      At least one table; all tables start with the first column. The first
-      column takes at most a third of the line, so longer names must be
-      wrapped.
+      One or more tables, which all start with the first column. The first
+      column has at most a third of the line width, so the caller must wrap
+      longer names.
     """
     sizes = [max(map(len, column)) + 3 for column in zip(*rows)]
     first = min(sizes[0], max(width // 3, 10)) + 1
@@ -180,7 +182,7 @@ def page(report: Any) -> str:
 
 
 def proposal_rows(report: Any) -> list[list[str]]:
-    """Returns a header row and one row of text per table with a proposal."""
+    """Returns a header row, and one row per table that has a proposal."""
     rows = [
         [
             "table",
@@ -210,7 +212,7 @@ def proposal_rows(report: Any) -> list[list[str]]:
 
 
 def _open_tables(report: Any) -> str:
-    """Returns the HTML section of proposals; empty if there are none."""
+    """Returns the HTML section with proposals, or an empty string."""
     rows = proposal_rows(report)
     if len(rows) == 1:
         return ""
@@ -251,7 +253,7 @@ def _bytes(count: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
-    """Returns an HTML table that marks nonzero values of column `bad`."""
+    """Returns an HTML table. Nonzero values of column `bad` are marked."""
     head = "".join(f"<th>{html.escape(one)}</th>" for one in rows[0])
     body = ""
     for row in rows[1:]:

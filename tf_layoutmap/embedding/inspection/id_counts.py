@@ -1,8 +1,8 @@
 """Counts ids and keys, and proposes settings of an open vocabulary.
 
-This module uses numpy only. A lookup of a key is served if an earlier step has
-assigned a row to the key. `share_known` in the `stats` of a vocabulary uses
-the same definition.
+This module requires NumPy, but not TensorFlow. A lookup of a key is called
+served if an earlier step has assigned a row to the key. The number
+`share_known` in the `stats` of a vocabulary uses the same definition.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class RowCounts:
         return int(self._counts.sum())
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows that were looked up, ascending, and lookup counts."""
+        """Returns the distinct rows, ascending, and their lookup counts."""
         return self._rows, self._counts
 
     def descending(self) -> np.ndarray:
-        """Returns the lookup counts of the rows in descending order."""
+        """Returns the lookup counts of all rows, in descending order."""
         return np.sort(self._counts)[::-1]
 
     def hottest(self, count: int) -> list[tuple[int, int]]:
@@ -78,9 +78,9 @@ class FeatureCounts:
         """Creates statistics without samples.
 
         Args:
-          num_rows: Number of rows of the table; None if ids are keys.
-          max_sequence_length: Number of positions; 0 for a feature whose ids
-            are combined.
+          num_rows: Number of rows of the table, or None if the ids are keys.
+          max_sequence_length: Number of positions of a sequence feature. The
+            value is 0 for all other features, whose ids are combined.
         """
         self._num_rows = num_rows
         self._length = max_sequence_length
@@ -107,9 +107,9 @@ class FeatureCounts:
 
         Args:
           ids: `[num_ids]` integers.
-          sizes: `[num_samples]`, the number of ids of each sample.
-          positions: `[num_ids]`, the position of each id in its sequence; None
-            if the ids are at consecutive positions.
+          sizes: Number of ids of each sample, `[num_samples]`.
+          positions: Position of each id in its sequence, `[num_ids]`. None if
+            the ids are at consecutive positions.
         """
         ids = ids.astype(np.int64)
         self.num_samples += len(sizes)
@@ -136,8 +136,9 @@ class FeatureCounts:
         self.samples_of_size.add(*np.unique(sizes, return_counts=True))
         if not len(sizes):
             return
-        # A padded batch is as wide as its longest sample, or as
-        # `max_sequence_length` for a sequence feature.
+        # Width of the padded batch. A sequence feature is padded to
+        # `max_sequence_length`. Other features are padded to the longest
+        # sample.
         width = self._length or int(sizes.max())
         filled = int(
             (positions < width).sum()
@@ -150,25 +151,26 @@ class FeatureCounts:
 
     @property
     def padding_waste(self) -> float:
-        """Share of the positions in padded batches that hold no id."""
+        """Share of empty positions in padded batches."""
         if not self._num_places:
             return 0.0
         return 1 - self._num_filled / self._num_places
 
     @property
     def unique_ratio(self) -> float:
-        """Sum of the distinct rows of each batch, divided by the lookups.
+        """Number of distinct rows, summed over all batches, per lookup.
 
-        It is 1 if no batch looks up a row twice.
+        The ratio is 1 if no batch looks up a row twice.
         """
         total = self.rows.total
         return self._unique_in_batches / total if total else 0.0
 
 
-# Candidates for `min_count`, the number of lookups before a key gets a row.
+# Values of `min_count` from which a proposal selects. A vocabulary admits a key
+# when the key has this number of lookups.
 MIN_COUNTS = (1, 2, 3, 5, 8)
-# Above this load factor, all slots in which a new key may be placed can be
-# occupied.
+# Load factor of a proposed vocabulary. With a higher load factor, all slots
+# that are possible for a new key can be occupied.
 LOAD = 0.75
 
 
@@ -177,11 +179,12 @@ class Proposal:
     """Proposed settings of an open vocabulary.
 
     Attributes:
-      capacity: Capacity, of which the admitted keys fill three quarters.
-      min_count: Number of lookups before a key is admitted.
+      capacity: Capacity of the vocabulary. The admitted keys fill three
+        quarters of the capacity.
+      min_count: Number of lookups after which a key is admitted.
       num_keys: Number of admitted keys.
-      share_served: Share of all lookups that find a row.
-      share_served_at_most: Value of `share_served` if each key had a row.
+      share_served: Share of all lookups that are served.
+      share_served_at_most: Value of `share_served` if all keys were admitted.
     """
 
     capacity: int
@@ -192,18 +195,19 @@ class Proposal:
 
 
 class KeyCounts:
-    """Number of lookups of each key, in total and before it had a row."""
+    """Number of lookups of each key, in total and before its admission."""
 
     def __init__(self):
         """Creates a counter without lookups."""
         self._keys = np.zeros([0], np.int64)
         self._lookups = np.zeros([0], np.int64)
-        # For each key and each of `MIN_COUNTS`: the number of lookups until
-        # the end of the step in which the key gets a row; -1 if it gets none.
+        # For each key and each value in `MIN_COUNTS`: the number of lookups of
+        # the key until the end of the step that admits the key. The number is
+        # -1 if the key is not admitted.
         self._unserved = np.zeros([0, len(MIN_COUNTS)], np.int64)
 
     def add(self, keys: np.ndarray) -> None:
-        """Adds the keys of one step, `[num_keys]` int64."""
+        """Adds the keys of one step. `keys` is `[num_keys]` int64."""
         found, counts = np.unique(keys, return_counts=True)
         places = np.searchsorted(self._keys, found)
         is_new = np.ones(len(found), bool)
@@ -221,11 +225,11 @@ class KeyCounts:
         self._unserved[places] = np.where(admitted, lookups[:, None], unserved)
 
     def items(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the keys, ascending, and their lookup counts."""
+        """Returns the keys in ascending order, and their lookup counts."""
         return self._keys, self._lookups
 
     def served(self, min_count: int) -> np.ndarray:
-        """Returns the served lookups of each admitted key, descending.
+        """Returns the number of served lookups per key, in descending order.
 
         Args:
           min_count: One of `MIN_COUNTS`.
@@ -247,10 +251,11 @@ class KeyCounts:
         return float(self.served(min_count).sum() / total) if total else 0.0
 
     def curve(self, min_count: int) -> list[tuple[int, float]]:
-        """Returns (number of rows, share of served lookups) points.
+        """Returns points with a number of rows and the share of served lookups.
 
-        At each point, the rows belong to the keys with the most served
-        lookups. The numbers of rows are spaced for a logarithmic axis.
+        At each point, the rows are assigned to the keys with the most served
+        lookups. The distances between the points are even on a logarithmic
+        axis.
         """
         served = self.served(min_count)
         if not len(served):
@@ -260,12 +265,12 @@ class KeyCounts:
         return [(int(one), float(shares[one - 1])) for one in rows]
 
     def propose(self, kept_share: float) -> Proposal | None:
-        """Returns proposed settings; None if there are no keys.
+        """Returns the proposed settings, or None if there are no keys.
 
         Args:
-          kept_share: Number in [0, 1]. `min_count` is the largest of
-            `MIN_COUNTS` that serves at least this share of the lookups that
-            `min_count=1` serves.
+          kept_share: Number in [0, 1]. The proposed `min_count` is the largest
+            value in `MIN_COUNTS` with a sufficient share of served lookups: at
+            least `kept_share` times the share with `min_count=1`.
         """
         if not len(self._keys):
             return None
@@ -290,7 +295,7 @@ class KeyCounts:
 
 
 def describe_keys(counts: KeyCounts, kept_share: float) -> dict[str, Any]:
-    """Returns the proposal and the curves as plain values."""
+    """Returns the proposal and the curves as values for JSON."""
     proposal = counts.propose(kept_share)
     return {
         "proposal": proposal and dataclasses.asdict(proposal),

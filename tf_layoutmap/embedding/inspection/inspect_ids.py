@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         TableConfig,
     )
 
-# Number of slot variables of each optimizer, which all have the shape of the
-# table.
+# Number of slot variables of each optimizer. Each slot variable has the shape
+# of the table.
 _NUM_SLOTS = {
     "SGD": 0,
     "Adagrad": 1,
@@ -52,19 +52,19 @@ class IdReport:
     tables: dict[str, dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all numbers as plain values, for JSON."""
+        """Returns the report as a dict that JSON can represent."""
         return dataclasses.asdict(self)
 
     def print(self, console: Any = None):
         """Prints the numbers as tables.
 
-        A table that is wider than the console is split into several tables,
-        which all start with the same column.
+        If a table is wider than the console, it is split into several tables.
+        All of these tables start with the same column.
 
         Args:
-          console: A `rich.console.Console`; None for the terminal.
+          console: A `rich.console.Console`, or None for the terminal.
         """
-        # The import is local because only printing requires rich.
+        # `rich` is imported here, because only this method requires it.
         from rich import console as rich_console
         from rich import table as rich_table
 
@@ -82,7 +82,8 @@ class IdReport:
                     title=title if part is parts[0] else f"{title}, continued"
                 )
                 for number, name in enumerate(part[0]):
-                    # Names may be wrapped, numbers may not.
+                    # Names can be split over several lines. Numbers are never
+                    # split.
                     shown.add_column(
                         name,
                         justify="right" if number else "left",
@@ -94,18 +95,18 @@ class IdReport:
                 console.print(shown)
 
     def html(self) -> str:
-        """Returns a self-contained page with tables and plots."""
+        """Returns an HTML page that contains all tables and plots."""
         return html_report.page(self)
 
     def save_html(self, path: Any):
-        """Writes `html()` to a file.
+        """Writes the HTML page to a file.
 
         Args:
           path: Path of the file. An existing file is replaced.
 
         Raises:
-          OSError: If the file cannot be written. In this case, an existing file
-            is not changed.
+          OSError: If the file cannot be written. After this error, an existing
+            file is unchanged.
         """
         html = self.html()
         with files.replacing_file(os.fspath(path)) as new:
@@ -121,7 +122,7 @@ def inspect_ids(
     open_tables: Iterable[str | TableConfig] = (),
     kept_share: float = 0.95,
 ) -> IdReport:
-    """Reads a dataset and reports how its ids use the tables.
+    """Reads a dataset, and reports how its ids use the tables.
 
     Ids outside of their tables are counted and do not raise an error.
 
@@ -136,8 +137,9 @@ def inspect_ids(
     >>> report.tables["words"]["hottest_rows"]
     [(1, 3)]
 
-    The ids of tables in `open_tables` are keys: any integers or strings. The
-    report then proposes settings of an open vocabulary:
+    The ids of tables in `open_tables` are keys, which can be any integers or
+    strings. For these tables, the report proposes settings of an open
+    vocabulary:
 
     >>> words = [["red", "fox"], ["red", "owl"], ["red", "fox"]] * 4
     >>> dataset = tf.data.Dataset.from_tensor_slices({"x": words})
@@ -147,40 +149,66 @@ def inspect_ids(
     (4, 1)
 
     Args:
-      dataset: Batches: structures of `feature_config`, or tuples whose first
-        element is such a structure, such as `(features, labels)`.
+      dataset: Iterable of batches. A batch has the structure of
+        `feature_config`, or is a tuple such as `(features, labels)` whose first
+        element has this structure.
       feature_config: Nested structure of `FeatureConfig`.
-      optimizer: Optimizer of tables whose config has no optimizer. It is used
-        to compute the memory of slot variables.
-      max_batches: Number of batches to read; None for all.
-      open_tables: Names of tables, or their `TableConfig`, whose ids are keys.
+      optimizer: Optimizer of tables whose config has no optimizer. The
+        optimizer determines the size of the slot variables in the report.
+      max_batches: Number of batches to read, or None to read all batches.
+      open_tables: Tables whose ids are keys, as names or `TableConfig` objects.
         Each batch counts as a step.
       kept_share: Number in [0, 1]. The proposed `min_count` is the largest of
-        1, 2, 3, 5 and 8 that serves at least this share of the lookups that
-        would be served if each key had a row.
+        1, 2, 3, 5 and 8 with a sufficient share of served lookups: at least
+        `kept_share` times the share with `min_count=1`.
 
     Returns:
-      The report. Features have `num_samples`, `num_ids`, `num_distinct` ids,
-      `num_empty` samples, `num_truncated` ids after the last position of a
-      sequence, `num_out_of_range` ids, `lowest_out_of_range` and
-      `highest_out_of_range`, `mean_ids_per_sample` and `max_ids_per_sample`,
-      `padding_waste` (the share of the positions in padded batches that hold no
-      id) and `unique_ratio` (the number of distinct rows in a batch divided by
-      its lookups). Tables have `num_rows`, `dim`, `num_bytes`,
-      `num_slot_bytes`, `bytes_by_optimizer` (rows and slot variables with each
-      optimizer), `num_lookups`, `num_distinct`, `coverage`, `hottest_rows`, and
-      `share_of_hottest` for 1, 10, 100 and 1000 rows. For a table in
-      `open_tables`, these numbers count keys instead of rows (a string is
-      represented by its hash), and the size is computed from the `proposal`,
-      which has `capacity`, `min_count`, `num_keys` with a row, `share_served`
-      (the share of lookups that find a row which an earlier batch has assigned
-      to their key), and `share_served_at_most` (the same share if each key had
-      a row). `served_by_rows` has points (rows, share) by `min_count`.
+      The report. `features` contains a dict for each feature, with these keys
+      among others:
+
+      - `num_samples`, `num_ids`, `num_distinct`: Numbers of samples, ids and
+        distinct ids.
+      - `num_empty`: Number of samples without ids.
+      - `num_truncated`: Number of ids after the last position of a sequence.
+      - `num_out_of_range`, `lowest_out_of_range`, `highest_out_of_range`:
+        Number, minimum and maximum of the ids outside of the table.
+      - `mean_ids_per_sample`, `max_ids_per_sample`: Mean and maximum of the
+        number of ids per sample.
+      - `padding_waste`: Share of empty positions in padded batches.
+      - `unique_ratio`: Number of distinct rows in each batch, summed over all
+        batches, divided by the number of lookups.
+
+      `tables` contains a dict for each table, with these keys among others:
+
+      - `num_rows`, `dim`: Size of the table.
+      - `num_bytes`, `num_slot_bytes`: Memory of the rows and of the slot
+        variables.
+      - `bytes_by_optimizer`: Memory of the rows and the slot variables together
+        with each of TensorFlow's optimizers.
+      - `num_lookups`, `num_distinct`: Number of lookups, and number of distinct
+        rows that were looked up.
+      - `coverage`: Share of the rows that were looked up.
+      - `hottest_rows`: The 10 rows with the most lookups, and their lookup
+        counts.
+      - `share_of_hottest`: Share of the lookups that read the 1, 10, 100 and
+        1000 hottest rows.
+
+      For a table in `open_tables`, these numbers count keys instead of rows. A
+      string is represented by its hash. The sizes are computed from the
+      proposed capacity. The dict of such a table also contains:
+
+      - `proposal`: Dict with the proposed `capacity` and `min_count`, and with
+        `num_keys`, the number of keys that get a row. It also contains
+        `share_served`, the share of lookups whose key got a row in an earlier
+        batch. `share_served_at_most` is the value of `share_served` if all keys
+        got a row.
+      - `served_by_rows`: For each `min_count`, a list of points (number of
+        rows, share of served lookups).
 
     Raises:
-      TypeError: If ids are not integers or, for a table in `open_tables`,
-        strings.
-      ValueError: If a batch has another structure, or `open_tables` or
+      TypeError: If ids are not integers. For a table in `open_tables`, ids can
+        also be strings.
+      ValueError: If a batch has another structure, or if `open_tables` or
         `kept_share` is invalid.
     """
     named = inputs.flatten_with_paths(feature_config)
@@ -256,7 +284,7 @@ def _features_of(batch: Any, feature_config: Any) -> Any:
 
 
 def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
-    """Returns ids, the number of ids per sample, and positions if sparse."""
+    """Returns ids, numbers of ids per sample, and positions of sparse ids."""
     positions = None
     if isinstance(value, tf.RaggedTensor):
         ids, sizes = value.flat_values, value.row_lengths()
@@ -315,7 +343,7 @@ def _describe_feature(spec, feature, counts) -> dict[str, Any]:
 
 
 def _joined(features) -> id_counts.RowCounts:
-    """Returns the sum of the counts of all features of a table."""
+    """Returns the summed lookup counts of all features of a table."""
     rows = id_counts.RowCounts()
     for counts in features:
         rows.add(*counts.rows.items())
@@ -323,7 +351,7 @@ def _joined(features) -> id_counts.RowCounts:
 
 
 def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
-    """Returns the result of `_describe_table`, extended by a proposal."""
+    """Returns the description of a table and proposed settings."""
     found = id_counts.describe_keys(keys, kept_share)
     if found["proposal"] is not None:
         table = dataclasses.replace(
@@ -334,7 +362,7 @@ def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
     rows.add(*keys.items())
     return {
         **_describe_table(table, rows),
-        # Each row has a key of 8 bytes, and a step and a count of 4 bytes each.
+        # Each row has a key (8 bytes), a step (4 bytes) and a count (4 bytes).
         "num_key_bytes": 16 * table.num_rows,
         **found,
     }
@@ -362,7 +390,7 @@ def _describe_table(table, rows) -> dict[str, Any]:
 
 
 def _by_rank(lookups: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (rank, lookups) at ranks spaced for a logarithmic axis."""
+    """Returns (rank, lookups) points for a logarithmic axis."""
     if not len(lookups):
         return []
     ranks = np.unique(np.geomspace(1, len(lookups), 100).astype(np.int64))

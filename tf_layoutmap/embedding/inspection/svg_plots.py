@@ -1,6 +1,6 @@
 """Creates the plots of an `IdReport` as SVG.
 
-This module uses the Python standard library only.
+This module imports only the Python standard library.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ _BLUE = "#1a66c2"
 # Colors of the lines in a plot, in the order of the legend.
 _COLORS = ("#1a66c2", "#b3561a", "#3c7d3f", "#7a4ba8", "#8a6d00")
 
-# Position of a label on its axis, in [0, 1], and its text.
+# A label of an axis: its position in [0, 1] and its text.
 Tick = tuple[float, str]
 
 
 def line(
     caption: str, points: Sequence[tuple[int, int]], x_name: str, y_name: str
 ) -> str:
-    """Returns a plot of a line through points, with two logarithmic axes.
+    """Returns a line plot with two logarithmic axes.
 
     Args:
       caption: Caption of the plot.
-      points: Positive coordinates; x is ascending, y is descending.
+      points: Points with positive coordinates. The x values ascend, and the y
+        values descend.
       x_name: Name of the x axis.
       y_name: Name of the y axis.
     """
@@ -57,7 +58,7 @@ def line(
 def bars(caption: str, counts: dict[int, int], x_name: str, y_name: str) -> str:
     """Returns a bar plot of counts by size, with at most 40 bars.
 
-    A bar represents several sizes if there are more than 40.
+    If there are more than 40 sizes, each bar represents several sizes.
 
     Args:
       caption: Caption of the plot.
@@ -80,8 +81,8 @@ def bars(caption: str, counts: dict[int, int], x_name: str, y_name: str) -> str:
             f'width="{right - left:.1f}" height="{bottom - top:.1f}" '
             f'fill="{_BLUE}"/>'
         )
-    # A label is below the middle of a bar for one size, or below the left end
-    # of a bar for several sizes.
+    # If each bar represents one size, a label is below the middle of a bar.
+    # Otherwise, a label is below the left edge of a bar.
     shift = 0.45 if per_bar == 1 else 0
     x_ticks = [
         ((size / per_bar + shift) / len(heights), f"{size:,}")
@@ -105,10 +106,11 @@ def curves(
 
     Args:
       caption: Caption of the plot.
-      lines: Points of each line, by name: x is positive, y is in [0, 1].
+      lines: Points of each line, by the name of the line. The x values are
+        positive, and the y values are in [0, 1].
       x_name: Name of the x axis.
       y_name: Name of the y axis.
-      marked: Point to mark with a circle, or None.
+      marked: Point that a circle marks, or None.
     """
     ends = [points[-1] for points in lines.values() if points]
     if not ends:
@@ -173,21 +175,21 @@ def log_ticks(high: int) -> list[Tick]:
 
 
 def _on_log_axis(number: float, high: float) -> float:
-    """Returns the position of a number on a log axis from 1 to `high`."""
+    """Returns the position of a number on a logarithmic axis up to `high`."""
     return math.log(number) / max(math.log(high), 1e-9)
 
 
 def _round_numbers(high: int) -> list[int]:
-    """Returns multiples from 0 to `high` of 1, 2 or 5 times a power of 10."""
+    """Returns the numbers for the labels of a linear axis up to `high`."""
     step = 1
     while high // step > 5:
-        # The steps are 1, 2, 5, 10, 20, ...
+        # The distance between labels is one of 1, 2, 5, 10, 20, ...
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2
     return list(range(0, high + 1, step))
 
 
 def _short(number: int) -> str:
-    """Returns a round number in a few characters.
+    """Formats a round number with few characters.
 
     >>> _short(500), _short(25_000), _short(1_000_000)
     ('500', '25k', '1M')
@@ -199,7 +201,7 @@ def _short(number: int) -> str:
 
 
 def _place(x: float, y: float) -> tuple[float, float]:
-    """Returns the SVG coordinates of a point in the unit square."""
+    """Converts a point in the unit square to SVG coordinates."""
     return (
         _LEFT + x * (_WIDTH - _LEFT - 12),
         _HEIGHT - _BOTTOM - y * (_HEIGHT - _BOTTOM - 12),
@@ -213,7 +215,7 @@ def _figure(
     y_axis: tuple[str, Sequence[Tick]],
     height: int = _HEIGHT,
 ) -> str:
-    """Returns a plot with two axes, each with a name and labels."""
+    """Returns a plot with two axes. Each axis has a name and labels."""
     caption = html.escape(caption)
     return (
         f"<figure><figcaption>{caption}</figcaption>"

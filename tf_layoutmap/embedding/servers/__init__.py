@@ -1,5 +1,5 @@
-"""The backend that runs `TPUEmbedding` over parameter servers.
+"""The backend that runs `TPUEmbedding` on parameter servers.
 
-Start with `backend.py`, which implements the steps of `TPUEmbedding`, and
+Start with `backend.py`, which implements the steps of `TPUEmbedding`. Then read
 `step_ops.py`, which calls the ops of a step.
 """

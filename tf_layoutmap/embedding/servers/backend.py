@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for parameter servers.
 
-It implements the interface of `tf_layoutmap.embedding.backend`. Tables are
-sharded over the servers. The process that runs a step, a worker or the
-coordinator, reads rows from the servers, combines them, and sends gradients
-back.
+`ServersBackend` implements the interface in `tf_layoutmap.embedding.backend`.
+Tables are sharded over the servers. A worker or the coordinator runs a step: it
+reads rows from the servers, combines the rows, and sends gradients to the
+servers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tf_layoutmap.embedding.spec import config
 class ServersBackend:
     """A backend with tables on servers and steps on workers.
 
-    All calls of a step are in one function. The process that runs the function,
-    a worker or the coordinator, reads rows from the servers and sends gradients
-    to them.
+    All calls of a step must be in one function. A worker or the coordinator
+    runs this function, reads rows from the servers, and sends gradients to the
+    servers.
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # Checkpoints contain the weight that receives the marks, so its shape must
-    # be the same as in the host engine.
+    # The weight that receives the marks is saved in checkpoints. Therefore the
+    # marks must have the same shape as in the host engine.
     mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 
@@ -51,8 +51,8 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, or if a vocabulary
-            has `on_evict`.
+          NotImplementedError: If `is_pipelined` is True, or if `on_evict` of a
+            vocabulary is set.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -92,17 +92,17 @@ class ServersBackend:
 
     @property
     def variable_device(self) -> str:
-        """The device of a layer's small private variables: server 0."""
+        """Device of the small variables that a layer's steps use: server 0."""
         return self._tables.devices[0]
 
     @property
     def is_built(self) -> bool:
-        """Whether the tables are created."""
+        """Whether the tables exist."""
         return self._ops is not None
 
     @property
     def _started(self) -> step_ops.StepOps:
-        assert self._ops is not None  # Steps run after `start`.
+        assert self._ops is not None  # See `start`.
         return self._ops
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -112,12 +112,12 @@ class ServersBackend:
         )
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the variables of all tables, on the servers."""
+        """Creates the variables of all tables on the servers."""
         variables, self._devices = self._tables.create(self._spec)
         return variables
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Groups the variables by server."""
+        """Creates the object that calls the ops of steps."""
         kind = (
             key_step_ops.KeyStepOps
             if self._spec.has_open_tables
@@ -137,7 +137,7 @@ class ServersBackend:
         return self._reader.read(features, weights, device)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
-        """Computes the rows of a batch, and enqueues the step."""
+        """Plans the requests of a batch, and enqueues the step."""
         if not isinstance(training, bool):
             raise ValueError(
                 "Argument `training` must be a Python bool under "
@@ -148,7 +148,7 @@ class ServersBackend:
         if training:
             closures.count_enqueued()
         ((_, inputs),) = batch.steps
-        # A traced step is forward-only until `apply` calls `train`.
+        # During tracing, a step is forward-only until `apply` calls `train`.
         plan, requests = self._started.begin(
             inputs,
             None if training and not tf.executing_eagerly() else training,
@@ -190,7 +190,7 @@ class ServersBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch that is not part of the sequence of steps."""
+        """Looks up a batch outside of the `enqueue` and `dequeue` order."""
         inputs = self._reader.read_features(features, weights)
         plan, requests = self._started.begin(inputs, True)
         fetched = self._started.fetch(requests)
@@ -205,17 +205,17 @@ class ServersBackend:
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Stores the gradients of a lookup; returns a mark of ones."""
+        """Stores the gradients of a lookup, and returns a mark of ones."""
         self._lookups.follow(
             lookup, self._shapes.flat_gradients_of_call(gradients)
         )
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the stored gradients, multiplied by the value of `marks`."""
+        """Applies the stored gradients, which are multiplied by the mark."""
         lookup = self._lookups.take()
-        # All elements of `marks` are equal. A factor of 0 is applied like any
-        # other factor, because a step with zero gradients may also change rows.
+        # All elements of `marks` are equal. A factor of 0 raises an error,
+        # because an update with zero gradients can also change rows.
         factor = tf.reshape(marks, [-1])[0]
         is_step = tf.debugging.assert_none_equal(
             factor,
@@ -241,7 +241,7 @@ class ServersBackend:
         return self._ops.evict_keys(table, keys, expired=expired)
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Raises an error, because traced steps use the old variables.
+        """Raises an error, because traced steps would use the old variables.
 
         Raises:
           NotImplementedError: Always.
@@ -254,21 +254,21 @@ class ServersBackend:
         )
 
     def watch_changes(self) -> Any:
-        """Raises an error, because written rows are not recorded on servers."""
+        """Raises an error, because servers do not record written rows."""
         raise _requires_host_engine("A DeltaWriter")
 
     def flush(self) -> None:
         """Does nothing, because there is no pending pipelined update."""
 
     def reset(self) -> None:
-        """Discards the eager steps of this thread."""
+        """Discards all eager steps of this thread."""
         last = self._steps.last_of_thread()
         if last is not None and last.training and last.fetched is not None:
             self._started.forget(last.fetched)
         self._steps.reset()
 
     def describe(self) -> dict[str, Any]:
-        """Returns the counters of the servers and of this thread's steps."""
+        """Returns the counters of the servers and the steps of this thread."""
         counts = self._started.count()
         num_pending, awaits = self._steps.describe()
         num_updates = sum(one.num_updates for one in counts.values())
@@ -323,7 +323,7 @@ class ServersBackend:
             )
 
     def note_restore(self) -> None:
-        """Does nothing, because only one process restores."""
+        """Does nothing, because only the coordinator restores checkpoints."""
 
     def load_variables(self) -> None:
         """Does nothing, because steps use the variables directly."""

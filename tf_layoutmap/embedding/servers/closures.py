@@ -1,13 +1,14 @@
 """Tokens of closures, records of applied closures, and steps in flight.
 
-If the worker of a closure has died, the coordinator schedules the closure
-again. The token of the closure identifies it, so that a server does not apply
-it twice. `AppliedClosures` reads the records of applied closures.
+If the worker that runs a closure dies, the coordinator schedules the closure
+again. Each closure has a token. Servers record the tokens of applied closures,
+so that a server does not apply a closure twice. `AppliedClosures` reads these
+records.
 
-`StepsInFlight` holds the steps of one embedding between `enqueue` and
-`apply_gradients`. The state of a step consists of tensors of the function that
-is traced. A worker keeps no state, so a batch must be dequeued in the closure
-that has enqueued it.
+`StepsInFlight` stores the steps of one embedding between `enqueue` and
+`apply_gradients`. The state of a step consists of tensors in the graph of the
+traced function. A worker does not store state between closures, so the closure
+that enqueues a batch must also dequeue the batch.
 """
 
 from __future__ import annotations
@@ -23,48 +24,50 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import steps
 
-# Size and indices of the variable `applied`; see
+# Size and indices of the variable `applied`. See
 # cc/core/servers/applied_closures.h.
 NUM_APPLIED = 2054
 _EPOCH, _BASE, _WINDOW = 0, 1, 6
-# Index in the variable `fetched_steps`; see
+# Index in the variable `fetched_steps`. See
 # cc/core/served_keys/fetched_steps.h.
 _FETCHED_EPOCH = 2
 
 
 class AppliedClosures:
-    """The records of applied closures of one embedding, one per server."""
+    """The records of applied closures on all servers of one embedding."""
 
     def __init__(
         self, applied: Sequence[Any], fetched_steps: Sequence[Any] = ()
     ):
-        """Initializes from the variables that the ops of a step write.
+        """Stores the variables to which the ops of a step write.
 
         Args:
           applied: Variable `applied` of each server.
-          fetched_steps: Variable `fetched_steps` of each server; empty without
-            open vocabularies.
+          fetched_steps: Variable `fetched_steps` of each server. Empty if no
+            table has an open vocabulary.
         """
         self._applied = applied
         self._fetched_steps = fetched_steps
 
     def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
-        """Moves the records of applied closures from one epoch to the next.
+        """Changes the epoch of the records from `epoch` to `next_epoch`.
 
-        Afterwards, servers raise an error for closures of `epoch` that still
-        run on a worker. If a closure is scheduled again in `next_epoch` with
-        the same number, only the servers that have not applied it apply it.
+        After this call, servers raise an error for closures of `epoch` that
+        still run on a worker. The coordinator can schedule these closures again
+        in `next_epoch` with the same numbers. A server that has already applied
+        such a closure does not apply it again.
 
-        The call must precede the first closure of `next_epoch`. If the records
-        of the previous failed epoch were also moved, closures of epochs before
-        `epoch` can no longer change a server.
+        The program must call this method before the first closure of
+        `next_epoch`. If it also called the method for the previous failed
+        epoch, closures of epochs before `epoch` can no longer change a server.
 
         Args:
-          epoch: The epoch of the closures; their numbers are below 1,024.
-          next_epoch: A later epoch that no closure has used.
+          epoch: Epoch of the closures. The closure numbers must be below 1,024.
+          next_epoch: Later epoch, which no closure has used yet.
 
         Returns:
-          For each server, the numbers of the closures that it has applied.
+          For each server, the numbers of the closures that the server has
+          applied.
         """
         for variable in self._fetched_steps:
             if variable.numpy()[_FETCHED_EPOCH] == epoch:
@@ -76,17 +79,18 @@ class AppliedClosures:
 
 def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
     before = variable.numpy()
-    # The write is one operation and uses the same lock as an update. From now
-    # on, the server raises an error for closures of `epoch`.
+    # The write is a single operation, and uses the same lock as an update.
+    # After the write, the server raises an error for closures of `epoch`.
     _write(variable, [_EPOCH], [next_epoch])
     state = variable.numpy()
-    # The first closure of `epoch` may have been applied after the read and
-    # before the write. In this case the two windows differ, because the attempt
-    # of a closure is unique.
+    # The server may have applied the first closure of `epoch` between the read
+    # and the write. The two windows then differ, because the attempt in the
+    # token of a closure is unique.
     if before[_EPOCH] != epoch and np.array_equal(
         before[_WINDOW:], state[_WINDOW:]
     ):
-        # The window belongs to an older epoch with other closure numbers.
+        # The window belongs to an older epoch with other closure numbers, so it
+        # is cleared.
         places = [_BASE, *range(_WINDOW, NUM_APPLIED)]
         _write(variable, places, [0] * len(places))
         return set()
@@ -100,7 +104,7 @@ def _write(variable: Any, places: Sequence[int], values: Sequence[int]):
     )
 
 
-# Token (epoch, number, attempt) of a step that is not in a closure.
+# Token (epoch, number, attempt) of a step outside of closures.
 _NONE = (0, -1, 0)
 
 
@@ -109,11 +113,11 @@ class Closure:
     """The state of a closure while it is traced.
 
     Attributes:
-      token: int64 `[3]` tensor of epoch, number, and an attempt, which is
-        unique for each run of the closure.
-      applied: Records of the embedding's servers, one entry for each call of
-        `apply_gradients` so far.
-      num_enqueued: Number of `enqueue` calls for training so far.
+      token: int64 `[3]` tensor with the epoch, the number and the attempt. The
+        attempt is unique for each run of the closure.
+      applied: For each call of `apply_gradients` so far, the records of the
+        embedding's servers.
+      num_enqueued: Number of calls of `enqueue` with `training=True` so far.
     """
 
     token: tf.Tensor
@@ -121,8 +125,8 @@ class Closure:
     num_enqueued: int = 0
 
 
-# Attribute of the graph of the closure's function. Replica threads and inner
-# functions have graphs inside this graph.
+# Attribute of the graph of the closure's function. The graphs of replica
+# threads and inner functions are inside this graph.
 _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
@@ -130,9 +134,10 @@ def begin(numbers: tf.Tensor) -> Closure:
     """Marks the function that is being traced as a closure.
 
     Args:
-      numbers: int64 `[2]` tensor of epoch, at least 1, and closure number.
+      numbers: int64 `[2]` tensor with the epoch (at least 1) and the number of
+        the closure.
     """
-    # Each run of the function reads the time once.
+    # Each run of the function reads the time once, so the attempt is unique.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
     closure = Closure(
         tf.concat(
@@ -144,9 +149,10 @@ def begin(numbers: tf.Tensor) -> Closure:
 
 
 def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
-    """Returns the token of the enclosing closure for an update.
+    """Returns the token with which an update is applied.
 
-    The number in the token is -1 if there is no closure.
+    The token contains the enclosing closure. Outside of closures, the number in
+    the token is -1.
 
     Args:
       applied: Records of the embedding's servers.
@@ -159,14 +165,14 @@ def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
 
 
 def count_enqueued() -> None:
-    """Counts a batch that the enclosing closure enqueues for training."""
+    """Counts a training batch that the enclosing closure enqueues."""
     closure = _enclosing_closure()
     if closure is not None:
         closure.num_enqueued += 1
 
 
 def token_to_fetch() -> tf.Tensor:
-    """Returns the token of the enclosing closure for a lookup of keys."""
+    """Returns the token with which keys are looked up."""
     closure = _enclosing_closure()
     return tf.constant(_NONE, tf.int64) if closure is None else closure.token
 
@@ -185,11 +191,11 @@ class Step:
 
     Attributes:
       begun: Plan that `StepOps.begin` returned.
-      plan: Equal to `begun` before `dequeue`. Afterwards, the plan that
-        `StepOps.placed` returned.
+      plan: Plan that `StepOps.placed` returned. Before `dequeue`, it equals
+        `begun`.
       requests: Request to each server.
-      training: Whether gradients may follow.
-      fetched: Replies of the servers; None before `dequeue`.
+      training: Whether the step can receive gradients.
+      fetched: Replies of the servers, or None before `dequeue`.
     """
 
     begun: Any
@@ -209,14 +215,15 @@ class StepsInFlight(steps.StepQueues[Step]):
             "tf.function, or eagerly in one thread."
         )
         # Closures that are not tf.functions run in threads of the coordinator.
+        # Each thread has a separate queue.
         self._eager = threading.local()
 
     def dequeue(self) -> Step:
-        """Returns the oldest step.
+        """Returns the oldest step in the queue.
 
         Raises:
-          RuntimeError: If there is no step, or if the previous step still
-            awaits its gradients.
+          RuntimeError: If the queue is empty, or if the previous step still
+            waits for its gradients.
         """
         queue = self._queue()
         if (
@@ -232,10 +239,11 @@ class StepsInFlight(steps.StepQueues[Step]):
         return super().dequeue()
 
     def take_dequeued(self) -> Step:
-        """Removes and returns the last dequeued step, to apply its gradients.
+        """Removes the last dequeued step from the queue, and returns it.
 
         Raises:
-          RuntimeError: If there is no such step, or it is forward-only.
+          RuntimeError: If no step is dequeued, or if the last dequeued step is
+            forward-only.
         """
         last = self._queue().last
         if last is not None and not last.training:
@@ -245,17 +253,17 @@ class StepsInFlight(steps.StepQueues[Step]):
         return super().take_dequeued()
 
     def reset(self):
-        """Discards the steps of this thread, or of the traced function."""
+        """Discards the steps of the traced function or of this thread."""
         queue = self._queue()
         queue.pending.clear()
         queue.last = None
 
     def last_of_thread(self) -> Step | None:
-        """Returns the last dequeued eager step of this thread."""
+        """Returns this thread's last dequeued eager step, or None."""
         return self._queue().last if tf.executing_eagerly() else None
 
     def describe(self) -> tuple[int, bool]:
-        """Returns the number of pending steps, and whether one was dequeued."""
+        """Returns the number of steps, and whether a step awaits gradients."""
         queue = self._queue()
         return len(queue.pending), (
             queue.last is not None and queue.last.training

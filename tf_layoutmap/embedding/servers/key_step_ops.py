@@ -1,8 +1,9 @@
-"""The ops of a step over servers whose tables have open vocabularies.
+"""The ops of a step on servers whose tables have open vocabularies.
 
-A worker sends each key to its server. In the call that reads rows, the server
-looks the key up, assigns a row to a new key, and returns the row. The remainder
-of the step is the same as for tables without vocabularies (docs/ops.md).
+Each key belongs to one server. In the call that reads rows, the worker sends
+the key to this server. The server looks up the key, assigns a row to the key if
+it is new, and returns the values of the row. All other parts of the step are
+the same as for tables without open vocabularies (see docs/ops.md).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout
 from tf_layoutmap.vocabulary import state as vocabulary_state
 
-# Size and layout of the variable `fetched_steps`; see
+# Size and layout of the variable `fetched_steps`. See
 # cc/core/served_keys/fetched_steps.h.
 FETCHED_SIZE = 6403
 _NUM_COUNTS, _RECORD = 3, 5
@@ -34,10 +35,9 @@ class _KeyServer:
     """The shards of open tables on one server.
 
     Attributes:
-      fetched_steps: Variable that records the steps whose gradients are
-        awaited.
-      state: Vocabulary variables of each shard, such as keys, last steps and
-        counts.
+      fetched_steps: Variable that records the steps that wait for gradients.
+      state: Vocabulary variables of each shard, such as the keys, the last
+        steps and the counts.
       slots: Slot variables of each shard.
       attrs: Attributes of the op `FetchKeys`.
     """
@@ -67,7 +67,7 @@ class _KeyServer:
 
 
 class KeyStepOps(step_ops.StepOps):
-    """The ops of the steps of one embedding with open tables on servers."""
+    """The ops of the steps of an embedding with open tables on servers."""
 
     def __init__(
         self,
@@ -144,16 +144,17 @@ class KeyStepOps(step_ops.StepOps):
         features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the plan of a step, and the request to each server.
+        """Plans a step, and returns the plan and the request to each server.
 
         Args:
-          features: The batch, which is never packed.
-          training: Whether keys are counted and get rows. None means that it is
-            not known yet; `train` may then be called in the same trace.
+          features: The batch, which must not be packed.
+          training: Whether the step counts keys and assigns rows to new keys.
+            None if this is not known yet. The caller can then call `train` in
+            the same trace.
 
         Raises:
-          ValueError: If some features of one table have integers and others
-            have strings.
+          ValueError: If one feature of a table has integers and another feature
+            has strings.
         """
         inputs: Any = features
         attrs = {name: value for name, value in self._plan_attrs.items()}
@@ -176,7 +177,8 @@ class KeyStepOps(step_ops.StepOps):
     def train(self, begun: tf.Tensor) -> None:
         """Marks the step in the traced function as a training step.
 
-        A training step admits keys. The method does nothing for eager steps.
+        Only a training step can admit keys. For an eager step, the method does
+        nothing.
 
         Args:
           begun: Plan that `begin` returned.
@@ -187,7 +189,7 @@ class KeyStepOps(step_ops.StepOps):
             )
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Looks keys up and reads rows, in one call per server."""
+        """Looks up keys and reads rows, with one call per server."""
         fetched = []
         for server, keys, request in zip(
             self.servers, self._key_servers, requests
@@ -212,11 +214,11 @@ class KeyStepOps(step_ops.StepOps):
         plan: tf.Tensor,
         fetched: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the plan with the rows that the servers have returned."""
+        """Adds the rows in the replies of the servers to the plan."""
         return ops.place_keys(plan=plan, fetched=list(fetched))
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
-        """Unpins the rows of an eager step that receives no gradients."""
+        """Releases the rows of an eager step that receives no gradients."""
         for keys, one in zip(self._key_servers, fetched):
             ticket = int(np.frombuffer(one.numpy().tobytes()[:8], np.int64)[0])
             records = keys.fetched_steps.numpy()[_NUM_COUNTS:]
@@ -232,13 +234,14 @@ class KeyStepOps(step_ops.StepOps):
         """Evicts keys of one table; see `Backend.evict_keys`."""
         keys = tf.reshape(keys, [-1])
         if not expired:
-            # All shards are checked before the first one is changed, so that
-            # an error leaves all shards unchanged unless steps run in parallel.
+            # All shards are checked before any shard is changed. Therefore an
+            # error leaves all shards unchanged, except if steps run in
+            # parallel.
             self._evict(table, keys, expired=False, only_check=True)
         evicted = self._evict(table, keys, expired=expired, only_check=False)
         if expired:
             return evicted
-        # The result has each evicted key once, in the order of `keys`.
+        # The result contains each evicted key once, in the order of `keys`.
         unique, _ = tf.unique(keys)
         evicted = tf.sort(
             tf.concat([evicted, [bucket_layout.EMPTY_KEY]], axis=0)
@@ -285,7 +288,7 @@ class KeyStepOps(step_ops.StepOps):
 
 
 def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
-    """Returns the vocabulary variables of a shard in the order of the ops."""
+    """Returns the vocabulary variables of a shard in the order for the ops."""
     variables = []
     for name in (
         vocabulary_state.KEYS,

@@ -1,13 +1,14 @@
-"""The ops of a step over servers as methods (docs/ops.md).
+"""The ops of a step on servers, as methods (see docs/ops.md).
 
-A step calls each server twice, for any number of tables: the first call reads
-rows from all shards of the server, and the second call updates them. The worker
-plans requests, combines rows and folds gradients, and keeps no state.
+A step calls each server twice, for any number of tables. The first call reads
+rows from all shards of the server, and the second call updates these rows. The
+worker plans the requests, combines the rows, and sums the gradients of each
+row. The worker does not store state between steps.
 
-`Lookups` stores the lookup of a layer between its call and the optimizer. When
-a layer is called, it is unknown whether gradients will follow. A single thread
-traces the step or runs it eagerly, so gradients belong to the last lookup of
-the thread.
+`Lookups` stores the lookup of a layer until the optimizer applies its
+gradients. When a layer is called, it is not known whether the lookup will
+receive gradients. A single thread traces a step or runs it eagerly, so
+gradients always belong to the last lookup of the thread.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from tf_layoutmap.sharded.routing.checks import known_size
 
 @dataclasses.dataclass
 class Server:
-    """The shards of one server, in the order of tables and then of shards.
+    """The shards of one server, ordered by table and then by shard index.
 
     Attributes:
       device: Device of the server.
-      applied: Variable that records the applied closures.
+      applied: Variable that records applied closures.
       shards: Variable of each shard.
       slots: Slot variables of each shard.
       rounding_steps: Update counters of the shards of 16-bit tables.
-      tables: Table index of each shard.
-      numbers: Shard index within its table, for each shard.
-      first_rows: First row of each shard in the unsharded table.
+      tables: For each shard, the index of its table.
+      numbers: For each shard, the index of the shard within the table.
+      first_rows: For each shard, the index of its first row in the unsharded
+        table.
     """
 
     device: str
@@ -57,15 +59,15 @@ class Server:
 class Counts:
     """The counters of one server.
 
-    The staleness of an update is the number of other updates between its fetch
-    and its apply.
+    The staleness of an update is the number of other updates that the server
+    applied after it sent the rows and before it received the gradients.
 
     Attributes:
       num_updates: Number of updates so far.
       staleness_sum: Sum of the staleness of all updates.
       staleness_max: Maximum staleness of an update.
-      num_repeated: Number of closures that arrived again after they were
-        applied.
+      num_repeated: Number of closures that a worker sent again after the server
+        had applied them.
     """
 
     num_updates: int
@@ -75,7 +77,7 @@ class Counts:
 
 
 class StepOps:
-    """The ops of the steps of one embedding on servers."""
+    """The ops of the steps of an embedding on servers."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class StepOps:
 
     @functools.cached_property
     def applied_closures(self) -> closures.AppliedClosures:
-        """The records of applied closures on the servers."""
+        """The records of applied closures on all servers."""
         return closures.AppliedClosures(
             [one.applied for one in self.servers],
             [
@@ -187,7 +189,7 @@ class StepOps:
         self,
         features: engine.StepInputs,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Checks a batch; returns its plan and the request to each server."""
+        """Checks a batch, and returns its plan and a request per server."""
         return ops.plan_step(
             **engine.batch_inputs(features), **self._plan_attrs
         )
@@ -197,14 +199,14 @@ class StepOps:
         features: engine.StepInputs,
         training: bool | None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the plan of a step, and the request to each server.
+        """Plans a step, and returns the plan and the request to each server.
 
         Args:
           features: The batch.
-          training: Whether gradients follow. None means that it is not known
-            yet; `train` may then be called later in the same trace.
+          training: Whether the step receives gradients. None if this is not
+            known yet. The caller can then call `train` in the same trace.
         """
-        del training  # The plan of rows does not depend on it.
+        del training  # The plan is the same.
         return self.plan(features)
 
     def train(self, begun: tf.Tensor) -> None:
@@ -229,10 +231,10 @@ class StepOps:
         return plan
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
-        """Notifies servers, if required, that a step receives no gradients."""
+        """Releases the rows of a step that receives no gradients."""
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Reads the rows of a step, in one call per server."""
+        """Reads the rows of a step, with one call per server."""
         fetched = []
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
@@ -266,7 +268,7 @@ class StepOps:
         hyperparameters: Sequence[tf.Tensor],
         token: tf.Tensor,
     ):
-        """Updates the rows of a step, in one call per server.
+        """Updates the rows of a step, with one call per server.
 
         Args:
           plan: Plan that `placed` returned.
@@ -308,7 +310,7 @@ class StepOps:
                 )
 
     def count(self) -> dict[str, Counts]:
-        """Returns the counters of each server, by its device."""
+        """Returns the counters of all servers, by device."""
         counts = {}
         for server in self.servers:
             head = server.applied.numpy()[2:6].tolist()
@@ -330,7 +332,7 @@ class StepOps:
 
 
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the handles of variables, which ops take as inputs."""
+    """Returns the handles of variables. Ops take handles as inputs."""
     return [variable.handle for variable in variables]
 
 
@@ -341,7 +343,8 @@ class Lookup:
     Attributes:
       plan: Plan that `StepOps.placed` returned.
       fetched: Replies of the servers.
-      gradients: Flat gradients of the activations; empty until `follow`.
+      gradients: Gradients of the activations, in the shape that the ops
+        require. Empty until `follow` is called.
     """
 
     plan: Any
@@ -350,14 +353,14 @@ class Lookup:
 
 
 class Lookups:
-    """A store of the last lookup of each thread."""
+    """A container for the last lookup of each thread."""
 
     def __init__(self):
-        """Creates an empty store."""
+        """Creates an empty container."""
         self._of_thread = threading.local()
 
     def open(self, plan: Any, fetched: Any) -> Lookup:
-        """Stores a lookup, and discards a previous one that was not applied."""
+        """Stores a lookup. A previous lookup of the thread is discarded."""
         self._of_thread.lookup = Lookup(plan, fetched)
         return self._of_thread.lookup
 
@@ -365,7 +368,8 @@ class Lookups:
         """Stores the gradients of a lookup.
 
         Raises:
-          NotImplementedError: If `lookup` is not the last one of this thread.
+          NotImplementedError: If `lookup` is not the last lookup of this
+            thread.
         """
         if getattr(self._of_thread, "lookup", None) is not lookup:
             raise NotImplementedError(
@@ -376,11 +380,11 @@ class Lookups:
         lookup.gradients = gradients
 
     def take(self) -> Lookup:
-        """Removes and returns the lookup whose gradients the caller applies.
+        """Removes this thread's last lookup, and returns it.
 
         Raises:
-          RuntimeError: If there are no gradients, or if the lookup is in
-            another function.
+          RuntimeError: If the lookup has no gradients, or if another function
+            contains the lookup.
         """
         lookup = getattr(self._of_thread, "lookup", None)
         self._of_thread.lookup = None
@@ -402,7 +406,7 @@ class Lookups:
 
 
 def _is_accessible(tensor: tf.Tensor) -> bool:
-    """Returns whether a tensor belongs to the traced or an outer function."""
+    """Returns whether the current function can use a tensor."""
     return not tf.is_symbolic_tensor(tensor) or any(
         graph is tensor.graph for graph in tf_private.graphs_around()
     )

@@ -1,7 +1,8 @@
 """Creation of tables, slot variables and vocabularies on parameter servers.
 
-`ServerTables` shards the tables over the servers. `Placement` assigns shards to
-servers by arithmetic only. `CopiedCount` is a counter with a copy per shard.
+`ServerTables` creates tables that are sharded over the servers. `Placement`
+assigns shards to servers by their sizes. `CopiedCount` is a counter with one
+copy per shard.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 
 class CopiedCount(tf_private.Trackable):
-    """An int64 counter with a copy per shard.
+    """An int64 counter with one copy per shard.
 
     All copies are equal while no step is in flight. A checkpoint contains the
-    counter as a single variable, in the same form as for tables on a host.
+    counter as a single value. For tables on a host, the counter has the same
+    form in a checkpoint.
 
     Attributes:
       copies: Variable of each shard.
@@ -36,7 +38,7 @@ class CopiedCount(tf_private.Trackable):
     dtype = tf.int64
 
     def __init__(self, copies: list[Any]):
-        """Creates a counter of the given copies, at least one."""
+        """Creates a counter from one or more copies."""
         self.copies = copies
 
     def numpy(self) -> Any:
@@ -67,7 +69,7 @@ class CopiedCount(tf_private.Trackable):
 
 
 class Placement:
-    """A placement of each shard on the server with the fewest bytes.
+    """An assignment of shards to the servers with the fewest bytes.
 
     >>> placement = Placement(2)
     >>> placement.place([30, 10, 10]), placement.place([20])
@@ -80,7 +82,7 @@ class Placement:
     """
 
     def __init__(self, num_servers: int):
-        """Creates a placement on empty servers.
+        """Creates an assignment for servers without shards.
 
         Args:
           num_servers: Number of servers, at least 1.
@@ -88,10 +90,10 @@ class Placement:
         self.num_bytes = [0] * num_servers
 
     def place(self, num_bytes: Iterable[int]) -> list[int]:
-        """Returns the server of each shard of one table.
+        """Assigns the shards of one table to servers, and returns the servers.
 
         Args:
-          num_bytes: Number of bytes of each shard with its slot variables.
+          num_bytes: Size in bytes of each shard, including its slot variables.
         """
         servers: list[int] = []
         for size in num_bytes:
@@ -106,20 +108,20 @@ def create_vocabulary_variables(
     table: str,
     devices: Sequence[str],
 ) -> dict[str, Any]:
-    """Creates the variables of a vocabulary without keys.
+    """Creates the variables of an empty vocabulary.
 
-    A shard has complete segments, including the full state of their keys.
-    Therefore a server can process a key without the other servers.
+    Each shard contains complete segments of the vocabulary, with the full state
+    of their keys. Therefore a server can process a key without other servers.
 
     Args:
       vocabulary: Settings of the vocabulary.
-      table: Name of its table.
+      table: Name of the table.
       devices: Device of each shard of the table.
 
     Returns:
-      The variables by name: `state.NUMBERS` is a `state.ShardedNumbers`. The
-      others, such as `state.KEYS`, are a `tf.Variable`, or a `ShardedVariable`
-      if there are several shards.
+      The variables by name. The variable `state.NUMBERS` is a
+      `state.ShardedNumbers`. All other variables, such as `state.KEYS`, are a
+      `tf.Variable`, or a `ShardedVariable` if there are several shards.
     """
     num_buckets = vocabulary.num_buckets
     buckets = bucket_layout.segment_partition(num_buckets, len(devices)).sizes
@@ -135,8 +137,8 @@ def create_vocabulary_variables(
     ) -> list[tf.Variable]:
         shards = []
         for shard, (size, device) in enumerate(zip(sizes, devices)):
-            # The initial value is also computed on this device, so it need not
-            # be sent.
+            # The device of the shard also computes the initial value, so the
+            # value is not sent over the network.
             with tf.device(device):
                 shards.append(
                     tf_private.ResourceVariable(
@@ -185,7 +187,7 @@ def create_vocabulary_variables(
     return variables
 
 
-# The default partitioner does not create smaller shards.
+# Minimum size of a shard that the default partitioner creates.
 _MIN_SHARD_BYTES = 256 << 10
 
 
@@ -195,22 +197,23 @@ class ServerTables:
     Attributes:
       devices: Device of each server, starting with
         `"/job:ps/replica:0/task:0/device:CPU:0"`.
-      partitioner: Partitioner of the tables: the argument of the constructor,
-        or the `variable_partitioner` of the strategy. If neither is set, each
-        server gets one shard of at least 256 KiB.
+      partitioner: Partitioner of the tables. The value is the argument of the
+        constructor or, by default, the `variable_partitioner` of the strategy.
+        If both are None, a table has at most one shard per server, and is not
+        split into shards below 256 KiB.
     """
 
     def __init__(self, strategy: Any, partitioner: tables.Partitioner | None):
-        """Reads the servers that this process is connected to.
+        """Reads the list of servers to which this process is connected.
 
         Raises:
-          ValueError: If there are no servers.
+          ValueError: If the cluster does not contain servers.
         """
-        # Steps use ops of this package. This call records that the servers of
-        # the strategy have them.
+        # Steps use ops of this package. This call records that all servers of
+        # the strategy have these ops.
         strategies.register_our_ops(strategy)
-        # Servers are sorted by number. Sorting by name would put server 10
-        # before server 2.
+        # Servers are sorted by number, because an order by name would put
+        # server 10 before server 2.
         devices = [
             tf.DeviceSpec.from_string(one.name)
             for one in tf.config.list_logical_devices("CPU")
@@ -240,8 +243,9 @@ class ServerTables:
         """Creates the variables of all tables.
 
         Returns:
-          The variables in the structure of `tables.create_tables`, and the
-          device of each shard by table.
+          A tuple of two elements: the variables in the structure of
+          `tables.create_tables`, and a list with the devices of the shards of
+          each table.
         """
         devices = []
 

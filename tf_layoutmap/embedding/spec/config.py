@@ -1,8 +1,8 @@
 """Reads TensorFlow's table and feature configs into frozen specs.
 
-This module does not import TensorFlow: it reads the attributes of
-`TableConfig` and `FeatureConfig`. The objects are not modified, so two
-embeddings with different optimizers may share them.
+This module does not import TensorFlow. The module only reads the attributes of
+`TableConfig` and `FeatureConfig` objects. The objects are not modified, so two
+embeddings with different optimizers can share the same objects.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ COMBINERS = ("mean", "sum", "sqrtn")
 
 OUT_OF_RANGE = ("error", "drop", "clip")
 
-# Float32 cannot represent the indices of more buckets exactly.
+# Maximum number of buckets. Float32 cannot represent larger indices exactly.
 _MAX_NUM_BUCKETS = 2**23
 # The smallest positive normal float32 number.
 _SMALLEST_FLOAT32 = 2.0**-126
 
 
-# Attribute of a TableConfig that a layer sets to the table's title.
+# Attribute of a `TableConfig` in which a layer stores the title of the table.
 TITLE = "_layoutmap_title"
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantizationSpec:
-    """Rounding of rows in lookups to one of `num_buckets` values.
+    """Settings for rounding looked-up values to `num_buckets` values.
 
-    The values are equally spaced from `lower` to `upper`, both included.
+    The rounded values have equal distances. The first value is `lower`, and the
+    last value is `upper`.
     """
 
     lower: float
@@ -47,19 +48,22 @@ class TableSpec:
     """Spec of one table of shape `[num_rows, dim]`.
 
     Attributes:
-      name: Name, unique among the tables of an embedding.
+      name: Name, which is unique among the tables of an embedding.
       num_rows: Number of rows, at least 1.
       dim: Number of columns, at least 1.
-      combiner: Reduction over the ids of a sample; one of `COMBINERS`.
-      initializer: Callable that returns the initial rows for a shape.
-      optimizer: The update rule; None for a table that is only used for
+      combiner: Operation that combines the rows of a sample; one of
+        `COMBINERS`.
+      initializer: Callable that takes a shape and returns initial rows.
+      optimizer: The update rule, or None for a table that is only used for
         serving.
-      quantization: Rounding of rows in lookups; None for no rounding.
+      quantization: How lookups round the values of rows, or None for no
+        rounding.
       dtype: Storage dtype of rows: `"float32"`, `"bfloat16"` or `"float16"`.
       vocabulary: The `OpenTableSpec` of a table whose ids are keys, otherwise
-        None. The last row of such a table is shared by all keys without a
-        separate row.
-      title: Name of the table in messages of the engine; empty to use `name`.
+        None. In such a table, all keys without a separate row share the last
+        row.
+      title: Name of the table in messages of the engine. If empty, the messages
+        contain `name`.
     """
 
     name: str
@@ -97,11 +101,11 @@ class FeatureSpec:
     Attributes:
       name: Path in the feature config, such as `"ads/clicks"`.
       table: Index of the table.
-      max_sequence_length: Number of positions of a sequence feature; 0 for a
-        feature whose ids are combined.
-      output_shape: The activations' shape without `dim`; None to derive it
-        from the input.
-      validate: Whether serving checks the ids before it looks them up.
+      max_sequence_length: Number of positions of a sequence feature. The value
+        is 0 for all other features, whose ids are combined.
+      output_shape: The activations' shape without `dim`. If None, the shape is
+        derived from the input.
+      validate: Whether serving checks ids before the lookup.
     """
 
     name: str
@@ -112,7 +116,7 @@ class FeatureSpec:
 
     @property
     def is_sequence(self) -> bool:
-        """Whether each position has an activation, without a combiner."""
+        """Whether the lookup returns one activation per position."""
         return self.max_sequence_length > 0
 
 
@@ -121,7 +125,7 @@ class EmbeddingSpec:
     """Specs of all tables and features, in a deterministic order.
 
     Attributes:
-      tables: Tables in the order of the first features that use them.
+      tables: Tables, in the order in which features first use the tables.
       features: Features in `tf.nest.flatten` order.
     """
 
@@ -130,7 +134,7 @@ class EmbeddingSpec:
 
     @property
     def has_open_tables(self) -> bool:
-        """Whether the ids of a table are keys."""
+        """Whether a table has an open vocabulary, whose ids are keys."""
         return any(table.vocabulary is not None for table in self.tables)
 
     def table_of(self, feature: FeatureSpec) -> TableSpec:
@@ -148,17 +152,18 @@ def read_feature_config(
 
     Args:
       named_features: `(path, FeatureConfig)` pairs in flatten order.
-      optimizer: The optimizer of tables whose config has none, or None.
-      takes_slot_fn: Whether `slot_variable_creation_fn` of an optimizer may be
-        set.
+      optimizer: Optimizer of tables whose config has no optimizer, or None.
+      takes_slot_fn: Whether optimizers with a `slot_variable_creation_fn` are
+        accepted.
 
     Returns:
-      The spec, and the `TableConfig` objects in the order of `spec.tables`.
+      A tuple of the spec and a list of the `TableConfig` objects, in the order
+      of `spec.tables`.
 
     Raises:
       TypeError: If an entry is not a `FeatureConfig`.
-      ValueError: If there is no feature, two tables have the same name, or a
-        setting is not supported by the host engine.
+      ValueError: If there is no feature, if two tables have the same name, or
+        if the host engine does not support a setting.
     """
     if not named_features:
         raise ValueError(
@@ -177,7 +182,8 @@ def read_feature_config(
                 "tf.tpu.experimental.embedding.FeatureConfig. Received: "
                 f"{type(feature)} at path {path!r}."
             )
-        # The comparison is by identity: two equal configs are two tables.
+        # Configs are compared by identity, so two equal configs represent two
+        # tables.
         known = [one is feature.table for one in configs]
         if not any(known):
             configs.append(feature.table)
@@ -194,13 +200,13 @@ def read_feature_config(
 def index_of_table(
     key: Any, spec: EmbeddingSpec, table_configs: Sequence[Any], argument: str
 ) -> int:
-    """Returns the index of the table that a key of a mapping names.
+    """Returns the index of the table to which a key of a mapping refers.
 
     Args:
-      key: The name of a table, or its `TableConfig`.
+      key: Name of the table, or the `TableConfig` of the table.
       spec: Spec with the tables.
       table_configs: The `TableConfig` of each table.
-      argument: Name of the argument that is the mapping, for the message.
+      argument: Name of the argument that contains the mapping, for the message.
 
     Raises:
       ValueError: If `key` does not match a table.
@@ -217,7 +223,8 @@ def index_of_table(
 def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
     name = path or feature.name or "feature"
     output_shape = getattr(feature, "output_shape", None)
-    # FeatureConfig keeps an unset shape as a TensorShape of unknown rank.
+    # If `output_shape` is not set, FeatureConfig stores a TensorShape of
+    # unknown rank.
     if output_shape is None or getattr(output_shape, "rank", None) is None:
         return FeatureSpec(
             name,
@@ -233,8 +240,9 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
             "dimension, and only the first may be unknown. Received: "
             f"output_shape={output_shape} (feature {name!r})."
         )
-    # As in TensorFlow, `output_shape` replaces `max_sequence_length`: ragged
-    # ids of fewer samples are distributed over the positions of the shape.
+    # As in TensorFlow, `max_sequence_length` is ignored if `output_shape` is
+    # set. If a ragged input has fewer samples than the shape has positions, the
+    # ids are distributed over the positions.
     return FeatureSpec(
         name, table, 0, shape, feature.validate_weights_and_indices
     )
@@ -309,7 +317,7 @@ def _read_quantization(quantization: Any, where: str):
             "`num_buckets` of a QuantizationConfig must be an int in [2, "
             f"{_MAX_NUM_BUCKETS}]. Received: {quantization!r} {where}."
         )
-    # TensorFlow's threads flush smaller numbers to zero.
+    # In TensorFlow's threads, the CPU flushes smaller float32 numbers to zero.
     if (limits[1] - limits[0]) / (num_buckets - 1) < _SMALLEST_FLOAT32:
         raise ValueError(
             "The limits of a QuantizationConfig must be at least "

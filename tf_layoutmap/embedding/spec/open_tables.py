@@ -1,4 +1,4 @@
-"""Reads the argument `vocabularies`: specs of tables with open vocabularies.
+"""Reads the argument `vocabularies` into specs of open-vocabulary tables.
 
 This module does not import TensorFlow.
 """
@@ -18,8 +18,8 @@ class OpenTableSpec:
 
     Attributes:
       settings: The `OpenVocabulary`.
-      first_values: The `FirstValues` of its rows, which computes their initial
-        values.
+      first_values: The `FirstValues` of the table, which computes the initial
+        values of rows.
     """
 
     settings: Any
@@ -33,21 +33,21 @@ def with_vocabularies(
     settings_class: type,
     read_initializer: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the configured vocabularies.
+    """Returns the spec with the vocabularies of the argument `vocabularies`.
 
     Args:
-      spec: Spec whose tables have no vocabularies.
-      table_configs: The `TableConfig` of each of its tables.
-      vocabularies: Mapping from names of tables, or their `TableConfig`, to
-        `OpenVocabulary`; or None.
+      spec: Spec in which no table has a vocabulary.
+      table_configs: The `TableConfig` of each table in `spec`.
+      vocabularies: None, or a mapping from tables to `OpenVocabulary`. Tables
+        are table names or `TableConfig` objects.
       settings_class: `OpenVocabulary`.
       read_initializer: `vocabulary.first_values.read_initializer`.
 
     Raises:
       TypeError: If `vocabularies` is not a mapping to `OpenVocabulary`.
-      ValueError: If there is no such table, a table is named twice, two tables
-        share a vocabulary, or a table and its vocabulary differ in size; the
-        message names the table.
+      ValueError: If a table does not exist, if the mapping contains a table
+        twice, if two tables share a vocabulary, or if a table and its
+        vocabulary have different sizes. The message names the table.
     """
     if vocabularies is None:
         return spec

@@ -1,13 +1,13 @@
 """Reads TPU optimizer objects into frozen specs, and defines `HostOptimizer`.
 
-This module does not import TensorFlow: it reads the attributes of optimizers.
-A setting that the engine does not support raises an error and is never
-ignored, because only the results would show that training used a different
-rule.
+This module does not import TensorFlow. The module only reads the attributes of
+optimizer objects. If the engine does not support a setting, this module raises
+an error. Otherwise training would use a different rule without an error.
 
-Each `_read_*` function returns the slot variables of a rule and the constants
-that follow its learning rate, in the order of docs/ops.md. `HostOptimizer` is
-the base class of the optimizers that only the host engine supports.
+Each `_read_*` function returns the slot variables and the constants of a rule.
+The constants follow the learning rate in the order that docs/ops.md defines.
+`HostOptimizer` is the base class of the optimizers that only the host engine
+supports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class SlotSpec:
     """Spec of one slot variable: its name and initial value.
 
-    It has the shape of the table, or `[num_rows, 1]` if `is_per_row`.
+    The variable has the shape of the table, or `[num_rows, 1]` if `is_per_row`
+    is True.
     """
 
     name: str
@@ -44,11 +45,11 @@ class Settings:
 
     Attributes:
       kind: Name of the optimizer's class.
-      where: End of messages, which names the table.
+      where: Text at the end of error messages, which names the table.
     """
 
     def __init__(self, optimizer: Any, where: str):
-        """Wraps `optimizer`, which is not modified."""
+        """Stores `optimizer`, which is not modified."""
         self._optimizer = optimizer
         self.kind = type(optimizer).__name__
         self.where = where
@@ -60,11 +61,11 @@ class Settings:
 
         Args:
           name: Name of the attribute.
-          requirement: Text of the additional condition, for the message.
+          requirement: Description of the additional condition, for the message.
           holds: Function that returns whether a number meets the condition.
 
         Raises:
-          ValueError: If the attribute is not a finite number or does not meet
+          ValueError: If the attribute is not a finite number, or does not meet
             the condition.
         """
         value = getattr(self._optimizer, name)
@@ -84,7 +85,7 @@ class Settings:
         return getattr(self._optimizer, name) is not None
 
     def flag(self, name: str) -> float:
-        """Returns 0 or 1 for a bool; as in TensorFlow, None means False."""
+        """Returns a bool attribute as 0 or 1. None is equivalent to False."""
         value = getattr(self._optimizer, name)
         if value is not None and not isinstance(value, bool):
             raise ValueError(
@@ -94,7 +95,7 @@ class Settings:
         return float(bool(value))
 
     def limits(self, low: str, high: str) -> tuple[float, float]:
-        """Returns two limits. A limit that is None is infinite.
+        """Returns two limits. None represents an infinite limit.
 
         Raises:
           ValueError: If a limit is not a number, or `low` is above `high`.
@@ -223,28 +224,28 @@ def _read_lamb(settings: Settings) -> Rule:
     )
 
 
-# The keys are class names, so that subclasses, which may implement another
-# rule, are not supported.
+# The keys are names of classes. Therefore subclasses are not supported, because
+# a subclass can implement another rule.
 READERS: dict[str, Callable[[Settings], Rule]] = {
     "SGD": _read_sgd,
     "Adagrad": _read_adagrad,
     "AdagradMomentum": _read_adagrad_momentum,
     "Adam": _read_adam,
     "FTRL": _read_ftrl,
-    # Optimizers of this package, which a TPU does not support.
+    # These optimizers of this package are not supported by a TPU.
     "RowwiseAdagrad": _read_rowwise_adagrad,
     "LAMB": _read_lamb,
 }
 
 
 def read_modifiers(settings: Settings) -> tuple[float, ...]:
-    """Returns the constants for clipping, weight decay and accumulation.
+    """Returns constants for clipping, weight decay and accumulation.
 
-    The tuple is empty if all of these settings have their defaults.
+    If all of these settings have their default values, the tuple is empty.
 
     Raises:
-      ValueError: If a setting is not a number, or two settings contradict each
-        other.
+      ValueError: If a setting is not a number, or if two settings contradict
+        each other.
     """
     clip_gradient = settings.limits("clip_gradient_min", "clip_gradient_max")
     clip_weight = settings.limits("clip_weight_min", "clip_weight_max")
@@ -270,8 +271,8 @@ def read_modifiers(settings: Settings) -> tuple[float, ...]:
     return (*clip_gradient, decay, by_rate, *clip_weight, accumulate)
 
 
-# Attributes that a TPU optimizer has and a Keras optimizer with the same class
-# name does not have.
+# Attributes that distinguish a TPU optimizer from a Keras optimizer with the
+# same class name.
 _TPU_OPTIMIZER_ATTRIBUTES = (
     "learning_rate",
     "use_gradient_accumulation",
@@ -283,16 +284,16 @@ _TPU_OPTIMIZER_ATTRIBUTES = (
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSpec:
-    """Spec of one update rule of the engine.
+    """Spec of one update rule in the engine.
 
     Attributes:
-      name: The engine's name of the rule, such as `"adagrad_momentum"`.
-      learning_rate: A finite number of at least 0, or a callable without
+      name: Name of the rule in the engine, such as `"adagrad_momentum"`.
+      learning_rate: A finite number that is at least 0, or a callable without
         arguments that returns such a number.
       slots: The slot variables, in the order that the engine requires.
-      constants: Hyperparameters after the learning rate: the constants of the
-        rule, then the result of `read_modifiers`.
-      accumulates: Whether the gradients of a row are summed before its update.
+      constants: Hyperparameters that follow the learning rate: first the
+        constants of the rule, then the return value of `read_modifiers`.
+      accumulates: Whether the gradients of a row are summed before the update.
     """
 
     name: str
@@ -303,7 +304,7 @@ class OptimizerSpec:
 
     @property
     def has_dynamic_rate(self) -> bool:
-        """Whether the learning rate is a callable, called for each update."""
+        """Whether the learning rate is a callable, which each update calls."""
         return callable(self.learning_rate)
 
 
@@ -313,21 +314,22 @@ def read_optimizer(
     table: str,
     takes_slot_fn: bool = False,
 ) -> OptimizerSpec | None:
-    """Reads one `tf.tpu.experimental.embedding` optimizer.
+    """Converts an optimizer object to a frozen spec.
 
     Args:
-      optimizer: An instance of `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or
-        `FTRL`, or of a class in `tf_layoutmap.optimizers`, or an
+      optimizer: An `SGD`, `Adagrad`, `AdagradMomentum`, `Adam` or `FTRL` object
+        of TensorFlow, an optimizer of `tf_layoutmap.optimizers`, an
         `OptimizerSpec`, or None. The object is not modified.
       table: Name of the table, for messages.
-      takes_slot_fn: Whether `slot_variable_creation_fn` may be set.
+      takes_slot_fn: Whether optimizers with a `slot_variable_creation_fn` are
+        accepted.
 
     Returns:
-      The frozen spec; None if `optimizer` is None.
+      The spec, or None if `optimizer` is None.
 
     Raises:
-      ValueError: If the class is not a TPU optimizer, or one of its settings
-        is invalid or not supported by the engine.
+      ValueError: If `optimizer` is not a supported optimizer, if a setting is
+        invalid, or if the engine does not support a setting.
     """
     if optimizer is None or isinstance(optimizer, OptimizerSpec):
         return optimizer
@@ -376,7 +378,7 @@ def read_optimizer(
 
 
 def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):
-    """Raises a ValueError for settings that contradict each other."""
+    """Raises a ValueError if settings contradict each other."""
     if (
         spec.name == "adam"
         and not optimizer.lazy_adam
@@ -422,7 +424,8 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
     """Raises a ValueError if a callable has required arguments."""
     try:
         signature = inspect.signature(rate)
-    except (TypeError, ValueError):  # Built-ins may have no signature.
+    # Some built-in functions have no signature.
+    except (TypeError, ValueError):
         return
     try:
         signature.bind()
@@ -455,10 +458,11 @@ class HostOptions(TypedDict, total=False):
 class HostOptimizer:
     """Base class of optimizers that only the host engine supports.
 
-    It has the attributes that all of TensorFlow's TPU optimizers have.
+    A `HostOptimizer` has all attributes that TensorFlow's TPU optimizers have
+    in common.
     """
 
-    slot_variable_creation_fn = None  # The engine creates slot variables.
+    slot_variable_creation_fn = None  # Unused by the engine.
 
     def __init__(
         self,
@@ -471,20 +475,22 @@ class HostOptimizer:
         multiply_weight_decay_factor_by_learning_rate: bool | None = None,
         clipvalue: float | tuple[float | None, float | None] | None = None,
     ):
-        """Stores the settings; `TPUEmbedding` raises for invalid settings.
+        """Stores the settings, which `TPUEmbedding` checks later.
 
         Args:
           learning_rate: A number, or a callable without arguments.
-          use_gradient_accumulation: Whether a row is updated once with the sum
-            of its gradients. If False, it is updated once for each id.
+          use_gradient_accumulation: Whether a step updates a row once with the
+            sum of its gradients. If False, a step updates a row once for each
+            id.
           clip_weight_min: Minimum of the values of a row after its update.
           clip_weight_max: Maximum of the values of a row after its update.
-          weight_decay_factor: Factor of the weight decay `p -= factor * p`,
-            which is applied after the rule.
-          multiply_weight_decay_factor_by_learning_rate: Whether the factor is
-            multiplied by the learning rate.
-          clipvalue: Range to which each value of the summed gradient is
-            clipped: `(low, high)`, or one number for `(-number, number)`.
+          weight_decay_factor: Factor of the weight decay `p -= factor * p`. The
+            weight decay is applied after the update rule.
+          multiply_weight_decay_factor_by_learning_rate: Whether
+            `weight_decay_factor` is multiplied by the learning rate.
+          clipvalue: Range `(low, high)` to which each value of the summed
+            gradient is clipped. A single number represents the range
+            `(-number, number)`.
         """
         self.learning_rate = learning_rate
         self.use_gradient_accumulation = use_gradient_accumulation

@@ -1,6 +1,7 @@
 """Reads the arguments `table_dtypes` and `rounding_seed` of `TPUEmbedding`.
 
-This module does not import TensorFlow: it reads the names of dtypes.
+This module does not import TensorFlow. The module only reads the names of
+dtypes.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ def with_dtypes(
     table_configs: Sequence[Any],
     table_dtypes: Any,
 ) -> config.EmbeddingSpec:
-    """Returns the spec with the configured dtypes.
+    """Returns the spec with the dtypes of the argument `table_dtypes`.
 
     Args:
-      spec: Spec whose tables are float32.
-      table_configs: The `TableConfig` of each of its tables.
-      table_dtypes: One dtype for all tables, or a mapping from names of
-        tables, or their `TableConfig`, to dtypes, or None. Tables that are not
-        in the mapping are float32. A dtype is one of `TABLE_DTYPES`, as a
-        string or as a `tf.DType`.
+      spec: Spec in which all tables are float32.
+      table_configs: The `TableConfig` of each table in `spec`.
+      table_dtypes: None, one dtype for all tables, or a mapping from tables to
+        dtypes. Tables are table names or `TableConfig` objects. Tables that are
+        not in the mapping are float32. A dtype is one of `TABLE_DTYPES`, as a
+        string or a `tf.DType`.
 
     Raises:
-      ValueError: If a dtype is not one of `TABLE_DTYPES`, or there is no such
-        table; the message names the table.
+      ValueError: If a dtype is not one of `TABLE_DTYPES`, or if a table does
+        not exist. The message names the table.
     """
     if table_dtypes is None:
         return spec
@@ -72,7 +73,7 @@ def _read_dtype(dtype: Any, where: str) -> str:
 
 
 def read_seed(seed: Any) -> int:
-    """Returns the seed after checking that it is an int64.
+    """Checks that the seed is an int64, and returns the seed.
 
     Raises:
       ValueError: If `seed` is not an int in the range of int64.

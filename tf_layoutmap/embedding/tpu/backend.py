@@ -1,9 +1,9 @@
 """The backend of `TPUEmbedding` for a TPU.
 
-It implements the interface of `tf_layoutmap.embedding.backend` with
-TensorFlow's TPU embedding ops: it checks and enqueues batches, dequeues
-activations, sends gradients, and synchronizes the host copies of the tables
-with the TPU.
+`TPUBackend` implements the interface in `tf_layoutmap.embedding.backend` with
+TensorFlow's TPU embedding ops. The backend checks and enqueues batches,
+dequeues activations, and sends gradients. The backend also synchronizes the
+host copies of the tables with the TPU.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class TPUBackend:
     """A backend that runs the steps of a `TPUEmbedding` on a TPU."""
 
     is_on_tpu: ClassVar[bool] = True
-    # A TPU identifies steps by their order. The gradient of the mark only
-    # shows that the backward pass has run.
+    # A TPU identifies steps by their order, so the mark does not have to
+    # identify a step. The gradient of the mark only shows that the backward
+    # pass has run.
     mark_shape: ClassVar[tuple[int, ...]] = ()
-    # User programs may set this attribute to False.
+    # User programs can set this attribute to False.
     checks_shapes = True
 
     def __init__(
@@ -47,7 +48,8 @@ class TPUBackend:
           feature_config: Nested structure of features.
           tpu: Tables, features and optimizers.
           strategy_replicas: Replicas of a TPUStrategy.
-          is_pipelined: Whether lookups overlap with the previous step.
+          is_pipelined: Whether the lookup of a step overlaps with the previous
+            step.
         """
         self._feature_config = feature_config
         self._tpu = tpu
@@ -68,7 +70,7 @@ class TPUBackend:
 
     @property
     def variable_device(self) -> str:
-        """The device of a layer's small private variables: the host."""
+        """Device of the small variables that a layer's steps use: the host."""
         return HOST
 
     @property
@@ -78,12 +80,12 @@ class TPUBackend:
 
     @property
     def config_proto(self) -> bytes | None:
-        """The serialized configuration; None before `create_tables`."""
+        """The serialized configuration, or None before `create_tables`."""
         return self._config
 
     @property
     def _configured(self) -> bytes:
-        assert self._config is not None  # Steps run after `create_tables`.
+        assert self._config is not None  # See `create_tables`.
         return self._config
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
@@ -101,7 +103,7 @@ class TPUBackend:
             self._shapes.check(incoming)
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the host copies and configures the TPU.
+        """Creates the host copies of the tables, and configures the TPU.
 
         Raises:
           RuntimeError: If the TPU is already configured.
@@ -120,8 +122,8 @@ class TPUBackend:
             num_cores_per_replica=self._cores.num_cores_per_replica,
             is_pipelined=self._is_pipelined,
         )
-        # A long configuration does not fit into one message, so each line is
-        # logged separately.
+        # Each line of the configuration is logged separately, because a long
+        # configuration does not fit into one log message.
         for line in ("TPU embedding configuration:", *str(proto).splitlines()):
             logging.info("%s", line)
         variables = tables.create_tables(self._tpu, self._cores.hosts)
@@ -134,7 +136,7 @@ class TPUBackend:
         return variables
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
-        """Sends the variables, which may hold restored values, to the TPU."""
+        """Sends the variables, with initial or restored values, to the TPU."""
         self._sync.start(
             tables.TableTransfer(
                 self._tpu, self._configured, self._cores.hosts, variables
@@ -162,9 +164,9 @@ class TPUBackend:
         self._modes.enqueued(name, training)
         if batch.in_program:
             values, weights = batch.steps[0]
-            # The mode is selected from two constants, even if `training` is
-            # a Python bool. The compiler searches for this pattern to correct
-            # a wrong mode.
+            # `tf.where` selects the mode from two constants, even if `training`
+            # is a Python bool. The TPU compiler recognizes this pattern, and
+            # can correct a wrong mode.
             batches.run_on_host(
                 lambda: self._enqueue_on(
                     None,
@@ -203,7 +205,8 @@ class TPUBackend:
             gradient = steps.read_gradient(
                 feature, gradient, tf.TensorShape(shape)
             )
-            # This restores the static shape of a gradient that has lost it.
+            # The reshape sets the static shape of a gradient whose shape is
+            # unknown.
             checked.append(tf.reshape(gradient, shape))
         rates = [
             steps.current_learning_rate(rate, self._table_with(rate))
@@ -212,14 +215,14 @@ class TPUBackend:
         tpu_ops.send(checked, rates, self._configured, name)
 
     def is_in_program(self) -> bool:
-        """Returns whether the caller is traced as part of a TPU program."""
+        """Whether the caller is being traced as part of a TPU program."""
         try:
             return batches.is_in_tpu_program()
-        except RuntimeError:  # The caller is in control flow.
+        except RuntimeError:  # In control flow.
             return False
 
     def before_read(self) -> None:
-        """Marks the host copies as stale, so that a save retrieves them."""
+        """Marks the host copies as stale. The next save then updates them."""
         self._sync.mark_stale()
 
     def before_async_copy(self) -> None:
@@ -227,11 +230,11 @@ class TPUBackend:
         self._sync.retrieve()
 
     def before_restore(self) -> None:
-        """Clears the state of an earlier restore that may have failed."""
+        """Clears the state of an earlier restore, which may have failed."""
         self._sync.begin_restore()
 
     def note_restore(self) -> None:
-        """Does nothing, because restored variables notify `TableSync`."""
+        """Does nothing, because a restored variable notifies `TableSync`."""
 
     def load_variables(self) -> None:
         """Sends the host copies to the TPU."""
@@ -250,8 +253,8 @@ class TPUBackend:
         mode,
         core_index: int | None = None,
     ):
-        """Enqueues on the host of `core`, which is None in a TPU program."""
-        # A device scope of None would cancel the device scope of the caller.
+        """Enqueues on the host of `core`. In a TPU program, `core` is None."""
+        # A scope `tf.device(None)` would cancel the device scope of the caller.
         with tf.device(core.host) if core else contextlib.nullcontext():
             if isinstance(values, packing.PackedIds):
                 values, weights = packing.unpack_ids(

@@ -1,15 +1,16 @@
 """Reads and checks the inputs of a step for the cores of a TPU.
 
-The enqueue op takes parallel lists with one entry per feature, and derives
-whether an input is dense, sparse or ragged from the rank and length of the
-entries of the first list. It takes int64 ids and int32 sample indices, but
-looks ids up with 32 bits and does not document the result of an out-of-range
-id. Outside `strategy.run` ids are on the host, where `check_ids` checks them at
-the cost of reading them once.
+The enqueue op takes three lists with one entry per feature. The rank and the
+length of an entry in the first list determine whether the input is dense,
+sparse or ragged. The op takes int64 ids and int32 sample indices. However, the
+TPU looks up ids as 32-bit numbers, and the result for an out-of-range id is not
+documented. Outside `strategy.run`, the ids are on the host, and `check_ids`
+checks them. This check reads all ids once.
 
-Inside `strategy.run`, `enqueue` must be called at the top level of the
-function, with arguments of the function as inputs. The compiler moves the op
-out of the TPU program to the host, where it runs before the program.
+Inside `strategy.run`, a program must call `enqueue` at the top level of the
+function, with arguments of the function as inputs. The compiler moves the
+enqueue op from the TPU program to the host. The op then runs before the TPU
+program.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class EnqueueLists:
     """Inputs of the enqueue op, one entry per feature.
 
     Attributes:
-      splits: int32 tensors: `[num_ids, rank]` indices of a sparse input,
-        `[num_samples + 1]` row splits of a ragged input, or `[0]` for a dense
+      splits: int32 tensors: indices `[num_ids, rank]` of a sparse input, row
+        splits `[num_samples + 1]` of a ragged input, or `[0]` for a dense
         input.
       ids: `[num_ids]` int64 tensors.
-      weights: `[num_ids]` float32 tensors, or `[0]` if every weight is 1.
+      weights: `[num_ids]` float32 tensors, or `[0]` if all weights are 1.
     """
 
     splits: list[tf.Tensor] = dataclasses.field(default_factory=list)
@@ -49,10 +50,10 @@ class EnqueueLists:
 
 
 def convert_inputs(feature: config.FeatureSpec, value: Any) -> Any:
-    """Returns an input as a dense, sparse or ragged tensor.
+    """Converts an input to a dense, sparse or ragged tensor.
 
     Raises:
-      TypeError: If the ids are not integers that int64 holds.
+      TypeError: If int64 cannot represent all ids.
       ValueError: If `value` cannot be converted to a tensor.
     """
     if not isinstance(value, (tf.SparseTensor, tf.RaggedTensor, tf.Tensor)):
@@ -72,8 +73,9 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
 
     Raises:
       TypeError: If the weights are not numbers.
-      ValueError: If the weights are of another tensor type than the ids, if
-        their number differs, or if the input does not support weights.
+      ValueError: If the weights have another tensor type than the ids, if there
+        are more or fewer weights than ids, or if the input does not support
+        weights.
     """
     if weight is None:
         return
@@ -96,9 +98,9 @@ def read_lists(
     values: Sequence[Any],
     weights: Sequence[Any],
 ) -> EnqueueLists:
-    """Returns the lists of the enqueue op for checked inputs of one core."""
+    """Converts checked inputs of one core to lists for the enqueue op."""
     lists = EnqueueLists()
-    # All features without splits or weights share these empty tensors.
+    # Features without splits or weights share these two empty tensors.
     no_splits = tf.zeros([0], tf.int32)
     no_weights = tf.zeros([0], tf.float32)
     for feature, value, weight in zip(features, values, weights):
@@ -127,9 +129,9 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     indices = tf.cast(value.indices, tf.int32)
     if value.shape.rank == 2:
         if feature.is_sequence:
-            # The position is a dimension of the output. The added index
-            # numbers the ids at a position. It is 0, because each position has
-            # one id.
+            # In a sequence, each position has an activation. The TPU requires
+            # an additional index for the ids at a position. The additional
+            # index is 0, because each position has one id.
             indices = tf.pad(indices, [[0, 0], [0, 1]])
     elif feature.is_sequence:
         logging.warning(
@@ -141,10 +143,11 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     return indices
 
 
-# Function that returns whether a graph is the program of an emulated TPU. The
-# program of a real TPU is recognized by its control flow context.
+# Function that returns whether a graph is the program of an emulated TPU. For a
+# real TPU, `_is_replicated` recognizes the TPU program by the control flow
+# context.
 _is_emulated: Callable[[Any], bool] | None = None
-# Function that returns the TPU name for an input's device on an emulated TPU.
+# Function that returns the TPU name of an input's device on an emulated TPU.
 _input_device_of: Callable[[str], str] | None = None
 
 
@@ -152,22 +155,23 @@ def set_emulated(
     is_emulated: Callable[[Any], bool] | None,
     input_device_of: Callable[[str], str] | None = None,
 ):
-    """Registers the callables of the emulation; None removes them.
+    """Registers callables of the emulation. None removes a callable.
 
     Args:
-      is_emulated: Returns whether a graph is traced as the program of a core.
-      input_device_of: Returns the TPU name for the device of an input.
+      is_emulated: Function that returns whether a graph is traced as the
+        program of a core. input_device_of: Function that returns the TPU name
+        for the device of an input.
     """
     global _is_emulated, _input_device_of
     _is_emulated, _input_device_of = is_emulated, input_device_of
 
 
 def is_in_tpu_program() -> bool:
-    """Returns whether the caller is traced as a replica's program on a TPU.
+    """Returns whether the caller is traced as part of a TPU program.
 
     Raises:
       RuntimeError: If the caller is in control flow or in a separate
-        `tf.function` inside the program.
+        `tf.function` inside the TPU program.
     """
     here = tf.compat.v1.get_default_graph()
     graph = here
@@ -198,12 +202,12 @@ def _is_replicated(graph: Any) -> bool:
 
 
 def run_on_host(function: Callable[[], None]):
-    """Calls `function` so that its operations run on the replica's host."""
+    """Calls `function` in a scope whose operations run on the host."""
     tf_private.tpu_replication.outside_compilation(function)
 
 
 def check_direct_inputs(named_values: Sequence[tuple[str, Any]]):
-    """Checks that inputs are arguments of the function in `strategy.run`.
+    """Checks that inputs are arguments of the function that runs.
 
     Raises:
       ValueError: If an input is the output of another op. The message names
@@ -256,7 +260,7 @@ def check_on_host(named_values: Sequence[tuple[str, Any]]):
 def _devices_of(tensor: tf.Tensor) -> list[str]:
     if _input_device_of is not None:
         return [_input_device_of(_device_before_program(tensor))]
-    if hasattr(tensor, "numpy"):  # The tensor is eager.
+    if hasattr(tensor, "numpy"):  # An eager tensor.
         return [tensor.device or ""]
     source = tensor.op
     if source.type == "Identity" and (
@@ -267,13 +271,13 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
 
 
 def _device_before_program(tensor: tf.Tensor) -> str:
-    """Returns the device of an input before it entered an emulated program."""
+    """Returns the device of an input outside of the emulated program."""
     if not hasattr(tensor, "numpy"):
         if _is_program_input(tensor.op):
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
-            # The device of a placeholder shows where a loop was traced. It is
-            # not the device of the input.
+            # The device of a placeholder is the device scope in which a loop
+            # was traced. This device is not the device of the input.
             return ""
     return tensor.device or ""
 
@@ -287,9 +291,9 @@ class Batch:
     """A checked batch that can be enqueued on the cores.
 
     Attributes:
-      steps: For each replica, its flat inputs and weights, or a packed batch
-        and None.
-      device: Core that runs the step, if the caller passes one.
+      steps: For each replica, a tuple of its flat inputs and weights, or of a
+        packed batch and None.
+      device: Name of the core that runs the step, or None.
       in_program: Whether a TPU program enqueues the batch.
     """
 
@@ -338,13 +342,15 @@ class BatchReader:
         Args:
           features: Ids in the structure of the feature config, or a packed
             batch.
-          weights: None, or weights or None in the same structure.
-          device: Core that runs the step, or None.
-          checks_shapes: Whether shapes are compared with the known shapes.
-          settles_shapes: Whether unknown shapes are set from this batch.
+          weights: None, or the same structure with None or the weights of the
+            ids.
+          device: Name of the core that runs the step, or None.
+          checks_shapes: Whether the shapes are compared with the known shapes.
+          settles_shapes: Whether this batch sets shapes that are not known yet.
 
         Raises:
-          TypeError: If structures differ in types, or ids are not integers.
+          TypeError: If structures have different types, or ids are not
+            integers.
           ValueError: If structures, sizes, ranks or weights do not match.
         """
         is_packed = self._is_packed(features)
@@ -376,7 +382,7 @@ class BatchReader:
         return Batch(steps, device, in_program)
 
     def _is_packed(self, features):
-        """Returns whether `features` is a packed batch, or one per replica."""
+        """Returns whether `features` contains packed batches."""
         return not tf.nest.is_nested(features) and all(
             packing.is_packed(one, self._feature_config)
             for one in self._replicas.strategy.experimental_local_results(
@@ -393,7 +399,7 @@ class BatchReader:
         ]
 
     def _split(self, features, weights, device, in_program) -> list[Step]:
-        """Returns flat inputs and weights of each replica that enqueues."""
+        """Returns the flat inputs and weights of each replica."""
         if in_program or device is not None:
             if in_program and device is not None:
                 raise ValueError(
@@ -459,21 +465,23 @@ ID_CHECK_SCOPE = "tf_layoutmap_id_check"
 
 
 def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
-    """Returns operations that fail on an id outside its table.
+    """Returns assertions that fail if an id is outside of its table.
 
     Args:
       spec: Tables and features.
       ids: `[num_ids]` int64 tensor of each feature.
 
     Raises:
-      tf.errors.InvalidArgumentError: If an eager id is outside its table.
+      tf.errors.InvalidArgumentError: If an id is outside of its table, and the
+        call is eager.
     """
     checks = []
     with tf.name_scope(ID_CHECK_SCOPE):
         for feature, one in zip(spec.features, ids):
             table = spec.table_of(feature)
             lowest, highest = tf.reduce_min(one), tf.reduce_max(one)
-            # If there are no ids, `lowest` is the largest int64.
+            # For an empty tensor, the minimum and the maximum are not ids, so
+            # the size is checked separately.
             is_inside = tf.logical_or(
                 tf.equal(tf.size(one), 0),
                 tf.logical_and(lowest >= 0, highest < table.num_rows),
@@ -488,8 +496,9 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
                     is_inside, f"{sentence} ", lowest, " to ", highest
                 )
                 continue
-            # tf.debugging.Assert would wrap the op in a conditional, which
-            # waits for every previous stateful operation.
+            # `tf.debugging.Assert` is not used, because it wraps the op in a
+            # conditional. The conditional would wait for all earlier stateful
+            # operations.
             checks.append(
                 tf.raw_ops.Assert(
                     condition=is_inside,

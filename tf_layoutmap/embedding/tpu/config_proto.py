@@ -1,9 +1,9 @@
-"""Creates the configuration proto that a TPU is initialized with.
+"""Creates the configuration proto with which a TPU is initialized.
 
-`create_config` describes tables, features and optimizers to the TPU. The
-fields of an optimizer are defined in TensorFlow's
-`optimization_parameters.proto`; hyperparameters are written unchanged. `Cores`
-describes the hosts and cores of a TPUStrategy.
+`create_config` returns the proto, which describes tables, features and
+optimizers. TensorFlow's `optimization_parameters.proto` defines the fields of
+an optimizer. Hyperparameters are written to these fields unchanged. `Cores`
+describes the hosts and cores of a `TPUStrategy`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Rule:
 
     Attributes:
       op_name: Name of the optimizer in its load and retrieve operations.
-      slots: Names of its slot variables, in the order of these operations.
-      write: Function that sets the proto fields that are specific to this
-        optimizer.
+      slots: Names of the slot variables, in the order in which these operations
+        take them.
+      write: Function that writes the proto fields that only this optimizer has.
     """
 
     op_name: str
@@ -39,19 +39,19 @@ class Rule:
 
     @property
     def load(self) -> Callable[..., Any]:
-        """The operation that sends a shard to the TPU."""
+        """Operation that sends a shard to the TPU."""
         return getattr(tf.raw_ops, f"LoadTPUEmbedding{self.op_name}Parameters")
 
     @property
     def retrieve(self) -> Callable[..., Any]:
-        """The operation that retrieves a shard from the TPU."""
+        """Operation that retrieves a shard from the TPU."""
         return getattr(
             tf.raw_ops, f"RetrieveTPUEmbedding{self.op_name}Parameters"
         )
 
 
 def rule_of(optimizer: Any) -> Rule:
-    """Returns the rule of an optimizer that `read_optimizer` accepts."""
+    """Returns the rule of an optimizer that has passed `read_optimizer`."""
     return _RULES[type(optimizer).__name__]
 
 
@@ -65,8 +65,8 @@ def write_parameters(
     Args:
       parameters: An empty proto.
       optimizer: An optimizer of `tf.tpu.experimental.embedding`.
-      learning_rates: The dynamic learning rates. The index of a learning rate
-        is its tag.
+      learning_rates: The dynamic learning rates. In the proto, the tag of a
+        learning rate is its index in this list.
     """
     rate = optimizer.learning_rate
     if callable(rate):
@@ -92,8 +92,9 @@ def write_parameters(
         parameters.weight_decay_factor = optimizer.weight_decay_factor
         if optimizer.multiply_weight_decay_factor_by_learning_rate:
             parameters.multiply_weight_decay_factor_by_learning_rate = True
-    # The optimizer has a bool, and the proto has an enum with the same two
-    # numbers. protobuf 7.34 does not accept a bool for an enum.
+    # The attribute of the optimizer is a bool, and the proto field is an enum
+    # with the values 0 and 1. The bool is converted to an int, because protobuf
+    # 7.34 does not accept a bool for an enum.
     parameters.low_dimensional_packing_status = int(
         bool(optimizer.low_dimensional_packing_status)
     )
@@ -110,7 +111,7 @@ def write_quantization(parameters: Any, quantization: Any):
 
 
 def _write_limits(parameters, field: str, lower, upper):
-    # An unset limit must leave the field unset.
+    # If a limit is None, the field must remain unset.
     if lower is not None:
         getattr(parameters, field).lower.value = lower
     if upper is not None:
@@ -166,21 +167,23 @@ _RULES = {
 }
 
 
-# The embedding operations store ids in 32 bits.
+# Maximum number of rows, because the TPU embedding operations store ids in 32
+# bits.
 MAX_NUM_ROWS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class TPUSpec:
-    """The parts of a feature config that a TPU is configured with.
+    """The parts of a feature config with which a TPU is configured.
 
     Attributes:
       spec: Tables and features.
       optimizers: The optimizer object of each table.
-      feature_names: `FeatureConfig.name` of each feature, None where unset.
+      feature_names: `FeatureConfig.name` of each feature, or None if it is not
+        set.
       quantizations: `TableConfig.quantization_config` of each table.
-      learning_rates: The distinct dynamic learning rates, in the order of the
-        tables.
+      learning_rates: The distinct dynamic learning rates, in the order in which
+        the tables use them.
     """
 
     spec: config.EmbeddingSpec
@@ -196,7 +199,7 @@ def read_spec(
     table_configs: Sequence[Any],
     optimizer: Any,
 ) -> TPUSpec:
-    """Collects the values that a TPU requires and `spec` does not contain.
+    """Collects values that a TPU requires and that `spec` does not contain.
 
     Args:
       spec: Tables and features.
@@ -205,8 +208,8 @@ def read_spec(
       optimizer: Default optimizer of tables.
 
     Raises:
-      ValueError: If a table has no optimizer or more rows than a 32-bit id
-        supports.
+      ValueError: If a table has no optimizer that a TPU supports, or has more
+        rows than a 32-bit id can represent.
     """
     optimizers = [
         optimizer if one.optimizer is None else one.optimizer
@@ -259,17 +262,18 @@ def create_config(
     Args:
       tpu: Tables, features and optimizers.
       output_shapes: Shape of each feature's activations, without `dim`.
-      num_hosts: Number of hosts that the tables are sharded over.
+      num_hosts: Number of hosts over which the tables are sharded.
       num_replicas: Number of replicas of the strategy.
-      num_cores_per_replica: Number of cores of an SPMD replica; None without
+      num_cores_per_replica: Number of cores of an SPMD replica, or None without
         SPMD.
-      is_pipelined: Whether lookups overlap with the previous step.
+      is_pipelined: Whether the lookup of a step overlaps with the previous
+        step.
     """
     proto = tpu_embedding_configuration_pb2.TPUEmbeddingConfiguration()  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
     for index, table in enumerate(tpu.spec.tables):
         descriptor = proto.table_descriptor.add()
         descriptor.name = table.name
-        # Each host must hold at least one row.
+        # Each host must have at least one row.
         descriptor.vocabulary_size = max(table.num_rows, num_hosts)
         descriptor.dimension = table.dim
         parameters = descriptor.optimization_parameters
@@ -284,7 +288,7 @@ def create_config(
             descriptor.name = name
         descriptor.table_id = feature.table
         descriptor.input_shape.extend(shape)
-    # `enqueue` sets for each batch whether it trains.
+    # `enqueue` sets the mode of each batch.
     proto.mode = proto.TRAINING
     proto.num_hosts = num_hosts
     proto.num_tensor_cores = num_replicas * (num_cores_per_replica or 1)
@@ -304,7 +308,7 @@ class Core:
       device: Device name, such as
         `"/job:worker/replica:0/task:0/device:TPU:1"`.
       ordinal: Index of the core on its host.
-      host: The CPU device of its host.
+      host: The CPU device of the core's host.
     """
 
     device: str
@@ -313,12 +317,12 @@ class Core:
 
 
 class Cores:
-    """The hosts and cores that the replicas of a TPUStrategy run on.
+    """The hosts and cores on which the replicas of a TPUStrategy run.
 
     Attributes:
-      hosts: The CPU device of each host, in the order of the tables' shards.
+      hosts: The CPU device of each host, in the order of the shards of a table.
       num_replicas: Number of replicas of the strategy.
-      num_cores_per_replica: Number of cores of an SPMD replica; None without
+      num_cores_per_replica: Number of cores of an SPMD replica, or None without
         a device assignment.
     """
 
@@ -326,7 +330,8 @@ class Cores:
         """Reads the devices of the strategy.
 
         Raises:
-          RuntimeError: If the devices are not on `num_hosts` hosts.
+          RuntimeError: If the devices of the strategy are on more or fewer than
+            `num_hosts` hosts.
         """
         extended = strategy.extended
         self.num_replicas = strategy.num_replicas_in_sync
@@ -342,8 +347,8 @@ class Cores:
             )
         ]
         self.hosts = _hosts_of(extended.worker_devices)
-        # The cores of an emulated TPU have TPU names and CPU names. Only the
-        # extended strategy of an emulated TPU has this method.
+        # Each core of an emulated TPU has a TPU name and a CPU name. Only the
+        # `extended` object of an emulated TPUStrategy has this method.
         self._tpu_name_of = getattr(extended, "tpu_name_of", None)
         if len(self.hosts) != self.num_hosts:
             raise RuntimeError(
@@ -352,7 +357,7 @@ class Cores:
             )
 
     def of_replica(self, replica: int) -> list[Core]:
-        """Returns the cores of one replica, in the order of their samples."""
+        """Returns the cores of one replica, in the order of the samples."""
         return self._of_replicas[replica]
 
     def by_name(self, device: str) -> Core:
@@ -373,7 +378,7 @@ class Cores:
 
 
 def core_of(device: str) -> Core:
-    """Returns the core of a device string."""
+    """Returns the core with the given device name."""
     return Core(
         device, tf.DeviceSpec.from_string(device).device_index, _host_of(device)
     )
@@ -382,14 +387,14 @@ def core_of(device: str) -> Core:
 def _devices_of_replicas(extended: Any, num_cores: int | None):
     if num_cores is None:
         return [[one] for one in extended.worker_devices]
-    # This attribute has no public name. `worker_devices` contains only the
-    # first core of each replica.
+    # This private attribute is required because `worker_devices` contains only
+    # the first core of each replica.
     return extended._tpu_devices.tolist()
 
 
 def _host_of(device: str) -> str:
-    # The function is read from its module at each call, so that the emulation
-    # can replace it there.
+    # Each call reads the function from its module, because the emulation
+    # replaces the function in the module.
     return tf_private.device_util.get_host_for_device(device)
 
 

@@ -1,4 +1,4 @@
-"""Functions that call TensorFlow's TPU embedding ops, one per op."""
+"""Functions that call TensorFlow's TPU embedding ops, one function per op."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.tpu.batches import EnqueueLists
 
-# The TPU compiler pairs the operations of a step by this attribute.
+# The TPU compiler uses this attribute to match the operations of a step.
 _NAME_ATTR = "_tpu_embedding_layer"
 _SYSTEM = "/device:TPU_SYSTEM:0"
 
@@ -44,9 +44,9 @@ def enqueue(
     Args:
       lists: Inputs of all features.
       mode: `"train"` or `"inference"`, as a string or a scalar string tensor.
-      ordinal: Index of the core on its host; -1 in a TPU program.
+      ordinal: Index of the core on its host, or -1 in a TPU program.
       combiners: Combiner of each table.
-      name: Name that the operations of one step share, or None.
+      name: Name that is equal in all operations of a step, or None.
     """
     op = tf.raw_ops.EnqueueTPUEmbeddingArbitraryTensorBatch(
         sample_indices_or_row_splits=lists.splits,

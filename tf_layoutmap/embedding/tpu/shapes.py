@@ -1,4 +1,4 @@
-"""The shapes of activations, which a TPU requires before the first step."""
+"""Shapes of activations, which a TPU must know before the first step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tf_layoutmap.embedding.spec import config
 class OutputShapes:
     """The shape of each feature's activations, without `dim`.
 
-    The sources of a shape, in order of precedence, are `output_shape` of the
-    FeatureConfig, the arguments of `build`, and the inputs of the first step.
+    A shape has three possible sources. `output_shape` of the FeatureConfig has
+    precedence over the arguments of `build`. The arguments of `build` have
+    precedence over the inputs of the first step.
     """
 
     def __init__(self, features: Sequence[config.FeatureSpec]):
@@ -27,19 +28,19 @@ class OutputShapes:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes, which are all known after `settle`."""
+        """The shapes of all features, which are known after `settle`."""
         return [one or () for one in self._shapes]
 
     def settled(self) -> list[tuple[int, ...]]:
-        """Returns the shapes; must be called after `settle`."""
+        """Returns the shapes of all features, which `settle` has set."""
         return cast("list[tuple[int, ...]]", self.shapes)
 
     def settle(self, incoming: Sequence[Shape] | None):
         """Sets unknown shapes from `incoming`.
 
         Raises:
-          ValueError: If a shape contradicts the known shape, or is still
-            unknown.
+          ValueError: If a shape contradicts the known shape, or if a shape is
+            still unknown.
         """
         if incoming is not None:
             self.check(incoming)
@@ -65,8 +66,9 @@ class OutputShapes:
 
         Args:
           incoming: Shapes that `input_shape` returned.
-          is_ragged: Whether each input is ragged; None if unknown. The samples
-            of a ragged input may fill an output shape with more dimensions.
+          is_ragged: For each input, whether it is ragged. None if this is
+            unknown. The samples of a ragged input can fill an output shape with
+            more dimensions.
 
         Raises:
           ValueError: If a shape contradicts the known shape.
@@ -89,12 +91,12 @@ def input_shape(
     value: Any,
     num_cores: int | None,
 ) -> Shape:
-    """Returns the output shape of one input of a replica.
+    """Returns the activations' shape, without `dim`, for one input.
 
     Args:
-      feature: Feature that the input belongs to.
+      feature: Spec of the feature to which the input belongs.
       value: A dense, sparse or ragged tensor.
-      num_cores: Number of cores that the samples are split over, or None.
+      num_cores: Number of cores over which the samples are split, or None.
 
     Raises:
       ValueError: If the rank or the shape of `value` is not supported.

@@ -1,10 +1,11 @@
-"""The host copies of a TPU's tables, and their synchronization with the TPU.
+"""Host copies of a TPU's tables, and their synchronization with the TPU.
 
-The rows of a table are in the memory of the TPU. The variables on the hosts,
-one shard per host, hold the values that were last loaded or retrieved.
-`TableTransfer` loads and retrieves all tables of all hosts in one function,
-because the TPU runtime merges these operations into one. `TableSync` retrieves
-before a save and loads after a restore.
+The rows of a table are in the memory of the TPU. Variables on the hosts, with
+one shard per host, contain the values that were last sent to the TPU or
+retrieved from it. `TableTransfer` loads or retrieves the tables of all hosts in
+one function, because the TPU runtime merges these operations into a single
+operation. `TableSync` retrieves the tables before a save, and loads them after
+a restore.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from tf_layoutmap.sharded import ShardedVariable, initial_value
 
 
 class HostCopy(ShardedVariable):
-    """The copy on the hosts of a table whose rows are on a TPU.
+    """A copy on the hosts of a table whose rows are on a TPU.
 
-    Checkpoints and exports contain it as one tensor, like any sharded table.
-    Its watcher retrieves the rows from the TPU before a save, and sends them
-    to the TPU after a restore.
+    Like other sharded tables, a host copy is a single tensor in checkpoints and
+    exports. The watcher of a host copy retrieves the rows from the TPU before a
+    save, and sends the rows to the TPU after a restore.
     """
 
     _watcher: Any = None
 
     def watch(self, watcher: Any) -> None:
-        """Notifies `watcher` when a checkpoint reads or writes the rows."""
+        """Registers a watcher of checkpoint reads and writes."""
         self._watcher = watcher
 
     def _gather_saveables_for_checkpoint(self):
@@ -66,15 +67,15 @@ def create_tables(
       hosts: The CPU device of each host.
 
     Returns:
-      `{table name: {"parameters": rows, slot name: slot variable}}`, each a
-      `HostCopy` with contiguous blocks of rows. The first blocks may have one
-      row more than the others. A table with fewer rows than hosts has as many
-      shards as rows.
+      A dict `{table name: {"parameters": rows, slot name: slot
+      variable}}`. Each variable is a `HostCopy` with contiguous blocks of rows.
+      The first blocks can have one row more than the other blocks. If a table
+      has fewer rows than there are hosts, each shard has one row.
 
     Raises:
-      ValueError: If an initializer returns another shape, or
-        `slot_variable_creation_fn` returns other slots. The message names the
-        table.
+      ValueError: If an initializer returns another shape, or if
+        `slot_variable_creation_fn` returns other slot variables. The message
+        names the table.
     """
     with (
         tf.variable_creator_scope(sharded_variable_creator(hosts)),
@@ -89,7 +90,8 @@ def create_tables(
 def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
     """Returns a creator for `tf.variable_creator_scope`.
 
-    Variables that are created in its scope are sharded over `hosts`.
+    All variables that are created in the scope of this creator are sharded over
+    `hosts`.
 
     >>> creator = sharded_variable_creator(["/cpu:0", "/cpu:0"])
     >>> with tf.variable_creator_scope(creator):
@@ -114,7 +116,8 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
                     next_creator(
                         **{
                             **keywords,
-                            # A strategy must not copy the shard per replica.
+                            # The strategy must not create a copy of the shard
+                            # for each replica.
                             "skip_mirrored_creator": True,
                             "name": f"{name}_{shard}",
                             "shape": (rows.sizes[shard], *shape[1:]),
@@ -139,19 +142,19 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
 def extract_variable_info(
     keywords: dict[str, Any],
 ) -> tuple[str, tuple[int, ...], tf.DType, Callable[..., Any]]:
-    """Returns name, shape, dtype and initializer of a variable to create.
+    """Returns name, shape, dtype and initializer of a new variable.
 
     Args:
       keywords: Keyword arguments of a variable creator: `name`, `shape`,
-        `dtype` and `initial_value`, which is a callable. Shape and dtype may
-        be bound by a `functools.partial`.
+        `dtype` and a callable `initial_value`. If the callable is a
+        `functools.partial`, the partial can also bind the shape and the dtype.
 
     Returns:
-      Name, shape as a tuple of ints, dtype, and a callable for
-      `initial_value.of_shard`.
+      A tuple of the name, the shape as a tuple of ints, the dtype, and a
+      callable for `initial_value.of_shard`.
 
     Raises:
-      ValueError: If there is no callable or no shape.
+      ValueError: If `keywords` does not contain a callable or a shape.
     """
     initializer = keywords.get("initial_value")
     shape, dtype = keywords.get("shape"), keywords.get("dtype")
@@ -197,7 +200,7 @@ def _create_table(
 ) -> dict[str, Any]:
     shape = (table.num_rows, table.dim)
     rule = config_proto.rule_of(optimizer)
-    # `rule_of` returns only if the table has an optimizer.
+    # `rule_of` raises an error if the table has no optimizer.
     assert table.optimizer is not None
     initializers = [
         tf.constant_initializer(slot.initial_value)
@@ -205,8 +208,8 @@ def _create_table(
     ]
 
     def create(name: str, initializer: Callable[..., Any]):
-        # The TPU trains the table, so gradient tapes and other optimizers
-        # must not use the variable.
+        # The variable is not trainable, because the TPU trains the table.
+        # Gradient tapes and other optimizers must not use the variable.
         return tf.Variable(
             functools.partial(initializer, shape),
             shape=shape,
@@ -253,7 +256,7 @@ def _check_slots(slots, names, parameters, table):
 
 
 class TableTransfer:
-    """The copy operations between the variables on the hosts and the TPU."""
+    """Copy operations between the variables on the hosts and the TPU."""
 
     def __init__(
         self,
@@ -262,14 +265,13 @@ class TableTransfer:
         hosts: Sequence[str],
         variables: Mapping[str, Mapping[str, Any]],
     ):
-        """Creates the functions that load and retrieve the variables.
+        """Creates the functions that load and retrieve all variables.
 
         Args:
           tpu: Tables and optimizers.
           config: The serialized configuration proto.
           hosts: The CPU device of each host.
-          variables: `{table name: {"parameters" or slot name: variable}}`, as
-            `create_tables` returns it.
+          variables: Return value of `create_tables`.
         """
         self._tpu = tpu
         self._config = config
@@ -279,9 +281,9 @@ class TableTransfer:
         self.retrieve = tf.function(self._retrieve, autograph=False)
 
     def _each_shard(self):
-        """Yields rule, host index, variables and op attributes of each shard.
+        """Yields rule, host index, variables and op attributes per shard.
 
-        The variables are in the order of the op's arguments.
+        The variables are in the order in which the op takes them.
         """
         config = self._config
         for number, host in enumerate(self._hosts):
@@ -306,7 +308,8 @@ class TableTransfer:
                             "config": config,
                         },
                     )
-                    # The string is long, so only the first operation has it.
+                    # The configuration is a long string, so only the first
+                    # operation receives it.
                     config = ""
 
     def _load(self):
@@ -322,7 +325,8 @@ class TableTransfer:
     def _retrieve(self):
         for rule, number, shards, attrs in self._each_shard():
             values = rule.retrieve(**attrs)
-            # The op of an optimizer without slots returns a single tensor.
+            # If an optimizer has no slot variables, the op returns a single
+            # tensor.
             values = list(values) if rule.slots else [values]
             for one, value in zip(shards.values(), values):
                 if number < len(one):
@@ -330,29 +334,31 @@ class TableTransfer:
 
 
 def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
-    # If a table has fewer rows than hosts, the last hosts have no rows. The op
-    # still requires a tensor, so zeros are sent.
+    # If a table has fewer rows than there are hosts, the last hosts have no
+    # rows. The op requires a tensor for each host, so these hosts send zeros.
     if number < len(shards):
         return shards[number].read_value()
     return tf.zeros_like(shards[0])
 
 
 class TableSync:
-    """A watcher that retrieves tables for a save and loads them for a restore.
+    """A watcher that synchronizes tables with the TPU in saves and restores.
 
-    It watches all variables of an embedding (`HostCopy.watch`), so it works for
-    every class that saves or restores checkpoints. It retrieves once per save
-    and loads once per restore.
+    The watcher retrieves all tables once per save, and loads all tables once
+    per restore. A `TableSync` watches all variables of an embedding (see
+    `HostCopy.watch`). Therefore all classes that save or restore checkpoints
+    are supported.
     """
 
     def __init__(self):
         self._transfer: TableTransfer | None = None
         self._is_stale = False
-        # Ids of the saveables that the current restore has yet to write.
+        # Python ids of the saveables to which the current restore has not
+        # written yet.
         self._expected: set[int] = set()
 
     def start(self, transfer: TableTransfer):
-        """Sends the initial values, and enables the transfers."""
+        """Sends the initial values to the TPU, and enables transfers."""
         self._transfer = transfer
         self.load()
 
@@ -367,31 +373,32 @@ class TableSync:
             transfer.retrieve()
 
     def mark_stale(self):
-        """Marks the host copies as stale when a save or a restore begins."""
+        """Marks the host copies as stale at the start of a save or restore."""
         self._is_stale = True
 
     def begin_restore(self):
-        """Clears the state of an earlier restore that may have failed."""
+        """Clears the state of an earlier restore, which may have failed."""
         self._expected.clear()
 
     def before_save(self):
-        """Retrieves all tables before the first variable of a save is read."""
+        """Retrieves all tables before a save reads the first variable."""
         if self._is_stale and (transfer := self._usable()):
             self._is_stale = False
             transfer.retrieve()
 
     def before_restore(self, saveable: Any):
-        """Records a saveable that the restore will write."""
+        """Records a saveable to which the restore will write."""
         self._expected.add(id(saveable))
 
     def after_restore(self, saveable: Any):
-        """Loads all tables after the last saveable is written."""
+        """Loads all tables after the restore has written the last saveable."""
         self._expected.discard(id(saveable))
         if not self._expected:
             self.load()
 
     def _usable(self) -> TableTransfer | None:
-        # An exported graph may be restored on a machine without a TPU.
+        # An exported graph must not contain transfers, because it can be loaded
+        # on a machine without a TPU.
         if tf.executing_eagerly() or not tf_private.in_save_context():
             return self._transfer
         return None

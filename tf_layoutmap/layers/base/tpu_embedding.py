@@ -1,6 +1,7 @@
 """Base class of `TPUEmbedding` for both Keras versions.
 
-`TPUEmbeddingCore` holds the arguments, the call and the saved state.
+The class `TPUEmbeddingCore` implements the arguments, the call and the saved
+state of the layer.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def read_feature_config(
     table_stacking: Any,
     layer: str,
 ) -> Any:
-    """Returns the feature config from one of its two argument names.
+    """Returns the feature config, which has two alternative arguments.
 
     Raises:
       TypeError: If both arguments were given, or none.
-      ValueError: If keras-rs would not accept `table_stacking`.
+      ValueError: If `table_stacking` is not a value that keras-rs accepts.
     """
     if (feature_config is None) == (feature_configs is None):
         raise TypeError(
@@ -71,8 +72,8 @@ def read_feature_config(
 class TPUEmbeddingCore(LayerBase):
     """A mixin that precedes the `Layer` class of one Keras version.
 
-    Keras requires these methods on the layer itself, under these names. The
-    layer's `build` creates the tables and `_marks`, the mark weight (see
+    Keras requires that the layer class itself has the methods of this mixin.
+    The layer's `build` creates the tables and `_marks`, the mark weight (see
     `steps`).
     """
 
@@ -107,26 +108,28 @@ class TPUEmbeddingCore(LayerBase):
             `trainable=False`.
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Argument of keras-rs that selects tables that a
-            SparseCore stores as one table. It has no effect in this layer.
-          partitioner: As for `tlm.TPUEmbedding`; not saved with the layer.
+          table_stacking: Argument of keras-rs for tables that a SparseCore
+            stores together as one table. The argument has no effect in this
+            layer.
+          partitioner: As for `tlm.TPUEmbedding`. This argument is not saved
+            with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
           table_dtypes: As for `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
             halves the memory of the rows. Activations always have the layer's
             compute dtype.
           rounding_seed: As for `tlm.TPUEmbedding`.
           vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
-            vocabularies. Each call that a tape records, in each replica, is a
-            separate step of the vocabularies.
-          wire_dtype: As for `tlm.TPUEmbedding`. `wire_dtype`, `over_processes`
-            and `order` are not saved with the layer.
+            vocabularies. Each call that a tape records is a separate step of
+            the vocabularies, in each replica.
+          wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
+            `over_processes` and `order` are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           order: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: As `tlm.TPUEmbedding`; or if a setting of
-            keras-rs' configs is not supported.
+          TypeError, ValueError: As for `tlm.TPUEmbedding`, or if a setting of a
+            keras-rs config is not supported.
         """
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
@@ -149,13 +152,14 @@ class TPUEmbeddingCore(LayerBase):
             over_processes=over_processes,
             order=order,
         )
-        # As an attribute of the layer the embedding is saved in checkpoints.
+        # Checkpoints contain the embedding, because it is an attribute of the
+        # layer.
         self.embedding = self._steps.embedding
 
     def __call__(
         self, inputs: Features, *args: object, **kwargs: object
     ) -> Any:
-        """Calls the layer; only models of its Keras version may call it."""
+        """Calls the layer. Models of the other Keras version raise an error."""
         self._check_keras_version(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -168,13 +172,15 @@ class TPUEmbeddingCore(LayerBase):
         """Returns the activations of all features.
 
         Args:
-          inputs: Structure of the feature config, as for `enqueue` of
-            `tlm.TPUEmbedding`; or a batch from `tlm.pack`.
-          weights: None, or the same structure of weights; or the weights that
-            were packed with `inputs`.
+          inputs: Inputs in the structure of the feature config, as for
+            `enqueue` of `tlm.TPUEmbedding`. A batch from `tlm.pack` is also
+            supported.
+          weights: None, or weights in the same structure as `inputs`. For a
+            packed batch, the weights that were packed with `inputs`.
           training: None or a bool. The tables train if a gradient tape records
             the call, regardless of this argument. If a `tf.function` is traced
-            outside of the tape, True declares that a tape will record.
+            outside of the tape, the value True declares that a tape will record
+            the call.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.
@@ -193,14 +199,14 @@ class TPUEmbeddingCore(LayerBase):
         raise NotImplementedError
 
     def _check_keras_version(self, inputs: Any) -> None:
-        """Raises `RuntimeError` if a model of the other version calls."""
+        """Raises `RuntimeError` if a model of the other Keras version calls."""
         raise NotImplementedError
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """Returns the rows by table name, as in keras-rs' layer.
 
-        Each value is a tensor `[num_rows, dim]`, a copy. For large tables use
-        `embedding_tables`.
+        Each value is a copy of the full table as one tensor `[num_rows, dim]`.
+        For large tables, use the property `embedding_tables` instead.
         """
         return {
             config.name: tf.convert_to_tensor(rows)
@@ -209,7 +215,7 @@ class TPUEmbeddingCore(LayerBase):
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
-        """Rows by `TableConfig`, `[num_rows, dim]` float32."""
+        """Tables by `TableConfig`, each `[num_rows, dim]` float32."""
         return self.embedding.embedding_tables
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
@@ -229,8 +235,8 @@ class TPUEmbeddingCore(LayerBase):
         """Reads the saved arrays; the number of shards may differ.
 
         Raises:
-          ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is
-            changed then.
+          ValueError: If the saved tables differ in number, dtype, optimizer or
+            shape. In this case, no variable is changed.
         """
         if not self.built:
             raise ValueError(
@@ -251,7 +257,8 @@ class TPUEmbeddingCore(LayerBase):
             "feature_config": feature_config_serialization.to_config(
                 self._steps.feature_config,
                 self._steps.optimizer,
-                # A vocabulary may have been resized since it was created.
+                # The current capacities are saved, because a program can resize
+                # a vocabulary.
                 {
                     table.name: table.vocabulary.settings.capacity
                     for table in tables
