@@ -1,7 +1,8 @@
 """Sphinx configuration of the documentation, which `make docs` builds.
 
 The pages are Markdown (MyST) with the theme Furo. Neither the build nor the
-built pages download files.
+built pages download files. Links to TensorFlow, Keras and NumPy come from the
+lists in `docs/inventories`.
 """
 
 import os
@@ -13,6 +14,10 @@ sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 # The API pages import the package. TensorFlow's start-up messages are not
 # useful in the output of the build.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Jupyter kernels import the package from this checkout, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
+)
 
 import tf_layoutmap  # noqa: E402
 
@@ -22,18 +27,20 @@ author = "the tf_layoutmap authors"
 language = "en"
 
 extensions = [
-    "myst_parser",
+    # Reads all pages with MyST, and runs the code cells of the tutorials.
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "api_links",
     "docstring_markdown",
+    "inventories",
     "no_network",
     "public_names",
     "replaced_names",
 ]
-source_suffix = {".md": "markdown"}
+source_suffix = {".md": "myst-nb"}
 exclude_patterns = ["_ext", "_static"]
 
 # Sphinx reports broken links to pages, headings and {py:obj} names as
@@ -43,6 +50,14 @@ nitpicky = True
 # TensorFlow or are private.
 nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
 myst_heading_anchors = 3
+
+# Each build runs the tutorials and fails if a cell raises an error.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_execution_timeout = 120
+# TensorFlow writes its start-up messages to the standard error.
+nb_output_stderr = "remove"
 
 # API entries list members in source order, because source files begin with
 # the members that are used most.
