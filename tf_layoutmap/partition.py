@@ -5,16 +5,21 @@ returns the number of shards for a table. The number is fixed, or is computed
 from the size of the table in bytes. The module does not import TensorFlow.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
 from tf_layoutmap._core import checks
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import DTypeLike
 
 PLACEMENTS = ("div", "mod", "offsets", "callable")
 
@@ -94,7 +99,7 @@ class RowPartition:
             )
 
     @classmethod
-    def div(cls, num_rows: int, num_shards: int) -> "RowPartition":
+    def div(cls, num_rows: int, num_shards: int) -> RowPartition:
         """Returns a partition into contiguous blocks of even sizes.
 
         The first `num_rows % num_shards` shards have one row more than the
@@ -103,12 +108,12 @@ class RowPartition:
         return cls("div", _even_offsets(num_rows, num_shards))
 
     @classmethod
-    def mod(cls, num_rows: int, num_shards: int) -> "RowPartition":
+    def mod(cls, num_rows: int, num_shards: int) -> RowPartition:
         """Returns a partition in which row `r` is in shard `r % num_shards`."""
         return cls("mod", _even_offsets(num_rows, num_shards))
 
     @classmethod
-    def from_sizes(cls, sizes: Sequence[int]) -> "RowPartition":
+    def from_sizes(cls, sizes: Sequence[int]) -> RowPartition:
         """Returns a partition into contiguous blocks of the given sizes.
 
         The placement is `"div"` if the sizes are even.
@@ -129,7 +134,7 @@ class RowPartition:
     @classmethod
     def from_callable(
         cls, function: Callable[[Any], tuple[Any, Any]], sizes: Sequence[int]
-    ) -> "RowPartition":
+    ) -> RowPartition:
         """Returns a partition that a function defines.
 
         The method checks the result of the function for every row.
@@ -321,7 +326,12 @@ class Partitioner:
     `tf.distribute.ParameterServerStrategy`.
     """
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         """Returns the number of shards along each axis.
 
         Args:
@@ -355,7 +365,12 @@ class FixedShardsPartitioner(Partitioner):
         """
         self._num_shards = _check_positive("num_shards", num_shards)
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         return _shards_along(shape, axis, self._num_shards)
 
@@ -394,7 +409,12 @@ class MinSizePartitioner(Partitioner):
             "bytes_per_string", bytes_per_string
         )
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         num_bytes = math.prod(shape) * _element_bytes(
             dtype, self._bytes_per_string
@@ -446,7 +466,12 @@ class MaxSizePartitioner(Partitioner):
             "bytes_per_string", bytes_per_string
         )
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         slice_bytes = _element_bytes(dtype, self._bytes_per_string) * (
             math.prod(size for i, size in enumerate(shape) if i != axis)

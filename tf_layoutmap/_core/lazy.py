@@ -142,7 +142,7 @@ def renamed_property(old: str, new: str) -> property:
 def renamed_method(old: str, new: str) -> Callable[..., Any]:
     """Returns a method `old` that issues a warning and calls `new`."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> object:
         _warn(self, old, new)
         return getattr(self, new)(*args, **kwargs)
 

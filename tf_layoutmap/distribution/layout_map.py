@@ -8,7 +8,7 @@ tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import keras
 import numpy as np
@@ -25,7 +25,12 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     to_dtensor_mesh,
 )
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
+
 dtensor = tf.experimental.dtensor
+
+_Default = TypeVar("_Default")
 
 
 class TensorLayout(keras.distribution.TensorLayout):
@@ -170,9 +175,24 @@ def _check_axes_unique(layout: keras.distribution.TensorLayout) -> None:
         )
 
 
+@overload
 def distribute_tensor(
-    tensor: Any, layout: TensorLayout | Layout | keras.distribution.TensorLayout
-) -> Any:
+    tensor: keras.KerasTensor,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> keras.KerasTensor: ...
+
+
+@overload
+def distribute_tensor(
+    tensor: TensorLike,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> tf.Tensor: ...
+
+
+def distribute_tensor(
+    tensor: TensorLike | keras.KerasTensor,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> tf.Tensor | keras.KerasTensor:
     """Returns `tensor` with the layout `layout`.
 
     ```python
@@ -210,6 +230,7 @@ def distribute_tensor(
         dtensor.fetch_layout(tensor).mesh != layout.mesh
     ):
         return transfer.to_mesh(tensor, layout)
+    tensor = cast("tf.Tensor", tensor)
     transfer.check_fits(layout, tensor.shape)
     return dtensor.relayout(tensor, layout)
 
@@ -253,6 +274,36 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
                 | keras.distribution.TensorLayout
             ),
         ) -> None: ...
+
+        @overload
+        def get(
+            self, key: str, default: None = None
+        ) -> keras.distribution.TensorLayout | None: ...
+
+        @overload
+        def get(
+            self, key: str, default: _Default
+        ) -> keras.distribution.TensorLayout | _Default: ...
+
+        def get(self, key: str, default: object = None) -> object: ...
+
+        @overload
+        def pop(self, key: str) -> keras.distribution.TensorLayout: ...
+
+        @overload
+        def pop(
+            self, key: str, default: _Default, /
+        ) -> keras.distribution.TensorLayout | _Default: ...
+
+        def pop(self, key: str, *default: object) -> object: ...
+
+        def setdefault(
+            self,
+            key: str,
+            default: (
+                keras.distribution.TensorLayout | Sequence[str | None] | None
+            ) = None,
+        ) -> keras.distribution.TensorLayout: ...
 
     def __init__(
         self,

@@ -6,12 +6,14 @@ has an effect inside its `scope()`. After a call of `set_distribution`, a
 distribution also has an effect outside of scopes, in the current thread.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import keras
 import numpy as np
@@ -25,6 +27,7 @@ from tf_layoutmap.distribution.layout_map import (
     TensorLayout,
 )
 from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
 from tf_layoutmap.layout.layout_map_scope import (
     as_table,
@@ -44,8 +47,24 @@ from tf_layoutmap.layout.mesh.device_mesh import (
 
 _current = threading.local()
 
+_Dataset = TypeVar("_Dataset")
 
-def distribution() -> Any:
+KerasDistribution: TypeAlias = (
+    keras.distribution.ModelParallel | keras.distribution.DataParallel
+)
+"""A distribution of Keras that has a counterpart in this package."""
+
+AnyDistribution: TypeAlias = "Distribution | KerasDistribution"
+"""A distribution of this package or of Keras."""
+
+
+class _IgnoredArguments(TypedDict, total=False):
+    """Arguments of Keras' `ModelParallel` that have no effect."""
+
+    device_mesh: AnyMesh | None
+
+
+def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
     If user code passed a `tlm.distribution` object to
@@ -126,7 +145,7 @@ class Distribution(keras_private.Distribution):
             )
 
     @property
-    def device_mesh(self) -> Any:
+    def device_mesh(self) -> AnyMesh:
         """The mesh, as passed to the constructor."""
         return self._device_mesh
 
@@ -155,23 +174,29 @@ class Distribution(keras_private.Distribution):
         """Number of shards of a batch."""
         raise NotImplementedError
 
-    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+    def get_data_layout(
+        self, data_shape: Sequence[int]
+    ) -> keras.distribution.TensorLayout:
         """Returns the layout of a batch of this shape."""
         raise NotImplementedError
 
-    def get_variable_layout(self, variable: Any) -> Any:
+    def get_variable_layout(
+        self, variable: keras.Variable
+    ) -> keras.distribution.TensorLayout:
         """Returns the current or future layout of a variable."""
         raise NotImplementedError
 
-    def get_tensor_layout(self, path: str) -> Any:
+    def get_tensor_layout(
+        self, path: str
+    ) -> keras.distribution.TensorLayout | None:
         """Returns the layout that the layout map has for a name, or None."""
         raise NotImplementedError
 
-    def distribute_dataset(self, dataset: Any) -> Any:
+    def distribute_dataset(self, dataset: _Dataset) -> _Dataset:
         """Returns `dataset` unchanged, because each step shards its batch."""
         return dataset
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext | None:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
@@ -193,7 +218,9 @@ class Distribution(keras_private.Distribution):
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Any]:
+    def scope(
+        self,
+    ) -> Iterator[AnyLayoutMap | keras.distribution.LayoutMap | None]:
         """Returns a context manager; models must be created inside it."""
         before = recorded_distribution()
         with self._place_new_models() as layout_map:
@@ -234,7 +261,7 @@ class ByLayoutMap(Distribution):
         engine.ensure("keras3")
 
     @property
-    def layout_map(self) -> Any:
+    def layout_map(self) -> AnyLayoutMap | keras.distribution.LayoutMap:
         """The layout map, as passed to the constructor."""
         return self._layout_map
 
@@ -250,7 +277,7 @@ class ByLayoutMap(Distribution):
         )
 
     def get_variable_layout(
-        self, variable: Any
+        self, variable: keras.Variable
     ) -> keras.distribution.TensorLayout:
         """Returns the current or future layout of a variable."""
         layout = keras_private.given_layout(variable)
@@ -281,7 +308,7 @@ class ByLayoutMap(Distribution):
     def _layout(self, axes: tuple[str | None, ...]) -> TensorLayout:
         return TensorLayout(axes, self.device_mesh)
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext:
         """Returns the context of new models, for `set_distribution`."""
         return prepared_context(self._table, self._batch_dim_name)
 
@@ -325,7 +352,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
         init: literals.Init | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[_IgnoredArguments],
     ):
         """Creates the distribution.
 
@@ -427,7 +454,7 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         super().__init__(LayoutMap(device_mesh), None, auto_shard_dataset)
 
 
-def set_distribution(value: Any) -> None:
+def set_distribution(value: AnyDistribution | None) -> None:
     """Sets the distribution for objects that this thread creates later.
 
     If an object is created inside a `scope()` or `tlm.layout_map_scope`, that

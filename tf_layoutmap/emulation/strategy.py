@@ -21,7 +21,7 @@ import dataclasses
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -165,7 +165,13 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     )
                 )
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self,
+        fn: Callable[..., object],
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> Any:
         """Calls `fn` once for each core; see `tf.distribute.TPUStrategy.run`.
 
         Args:

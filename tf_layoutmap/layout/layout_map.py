@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Self
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
 
 if TYPE_CHECKING:
+    from tf_layoutmap._core.types import KerasLayer
     from tf_layoutmap.layout.explain import Explanation
 
 
@@ -33,14 +36,19 @@ class LayoutMap(LayoutTable):
     again.
     """
 
-    def scope(self, **options: Any) -> Any:
-        """Returns `tlm.layout_map_scope(self, **options)`."""
+    def scope(
+        self, *, batch_dim: str | None = None, init: literals.Init | None = None
+    ) -> contextlib.AbstractContextManager[Self]:
+        """Returns the context manager `tlm.layout_map_scope` for this map.
+
+        Arguments are the same as for `tlm.layout_map_scope`.
+        """
         # The import is inside the method because the module imports Keras.
         from tf_layoutmap.layout.layout_map_scope import layout_map_scope
 
-        return layout_map_scope(self, **options)
+        return layout_map_scope(self, batch_dim=batch_dim, init=init)
 
-    def explain(self, model: Any) -> Explanation:
+    def explain(self, model: KerasLayer) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.
 
         Nothing is allocated. When the report is printed, it is shown as a

@@ -4,6 +4,8 @@
 keys match as in Keras: a key must match the full path of a variable.
 """
 
+from __future__ import annotations
+
 import contextlib
 import typing
 from collections.abc import Container, Iterator, Sequence

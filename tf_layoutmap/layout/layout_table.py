@@ -1,7 +1,9 @@
 """Table of layouts by variable name: `LayoutMap` without Keras."""
 
+from __future__ import annotations
+
 import collections.abc
-from typing import Any
+from typing import Any, TypeVar, cast, overload
 
 import tensorflow as tf
 
@@ -11,6 +13,8 @@ from tf_layoutmap.layout.mesh import device_mesh
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, prepare_process
 
 dtensor = tf.experimental.dtensor
+
+_Default = TypeVar("_Default")
 
 
 class LayoutTypeError(TypeError, ValueError):
@@ -188,12 +192,24 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     __eq__ = object.__eq__
     __hash__: Any = object.__hash__
 
-    def get(self, key: str, default: Any = None) -> Any:
+    @overload
+    def get(self, key: str, default: None = None) -> Layout | None: ...
+
+    @overload
+    def get(self, key: str, default: _Default) -> Layout | _Default: ...
+
+    def get(self, key: str, default: object = None) -> object:
         """Returns `layout_map[key]`, or `default` if it is None."""
         layout = self[key]
         return default if layout is None else layout
 
-    def pop(self, key: str, *default: Any) -> Any:
+    @overload
+    def pop(self, key: str) -> Layout: ...
+
+    @overload
+    def pop(self, key: str, default: _Default, /) -> Layout | _Default: ...
+
+    def pop(self, key: str, *default: object) -> object:
         """Removes the stored `key` and returns its layout.
 
         Raises:
@@ -205,10 +221,15 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         del self[key]
         return layout
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(
+        self,
+        key: str,
+        default: Layout | collections.abc.Sequence[str | None] | None = None,
+    ) -> Layout:
         """Returns the layout of `key`; stores `default` if it is missing."""
         if key not in self._layouts:
-            self[key] = default
+            # `_check_layout` raises for None.
+            self[key] = cast(Layout, default)
         return self._layouts[key]
 
     def get_default_mesh(self) -> Mesh | None:
@@ -247,7 +268,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             )
         return next(iter(meshes.values()))[0]
 
-    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+    def axes_of(self, value: Layout) -> tuple[str | None, ...]:
         """Returns the mesh axis of each dimension of a stored value."""
         return device_mesh.axes_of_layout(value)
 

@@ -1,6 +1,8 @@
 """Draws the devices that hold each shard of a variable, as text."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 import tensorflow as tf
 
@@ -12,10 +14,15 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     mesh_sizes,
 )
 
+if TYPE_CHECKING:
+    import keras
+
 dtensor = tf.experimental.dtensor
 
 
-def visualize_layout(variable: Any, *, show: bool = True) -> str:
+def visualize_layout(
+    variable: keras.Variable | tf.Tensor | tf.Variable, *, show: bool = True
+) -> str:
     """Draws the devices that hold each shard of a variable.
 
     ```
@@ -53,7 +60,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
                 type(variable).__name__,
             )
         )
-    shape = tuple(variable.shape)
+    shape = cast("tuple[int, ...]", tuple(variable.shape))
     mesh = " x ".join(
         f"{name}={size}" for name, size in mesh_sizes(layout.mesh).items()
     )

@@ -6,7 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -14,6 +14,9 @@ from tf_layoutmap import _version
 from tf_layoutmap._core import requirements, strategies
 from tf_layoutmap.ps import datasets, exits, messages, processes, waiting
 from tf_layoutmap.ps.processes import Process
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import ShardCounts
 
 # Timeout for the descriptions of all processes, in seconds.
 _ANSWER_SECONDS = 60.0
@@ -29,7 +32,7 @@ _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
 
 def connect(
     *,
-    partitioner: Any = None,
+    partitioner: ShardCounts | None = None,
     timeout_seconds: str | float = 120.0,
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.

@@ -34,7 +34,7 @@ class Datasets:
 
     def __init__(
         self,
-        dataset_fn: Callable[..., Any],
+        dataset_fn: Callable[..., tf.data.Dataset],
         *,
         step_deadline: str | float = "10min",
         on_server_loss: literals.OnServerLoss = "raise",

@@ -64,12 +64,12 @@ class Run:
 
     def __init__(
         self,
-        strategy: Any,
-        step_fn: Callable[..., Any],
-        dataset_fn: Callable[..., Any],
+        strategy: tf.distribute.ParameterServerStrategy,
+        step_fn: Callable[..., object],
+        dataset_fn: Callable[..., tf.data.Dataset],
         checkpoint_dir: str | os.PathLike,
         *,
-        objects: Mapping[str, Any],
+        objects: Mapping[str, object],
         save_every: str | float = "5min",
         on_server_loss: literals.OnServerLoss = "raise",
         step_deadline: str | float = "10min",

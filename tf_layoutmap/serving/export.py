@@ -7,8 +7,8 @@ unchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,6 +22,16 @@ from tf_layoutmap.serving.stored_variable import (
     MeasuredBlocks,
     StoredVariable,
 )
+
+if TYPE_CHECKING:
+    import keras
+
+    from tf_layoutmap._core.types import (
+        AnyEmbedding,
+        KerasLayer,
+        Nested,
+        TableOrLayer,
+    )
 
 # A folder with this file is a SavedModel.
 _MODEL = "saved_model.pb"
@@ -83,14 +93,17 @@ def saved_model_bytes(folder: str) -> int:
 
 
 def export(
-    model_or_embedding: Any,
-    path: Any,
+    model_or_embedding: KerasLayer | AnyEmbedding,
+    path: str | os.PathLike[str],
     rows: literals.RowFormatName
-    | Mapping[Any, literals.RowFormatName] = "float32",
+    | Mapping[TableOrLayer, literals.RowFormatName] = "float32",
     fuse: bool = True,
     *,
-    input_signature: Sequence[Any] | None = None,
-    dataset: Any = None,
+    input_signature: Sequence[
+        Nested[tf.TypeSpec | keras.KerasTensor | keras.InputSpec]
+    ]
+    | None = None,
+    dataset: Iterable[Iterable[object]] | None = None,
 ) -> ExportReport:
     """Writes a SavedModel that uses only operations of TensorFlow.
 

@@ -1,8 +1,8 @@
 """Checks the arguments of `ShardedVariable`'s constructors."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,11 @@ from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
 # Valid strings. A placement can also be a RowPartition, a callable or offsets.
 PLACEMENT_NAMES = ("div", "mod", "offsets")
+
+Placement: TypeAlias = (
+    str | Iterable[SupportsIndex] | RowPartition | Callable[..., object]
+)
+"""Name of a placement, offsets, a partition, or a callable of global rows."""
 
 
 _ADVICE = (

@@ -1,9 +1,11 @@
 """`ShardedVariableMixin`, which has the methods and properties of tables."""
 
+from __future__ import annotations
+
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
@@ -18,6 +20,9 @@ from tf_layoutmap.sharded import (
     writing,
 )
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import ShardCounts
 
 
 def table_of(variable: Any) -> Any:
@@ -55,7 +60,7 @@ class ShardedVariableMixin(
         name: str = "ShardedVariable",
         *,
         axis: int = 0,
-        placement: Any = None,
+        placement: arguments.Placement | None = None,
     ):
         """Creates a table with existing variables as its shards.
 
@@ -237,10 +242,10 @@ class ShardedVariableMixin(
         self,
         num_shards: int | None = None,
         *,
-        partitioner: Callable | None = None,
-        placement: Any = None,
+        partitioner: ShardCounts | None = None,
+        placement: arguments.Placement | None = None,
         devices: Sequence[str] | None = None,
-    ):
+    ) -> Self:
         """Replaces the shards of this table by new shards, in place.
 
         At most one shard, old or new, is in memory twice. The method releases

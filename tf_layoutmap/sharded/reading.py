@@ -4,8 +4,10 @@ Indexing and lookups read only the shards that contain a selected row. Operators
 and the conversion to a tensor join all shards.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +19,9 @@ from tf_layoutmap.sharded import summary as _summary
 from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Reference, TensorLike
 
 
 class Reads:
@@ -81,7 +86,9 @@ class Reads:
 
         return assign
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(
+        self, indices: TensorLike, name: str | None = None
+    ) -> tf.Tensor:
         """Returns the rows of `indices`, in the order of `indices`.
 
         Args:
@@ -98,7 +105,7 @@ class Reads:
         return routing.gather(self._shards(), indices, name)
 
     def gather_rows(
-        self, ids: Any, *, unique: bool = False, name: str | None = None
+        self, ids: TensorLike, *, unique: bool = False, name: str | None = None
     ) -> tf.Tensor:
         """Returns the rows of `ids` in the order of `ids`, like `sparse_read`.
 
@@ -125,7 +132,9 @@ class Reads:
             rows.set_shape(ids.shape.concatenate(shards.row_shape))
             return rows
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def gather_nd(
+        self, indices: TensorLike, name: str | None = None
+    ) -> tf.Tensor:
         """Returns `tf.gather_nd` of the table.
 
         Args:
@@ -217,7 +226,7 @@ class Reads:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def ref(self) -> Any:
+    def ref(self) -> Reference[Self]:
         """Returns a hashable reference; its `deref()` returns this table."""
         return tf_private.Reference(self)
 

@@ -1,20 +1,31 @@
 """`ShardedVariable`, a sharded table that is used like a `tf.Variable`."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, strategies, tf_private
-from tf_layoutmap.partition import Partitioner, RowPartition
+from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, gradient, new_rows
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        ShapeLike,
+        ShardCounts,
+        StockShardedVariable,
+        TensorLike,
+    )
 
 
 class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
@@ -53,18 +64,18 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     @classmethod
     def create(
         cls,
-        initial_value: Any,
-        shape: Any = None,
-        dtype: Any = None,
+        initial_value: TensorLike | Callable[..., object],
+        shape: ShapeLike | None = None,
+        dtype: DTypeLike | None = None,
         *,
-        partitioner: Partitioner | Callable | None = None,
+        partitioner: ShardCounts | None = None,
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         axis: int = 0,
-        placement: Any = None,
+        placement: arguments.Placement | None = None,
         name: str = "ShardedVariable",
         trainable: bool = True,
-    ) -> "ShardedVariable":
+    ) -> ShardedVariable:
         """Creates a table and its shards `<name>/part_0`, `<name>/part_1`, ...
 
         >>> table = ShardedVariable.create(
@@ -118,7 +129,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tf.TensorShape(shape)
+        # The stubs of TensorFlow accept fewer types than TensorFlow.
+        shape = tf.TensorShape(cast("Any", shape))
         if not shape.is_fully_defined() or shape.rank <= axis:
             raise ValueError(
                 checks.message(
@@ -129,8 +141,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tuple(shape.as_list())
-        dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
+        shape = cast("tuple[int, ...]", tuple(shape.as_list()))
+        dtype = tf.float32 if dtype is None else tf.as_dtype(cast("Any", dtype))
         if (
             partitioner is None
             and num_shards is None
@@ -205,7 +217,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         return cls(variables, name=name, axis=axis, placement=partition)
 
     @classmethod
-    def from_tf(cls, sharded: Any) -> "ShardedVariable":
+    def from_tf(cls, sharded: StockShardedVariable) -> ShardedVariable:
         """Returns a table that shares the variables of TensorFlow's own class.
 
         The variables are not copied. Use this method for the variables that a
@@ -237,7 +249,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             )
         )
 
-    def to_tf(self) -> Any:
+    def to_tf(self) -> StockShardedVariable:
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:

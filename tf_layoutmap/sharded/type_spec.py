@@ -1,13 +1,18 @@
 """The type of a `ShardedVariable` as an argument of a `tf.function`."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap.sharded import arguments, indexing
 from tf_layoutmap.sharded.routing.checks import Shards
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import VariableSpec
 
 # Maps ids to callable placements. The serialization of a TypeSpec contains the
 # id, because TensorFlow cannot hash functions in a serialization.
@@ -30,10 +35,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     def __init__(
         self,
-        *variable_specs: Any,
+        *variable_specs: VariableSpec,
         name: str = "ShardedVariable",
         axis: int = 0,
-        placement: Any = "offsets",
+        placement: arguments.Placement = "offsets",
         devices: Sequence[str] | None = None,
     ):
         """Creates the spec.
@@ -101,7 +106,7 @@ class ShardedVariableSpec(tf.TypeSpec):
             *variable_specs,
             name=name,
             axis=axis,
-            placement=placement,
+            placement=cast(arguments.Placement, placement),
             devices=devices,
         )
 
@@ -127,7 +132,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     def _from_components(self, components):
         partition = arguments.partition_of(
-            [int(spec.shape[self._axis]) for spec in self._variable_specs],
+            [
+                int(cast(int, spec.shape[self._axis]))
+                for spec in self._variable_specs
+            ],
             self._placement,
             self._axis,
             self._name,

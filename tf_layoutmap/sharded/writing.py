@@ -1,7 +1,9 @@
 """Write methods of a sharded table."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
@@ -10,6 +12,9 @@ from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
 
 
 class Writes:
@@ -24,11 +29,11 @@ class Writes:
 
     def assign(
         self,
-        value: Any,
+        value: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
+    ) -> Self:
         """Assigns `value` to the full table; returns this table.
 
         Args:
@@ -47,11 +52,11 @@ class Writes:
 
     def assign_add(
         self,
-        delta: Any,
+        delta: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
+    ) -> Self:
         """Adds `delta` to the full table.
 
         Arguments are the same as for `assign`.
@@ -60,11 +65,11 @@ class Writes:
 
     def assign_sub(
         self,
-        delta: Any,
+        delta: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
+    ) -> Self:
         """Subtracts `delta` from the full table; see `assign`."""
         return self._assign("assign_sub", delta, use_locking, name, read_value)
 
@@ -94,7 +99,7 @@ class Writes:
         sparse_delta: tf.IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ):
+    ) -> Self:
         """Applies `batch_scatter_update` of `tf.Variable`; returns this table.
 
         Indices of rank 1 are rows. If the rank is `r`, the indices refer to
@@ -184,7 +189,12 @@ def _scatter_method(verb: str) -> Callable:
 
 
 def _scatter_nd_method(verb: str) -> Callable:
-    def scatter_nd(self, indices: Any, updates: Any, name: str | None = None):
+    def scatter_nd(
+        self,
+        indices: TensorLike,
+        updates: TensorLike,
+        name: str | None = None,
+    ):
         indexing.scatter_nd(self._shards(), verb, indices, updates, name)
         return self
 

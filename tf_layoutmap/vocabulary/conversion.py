@@ -14,7 +14,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,9 @@ from tf_layoutmap.vocabulary import (
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Conversion
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TableConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -279,8 +282,10 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 def convert_vocabularies(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    vocabularies: Mapping[str, Any],
-    optimizer: Any = None,
+    vocabularies: Mapping[str, OpenVocabulary]
+    | Mapping[str, TableConfig]
+    | Mapping[str, OpenVocabulary | TableConfig],
+    optimizer: optimizer_specs.TableOptimizer | None = None,
 ) -> dict[str, Conversion]:
     """Converts a checkpoint for tables with other vocabularies.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary.state import Vocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import HasEmbedding, Logs
 
 # Counts of one epoch.
 _COUNTS = (
@@ -154,7 +157,7 @@ class VocabularyLoggerBase:
 
     def __init__(
         self,
-        layer: Any,
+        layer: HasEmbedding,
         log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
@@ -184,12 +187,13 @@ class VocabularyLoggerBase:
                 f"Argument `layer` must be a {self._layer_name}. Received: "
                 f"{layer!r}."
             )
-        self._stats = EpochStats(layer._named_vocabularies, names, log_dir)
+        vocabularies = cast("Any", layer)._named_vocabularies
+        self._stats = EpochStats(vocabularies, names, log_dir)
 
     def on_epoch_begin(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Stores the statistics at the beginning of the epoch."""
         self._stats.begin()
@@ -197,7 +201,7 @@ class VocabularyLoggerBase:
     def on_epoch_end(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Adds the statistics to the logs and the history."""
         found = self._stats.end(epoch)

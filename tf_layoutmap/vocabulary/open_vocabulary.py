@@ -6,10 +6,13 @@ import dataclasses
 import numbers
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tf_layoutmap._core import checks, literals
 from tf_layoutmap.vocabulary import bucket_layout
+
+if TYPE_CHECKING:
+    from tf_layoutmap.vocabulary.evicted import EvictedKeys
 
 ADMISSIONS = ("all", "count", "probability")
 EVICTIONS = ("none", "lru", "lfu")
@@ -126,7 +129,9 @@ class OpenVocabulary:
     unknown: str = "zeros"
     on_full: str = "evict"
     seed: int = 0
-    on_evict: Callable[[Any], Any] | str | os.PathLike[str] | None = None
+    on_evict: (
+        Callable[[EvictedKeys], object] | str | os.PathLike[str] | None
+    ) = None
 
     def __post_init__(self):
         """Checks the settings.
@@ -220,7 +225,7 @@ class OpenVocabulary:
         """Whether a sketch counts keys without a row."""
         return self.admission == "count"
 
-    def policy(self) -> dict[str, Any]:
+    def policy(self) -> dict[str, object]:
         """Returns the attributes of ops (docs/ops.md, "Open vocabularies")."""
         return {
             "admission": self.admission,

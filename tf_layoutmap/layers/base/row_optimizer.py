@@ -5,10 +5,12 @@
 optimizer.
 """
 
+from __future__ import annotations
+
 import copy
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import tensorflow as tf
 
@@ -22,6 +24,9 @@ from tf_layoutmap.embedding.spec.optimizer_specs import (
 )
 from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import EmbeddingOptimizer, HasSlots, Weights
 
 
 class RowOptimizerSaving:
@@ -60,7 +65,7 @@ class RowOptimizerSaving:
             return {}
         return {"accumulated_ids": ids, "accumulated_gradients": values}
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Weights) -> None:
         """Writes the step count, the learning rate and the slot variables."""
         for i, variable in enumerate(self._scalars()):
             store[str(i)] = variable.numpy()
@@ -69,7 +74,7 @@ class RowOptimizerSaving:
         for name, variable in self._accumulated_by_name().items():
             store[name] = variable.numpy()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the state that `save_own_variables` wrote.
 
         An empty store resets the state.
@@ -127,24 +132,27 @@ class RowOptimizerSaving:
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Any:
+        cls,
+        config: Mapping[str, object],
+        custom_objects: Mapping[str, object] | None = None,
+    ) -> Self:
         """Creates an optimizer from the result of `get_config`."""
-        rate = config["learning_rate"]
+        saved: dict[str, Any] = dict(config)
+        rate = saved["learning_rate"]
         if isinstance(rate, dict):
             rate = cls._keras.optimizers.schedules.deserialize(
                 rate, custom_objects=custom_objects
             )
         spec = OptimizerSpec(
-            config["rule"],
+            saved["rule"],
             rate,
             slots=tuple(
                 SlotSpec(name, initial)
-                for name, initial in config["slots"].items()
+                for name, initial in saved["slots"].items()
             ),
-            constants=tuple(config["constants"]),
+            constants=tuple(saved["constants"]),
         )
-        return cast("Any", cls)(spec, name=config["name"])
+        return cast("Any", cls)(spec, name=saved["name"])
 
 
 _DEFAULTS = {
@@ -178,7 +186,9 @@ class RowUpdates(RowOptimizerSaving):
     _accumulated_gradients_of_ids: tf.Variable | None = None
 
     @classmethod
-    def read(cls, optimizer: Any, layer: str) -> Any:
+    def read(
+        cls, optimizer: EmbeddingOptimizer | RowUpdates | str | None, layer: str
+    ) -> Self | None:
         """Returns the optimizer for a layer's `optimizer` argument.
 
         Args:
@@ -227,13 +237,14 @@ class RowUpdates(RowOptimizerSaving):
             raise TypeError(
                 _core_checks.message("optimizer", _ACCEPTED, optimizer, where)
             )
-        rate = optimizer.learning_rate
+        rule = cast("Any", optimizer)
+        rate = rule.learning_rate
         if isinstance(rate, cls._schedule()):
             # The engine would call the schedule without a step number. The
             # property `learning_rate` calls the schedule with `iterations`.
-            optimizer = copy.copy(optimizer)
-            optimizer.learning_rate = 1.0
-        spec = read_optimizer(optimizer, table=layer)
+            rule = copy.copy(rule)
+            rule.learning_rate = 1.0
+        spec = read_optimizer(rule, table=layer)
         assert spec is not None  # `optimizer` is not None.
         return cast("Any", cls)(
             dataclasses.replace(
@@ -268,7 +279,7 @@ class RowUpdates(RowOptimizerSaving):
             if hasattr(self, slot.name)
         }
 
-    def create_slots(self, table: Any) -> None:
+    def create_slots(self, table: HasSlots) -> None:
         """Creates the slot variables of a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
@@ -385,7 +396,7 @@ class RowUpdates(RowOptimizerSaving):
         kept.assign(values)
         return tf.constant(True)
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: object) -> NoReturn:
         """Raises an error, because a `RowOptimizer` trains no other weights.
 
         Raises:

@@ -5,14 +5,16 @@ the saved state of the layer. The functions before the class check arguments and
 ids.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
@@ -21,6 +23,7 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import (
+    RowUpdates,
     check_constraint_supported,
     check_one_replica,
 )
@@ -31,10 +34,21 @@ from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        EmbeddingOptimizer,
+        Initializer,
+        LayerOptions,
+        ShardCounts,
+        TensorLike,
+        WeightFunction,
+        Weights,
+    )
+
 
 def count_shards(
     num_shards: Any,
-    partitioner: Callable[..., list[int]] | None,
+    partitioner: ShardCounts | None,
     max_shards: int,
     shape: tuple[int, int],
     dtype: str,
@@ -174,13 +188,16 @@ class EmbeddingCore(LayerBase):
         output_dim: int,
         *,
         num_shards: int | None = None,
-        partitioner: Callable[..., list[int]] | None = None,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        optimizer: Any = None,
+        partitioner: ShardCounts | None = None,
+        embeddings_initializer: Initializer | None = "uniform",
+        embeddings_regularizer: WeightFunction = None,
+        embeddings_constraint: WeightFunction = None,
+        optimizer: literals.RowRule
+        | EmbeddingOptimizer
+        | RowUpdates
+        | None = None,
         mask_zero: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
 
@@ -394,7 +411,9 @@ class EmbeddingCore(LayerBase):
 
     # Lookup.
 
-    def call(self, inputs: Any) -> Any:
+    def call(
+        self, inputs: TensorLike | tf.RaggedTensor
+    ) -> tf.Tensor | tf.RaggedTensor:
         """Returns the rows of `inputs`.
 
         Args:
@@ -487,14 +506,14 @@ class EmbeddingCore(LayerBase):
 
     # Saved state: one array per table.
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Weights) -> None:
         """Writes the table as one array. The optimizer saves its own state."""
         if self._key_table is not None and self.built:
             self._key_table.save(store)
         elif self.built:
             weight_files.save_table(store, "0", self.embeddings)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the saved array; the number of shards may differ."""
         if not self.built:
             raise ValueError(
@@ -539,11 +558,13 @@ class EmbeddingCore(LayerBase):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
-        optimizer, input_dim = config["optimizer"], config["input_dim"]
+        saved: dict[str, Any] = dict(config)
+        optimizer, input_dim = saved["optimizer"], saved["input_dim"]
         if isinstance(optimizer, dict):
             optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
         if isinstance(input_dim, dict):
             input_dim = OpenVocabulary(**input_dim)
-        return cls(**{**config, "input_dim": input_dim, "optimizer": optimizer})
+        saved.update(input_dim=input_dim, optimizer=optimizer)
+        return cls(**saved)

@@ -7,7 +7,8 @@ state of the layer.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
@@ -21,6 +22,19 @@ from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        FeatureConfigs,
+        Features,
+        LayerOptimizer,
+        LayerOptions,
+        Nested,
+        ShardCounts,
+        TableKey,
+        Weights,
+    )
 
 
 def read_feature_config(
@@ -67,20 +81,20 @@ class TPUEmbeddingCore(LayerBase):
 
     def __init__(
         self,
-        feature_config: Any = None,
-        optimizer: Any = None,
+        feature_config: FeatureConfigs | None = None,
+        optimizer: LayerOptimizer = None,
         *,
-        feature_configs: Any = None,
-        table_stacking: Any = "auto",
-        partitioner: Any = None,
+        feature_configs: FeatureConfigs | None = None,
+        table_stacking: Nested[str] = "auto",
+        partitioner: ShardCounts | None = None,
         out_of_range: literals.OutOfRange = "error",
-        table_dtypes: Any = None,
+        table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
         rounding_seed: int = 0,
-        vocabularies: Any = None,
+        vocabularies: Mapping[TableKey, OpenVocabulary] | None = None,
         wire_dtype: literals.WireDtype = "float32",
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
-        **kwargs: Any,
+        **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
 
@@ -119,6 +133,10 @@ class TPUEmbeddingCore(LayerBase):
         """
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
+        # XLA has no kernels for the package's ops. Keras 3 reads this
+        # attribute; tf_keras compiles with XLA only if `jit_compile=True` is
+        # passed.
+        self.supports_jit = False
         self._steps = EmbeddingSteps(
             self.name,
             read_feature_config(
@@ -138,13 +156,18 @@ class TPUEmbeddingCore(LayerBase):
         # layer.
         self.embedding = self._steps.embedding
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: Features, *args: object, **kwargs: object
+    ) -> Any:
         """Calls the layer. Models of the other Keras version raise an error."""
         self._check_keras_version(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         """Returns the activations of all features.
 
@@ -204,11 +227,11 @@ class TPUEmbeddingCore(LayerBase):
             lambda one: tf.cast(one, self.compute_dtype), activations
         )
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Weights) -> None:
         """Writes tables and slot variables, each as one array."""
         weight_files.save_tables(self.embedding, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the saved arrays; the number of shards may differ.
 
         Raises:
@@ -254,16 +277,16 @@ class TPUEmbeddingCore(LayerBase):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
-        config = dict(config)
+        saved: dict[str, Any] = dict(config)
         features = feature_config_serialization.from_config(
-            config.pop("feature_config")
+            saved.pop("feature_config")
         )
         vocabularies = {
             name: OpenVocabulary(**settings)
             for name, settings in (
-                config.pop("vocabularies", None) or {}
+                saved.pop("vocabularies", None) or {}
             ).items()
         }
-        return cls(features, vocabularies=vocabularies or None, **config)
+        return cls(features, vocabularies=vocabularies or None, **saved)

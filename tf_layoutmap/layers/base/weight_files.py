@@ -9,8 +9,8 @@ memory. `save_table` and `load_table` handle one table. `save_tables` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +23,9 @@ from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
 from tf_layoutmap.vocabulary import state
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Weights
 
 dtensor = tf.experimental.dtensor
 
@@ -136,7 +139,7 @@ def _read_checked(store: Any, key: str, variable: Any) -> Any:
     return value
 
 
-def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
+def save_tables(embedding: TPUEmbedding, store: Weights):
     """Writes each variable as one array, independent of its shards.
 
     Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. The key
@@ -147,9 +150,7 @@ def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
         store[key] = values.view(np.uint16) if _is_half(variable) else values
 
 
-def load_tables(
-    embedding: TPUEmbedding, store: MutableMapping[str, Any], *, layer: str
-):
+def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
     """Reads what `save_tables` wrote; the number of shards may differ.
 
     Args:

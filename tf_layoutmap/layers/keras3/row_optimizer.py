@@ -5,8 +5,10 @@ from the model's optimizer. The functions at the end of the module are patches
 of Keras' optimizers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -55,7 +57,9 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
         )
         self._spec = spec
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: object, trainable_variables: object = None
+    ) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build(trainable_variables)
 

@@ -3,8 +3,10 @@
 `KeyMask` computes the mask of a layer with an open vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import keras
 import tensorflow as tf
@@ -27,6 +29,9 @@ from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import InputShape, TensorLike
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -112,7 +117,24 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     _row_optimizer = RowOptimizer
     _is_on_mesh = False
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def __call__(
+        self, inputs: keras.KerasTensor, *args: object, **kwargs: object
+    ) -> keras.KerasTensor: ...
+
+    @overload
+    def __call__(
+        self, inputs: tf.RaggedTensor, *args: object, **kwargs: object
+    ) -> tf.RaggedTensor: ...
+
+    @overload
+    def __call__(
+        self, inputs: TensorLike, *args: object, **kwargs: object
+    ) -> tf.Tensor: ...
+
+    def __call__(
+        self, inputs: object, *args: object, **kwargs: object
+    ) -> object:
         """Calls the layer; see `call` for the arguments."""
         sharded_embedding.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
@@ -122,7 +144,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             )
         return super().__call__(inputs, *args, **kwargs)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:
             return
@@ -245,7 +267,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """
         return self._embeddings if self._is_on_mesh else super().embeddings
 
-    def call(self, inputs: Any) -> Any:
+    def call(
+        self, inputs: TensorLike | tf.RaggedTensor
+    ) -> tf.Tensor | tf.RaggedTensor:
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
@@ -308,20 +332,28 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     # The next methods return shapes and masks, as in keras.layers.Embedding.
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self,
+        inputs: TensorLike | tf.RaggedTensor | keras.KerasTensor,
+        mask: TensorLike | keras.KerasTensor | None = None,
+    ) -> tf.Tensor | keras.KerasTensor | None:
         """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
         if self._key_table is not None:
             return KeyMask()(inputs)
-        return keras.ops.not_equal(inputs, 0)
+        return cast("tf.Tensor", keras.ops.not_equal(inputs, 0))
 
-    def compute_output_shape(self, input_shape: Any) -> tuple:
+    def compute_output_shape(
+        self, input_shape: Iterable[int | None]
+    ) -> tuple[int | None, ...]:
         """Returns `input_shape + (output_dim,)`."""
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, inputs: Any) -> Any:
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor
+    ) -> keras.KerasTensor:
         """Returns the output as a `KerasTensor`."""
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape),
@@ -351,7 +383,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return {**config, "num_shards": None} if self._is_on_mesh else config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
         if mesh_context.active_context() is not None:
             # On a mesh, the layout determines the shards, and the saved number

@@ -4,7 +4,9 @@
 engine trains its tables; see `layers.base.steps`.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -15,6 +17,9 @@ from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features, InputShape
 
 
 class StepWeight(TakesGradients, keras.Variable):
@@ -139,14 +144,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        # XLA has no kernels for the package's ops.
-        self.supports_jit = False
-
-    __init__.__doc__ = TPUEmbeddingCore.__init__.__doc__
-
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""
         del input_shape
         if self.built:
@@ -156,13 +154,18 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self._marks.trainable = self.trainable
         self.built = True
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: Features, *args: object, **kwargs: object
+    ) -> Any:
         """Calls the layer; only Keras 3 models may call it."""
         sharded_embedding.check_inputs(inputs, self.name)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
@@ -188,7 +191,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         keras_version_guard.check_not_tf_keras(self, inputs)
 
     def compute_output_spec(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         """Returns the activations as `KerasTensor` objects."""
         del weights, training

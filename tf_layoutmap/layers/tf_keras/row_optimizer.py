@@ -1,6 +1,8 @@
 """`RowOptimizer` for tf_keras."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, NoReturn
 
 import tensorflow as tf
 import tf_keras
@@ -57,12 +59,12 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         self._rate.assign(value)
 
     def apply_gradients(
-        self, grads_and_vars: Any, *args: Any, **kwargs: Any
-    ) -> None:
+        self, grads_and_vars: object, *args: object, **kwargs: object
+    ) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build(grads_and_vars)
 
-    def update_step(self, gradient: Any, variable: Any) -> None:
+    def update_step(self, gradient: object, variable: object) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build([variable])
 

@@ -3,7 +3,9 @@
 `TrainedTable` is the only weight of a layer that has an optimizer.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 import tf_keras
@@ -23,6 +25,9 @@ from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.tpu_embedding import StepVariable
 from tf_layoutmap.sharded import ShardedVariable
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import InputShape, ShapeLike, TensorLike
 
 
 class TrainedTable(SelfTrained, ShardedVariable):
@@ -110,7 +115,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         self.__dict__["embedding"] = embedding
         self._track_trackable(embedding, "embedding")
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:
             return
@@ -189,15 +194,20 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _check_keras_version(self, inputs: Any) -> None:
         keras_version_guard.check_not_keras3(self, inputs)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(
+        self,
+        inputs: TensorLike | tf.RaggedTensor,
+        mask: TensorLike | None = None,
+    ) -> tf.Tensor | None:
         """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
         if self._key_table is not None:
             return key_table.is_not_padding(inputs)
-        return tf.not_equal(inputs, 0)
+        return tf.not_equal(cast("tf.Tensor", inputs), 0)
 
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    def compute_output_shape(self, input_shape: ShapeLike) -> tf.TensorShape:
         """Returns `input_shape + (output_dim,)`."""
-        return tf.TensorShape(input_shape).concatenate([self.output_dim])
+        shape = tf.TensorShape(cast("Any", input_shape))
+        return shape.concatenate([self.output_dim])

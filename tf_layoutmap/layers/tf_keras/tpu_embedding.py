@@ -4,7 +4,9 @@
 engine trains its tables; see `layers.base.steps`.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
@@ -16,6 +18,9 @@ from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features, InputShape
 
 
 class StepVariable(SelfTrained, tf_private.ResourceVariable):
@@ -33,7 +38,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
     def create(
         cls,
         steps: key_table.KeyTable | EmbeddingSteps,
-    ) -> "StepVariable":
+    ) -> StepVariable:
         """Creates the weight for the strategy of the current scope."""
         with tf.device(steps.variable_device):
             found = cls(
@@ -125,7 +130,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""
         if self.built:
             return
@@ -143,7 +148,10 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         super().build(input_shape)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         # If tables are sharded over processes, all processes must take part in
         # a lookup. The layer therefore returns zeros outside of a step. When a

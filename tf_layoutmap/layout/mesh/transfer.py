@@ -15,8 +15,10 @@ TensorFlow 2.21, at least on the CPU:
   cancelled".
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +33,9 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     prepare_process,
 )
 from tf_layoutmap.layout.mesh.tracing import on_mesh, on_registered_mesh
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
 
 dtensor = tf.experimental.dtensor
 
@@ -114,7 +119,7 @@ def _padded(part: Any, num_rows: int) -> Any:
         return tf.pad(part, padding)
 
 
-def to_mesh(value: Any, layout: Layout) -> Any:
+def to_mesh(value: TensorLike, layout: Layout) -> tf.Tensor:
     """Copies a value to a mesh.
 
     Args:
@@ -132,10 +137,13 @@ def to_mesh(value: Any, layout: Layout) -> Any:
     """
     prepare_process(layout.mesh)
     if on_mesh(value):
+        value = cast("tf.Tensor", value)
         if dtensor.fetch_layout(value) == layout:
             return value
         value = to_host(value)
-    tensor = value if tf.is_tensor(value) else np.asarray(value)
+    tensor = (
+        cast("tf.Tensor", value) if tf.is_tensor(value) else np.asarray(value)
+    )
     check_fits(layout, tensor.shape)
     return padded_to_mesh(tensor, layout)
 
@@ -179,14 +187,14 @@ def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
         return tensor[slices]
 
 
-def to_host(tensor: Any) -> np.ndarray:
+def to_host(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
     """Returns the unsharded value of a DTensor or variable as an array.
 
     With several clients this is a collective operation: all clients must call
     it.
     """
     prepare_process()
-    shape = tuple(tensor.shape)
+    shape = cast("tuple[int, ...]", tuple(tensor.shape))
     if isinstance(tensor, tf.Variable):
         tensor = read_divided(tensor)
     layout = dtensor.fetch_layout(tensor)
