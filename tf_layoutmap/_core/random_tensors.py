@@ -166,12 +166,13 @@ def random_tensor(
     """
     shape = tuple(shape)
     parameters = _parameters(initializer, shape, dtype)
-    if parameters is None or not tf.executing_eagerly():
+    library = _library_of(initializer)
+    if parameters is None or library is None or not tf.executing_eagerly():
         return None
     distribution, factor, offset = parameters
     generator = tf.zeros([3], tf.uint64)
     if distribution != "constant":
-        generator = _library_of(initializer).generator(initializer)
+        generator = library.generator(initializer)
         if generator is None:
             return None
     return RandomTensor(shape, distribution, generator, factor, offset)
