@@ -106,6 +106,13 @@ def cases() -> Iterator[Case]:
             seed=keras.random.SeedGenerator(3)
         ),
     )
+    yield Case(
+        "Keras 3",
+        "VarianceScaling with axes",
+        lambda: keras.initializers.VarianceScaling(
+            0.7, "fan_in", "uniform", seed=7, input_axes=[0], output_axes=[-1]
+        ),
+    )
     yield Case("user code", "callable", lambda: _callable)
 
 

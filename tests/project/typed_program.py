@@ -24,7 +24,7 @@ layout_map = tlm.LayoutMap(mesh=mesh)
 layout_map["dense.*kernel"] = (None, "model")
 with tlm.layout_map_scope(layout_map, init="shraded"):  # Mistake: literal
     model = keras.Sequential([keras.layers.Dense(2)])
-with layout_map.scope(init="host", batch_dim=None):
+with layout_map.scope(batch_dim=None):
     model = keras.Sequential([keras.layers.Dense(2)])
 explanation = layout_map.explain(model)
 print(explanation.ok, explanation.bytes_per_device, explanation.problems())

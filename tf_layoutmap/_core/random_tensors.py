@@ -180,7 +180,7 @@ def random_tensor(
 
 def is_known(initializer: Any, dtype: tf.DType) -> bool:
     """Returns whether `random_tensor` can describe an initializer."""
-    return _parameters(initializer, (1, 1), dtype) is not None
+    return _parameters(initializer, None, dtype) is not None
 
 
 def is_on_server() -> bool:
@@ -194,11 +194,21 @@ def is_on_stock_server() -> bool:
 
 
 def _parameters(
-    initializer: Any, shape: tuple[int, ...], dtype: tf.DType
+    initializer: Any, shape: tuple[int, ...] | None, dtype: tf.DType
 ) -> tuple[str, tf.Tensor, tf.Tensor] | None:
-    """Returns the distribution, factor and offset of an initializer."""
+    """Returns the distribution, factor and offset of an initializer.
+
+    Args:
+      initializer: Any callable.
+      shape: Shape of the full tensor. If it is None, only the question whether
+        the result is None is answered.
+      dtype: Dtype of the tensor.
+
+    Returns:
+      None if the values cannot be computed in blocks.
+    """
     library = _library_of(initializer)
-    if library is None or dtype not in _DTYPES or not shape:
+    if library is None or dtype not in _DTYPES or shape == ():
         return None
     kind = type(initializer)
 
@@ -235,7 +245,9 @@ def _parameters(
     if not any(base.__name__ == "VarianceScaling" for base in kind.__mro__):
         return None
     scale = initializer.scale
-    fan_in, fan_out = library.fans(initializer, shape)
+    fan_in, fan_out = (
+        (1, 1) if shape is None else library.fans(initializer, shape)
+    )
     scale /= max(
         1.0,
         {"fan_in": fan_in, "fan_out": fan_out}.get(

@@ -52,8 +52,8 @@ def is_same_checkpoint(one: str, other: str) -> bool:
 def located(prefix: str) -> str:
     """Resolves links in the folder of a prefix.
 
-    Links that are checkpoint files are not resolved, because a writer replaces
-    such a link.
+    A symbolic link to a checkpoint file is not resolved, because a writer
+    replaces the link itself, and not its target.
     """
     folder, name = os.path.split(prefix)
     return os.path.join(paths.resolve(folder), name)

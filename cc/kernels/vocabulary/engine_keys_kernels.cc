@@ -184,9 +184,9 @@ class KeysOp : public Kernel {
                              first, locked->size());
   }
 
-  // Runs a training step on all vocabularies. All checks are before the first
-  // change of a vocabulary, except for the check that all keys get rows. If
-  // this check fails for one table, the changes of all tables are undone.
+  // Runs a training step on all vocabularies. All checks run before any
+  // vocabulary is changed, except for the check that all keys get rows. If this
+  // check fails for one table, the changes of all tables are undone.
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
                      const LockedShards& locked, KeyBatches* batches,
                      std::deque<OpenTable>* tables,

@@ -278,8 +278,8 @@ def gathered_along(
     """Returns `tensor` gathered along the mesh axes `axes`.
 
     The gradient of a lookup stays `tf.IndexedSlices`. The gradient of DTensor's
-    relayout would sum repeated ids, but Keras' optimizers square the gradient
-    of each repeated id separately.
+    relayout would sum the gradients of repeated ids, but Keras' optimizers
+    square the gradient of each occurrence of an id separately.
 
     Args:
       axes: Mesh axes along which to gather.
