@@ -1,11 +1,10 @@
 """Results are bitwise identical for all thread counts and instruction sets."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests import forked_process
 from tf_layoutmap._core import ops
 
 PROGRAM = """
@@ -53,15 +52,11 @@ print(_ops.native.cpu_level(), digest.hexdigest())
 
 def run(num_threads: int, level: str) -> list[str]:
     """Returns the instruction set in use and a hash of all results."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(num_threads)],
-        text=True,
+    done = forked_process.run_code(
+        PROGRAM,
+        str(num_threads),
         env={**os.environ, "TF_LAYOUTMAP_CPU_LEVEL": level},
-        timeout=120,
-        capture_output=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 
