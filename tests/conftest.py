@@ -63,6 +63,17 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen_objects_of_other_files():
+    """Excludes the objects of earlier files from garbage collections.
+
+    `keras.utils.clear_session` and many tests collect garbage. The time of a
+    collection depends on the number of objects that are not frozen.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def datasets_without_autotuning():
     """Disables autotuning in tf.data, because deleting its iterators is slow.

@@ -3,8 +3,6 @@
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -13,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
+from tests import forked_process
 from tf_layoutmap import process_report
 from tf_layoutmap._patches import engine, rows
 from tf_layoutmap.layout.ops import corrections
@@ -322,13 +321,8 @@ assert [patch for patch in tlm.patches() if patch.group == "mesh"]
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_using_dtensor_before_this_package_warns(is_late):
-    done = subprocess.run(
-        [sys.executable, "-c", TOO_LATE.format(is_late=is_late)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+    done = forked_process.run_code(
+        TOO_LATE.format(is_late=is_late), cwd=ROOT, check=False
     )
     assert ("was used in this process before" in done.stderr) == is_late
     assert (done.returncode != 0) == is_late, done.stderr
@@ -361,16 +355,8 @@ print(sorted({patch.group for patch in tlm.patches()}))
 
 
 def test_importing_every_public_name_installs_no_patches():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    # Like an import, creating an unbuilt layer installs no patches.
+    done = forked_process.run_code(IMPORT_ALL, cwd=ROOT)
+    # Creating a layer without building it also installs no patches.
     assert done.stdout.strip() == "[]"
 
 

@@ -79,6 +79,8 @@ def main():
         print(
             "FOUND", json.dumps([name, found, warnings_of_package]), flush=True
         )
+    if kind == "plain":
+        assert "tf_layoutmap" not in sys.modules
 
 
 if __name__ == "__main__":

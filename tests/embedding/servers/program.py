@@ -325,15 +325,15 @@ def checkpoint_for_tensorflows_class(strategy, coordinator):
 
 def checkpoint_of_another_number_of_servers(strategy, coordinator):
     del coordinator
-    if len(sys.argv) < 4:
+    if OTHER is None:
         return []
     options = {"table_dtypes": {"words": "bfloat16"}}
     with strategy.scope():
         distributed = embedding(OPTIMIZERS["adam"](), **options)
-    checkpoint_of(distributed).read(sys.argv[3]).assert_consumed()
+    checkpoint_of(distributed).read(OTHER).assert_consumed()
     host = embedding(OPTIMIZERS["adam"](), **options)
     host.build()
-    checkpoint_of(host).read(sys.argv[3]).assert_consumed()
+    checkpoint_of(host).read(OTHER).assert_consumed()
     return differences(values(distributed), values(host))
 
 
@@ -754,13 +754,13 @@ CASES = {
 }
 
 
-def main():
-    servers, strategy = cluster.start(int(sys.argv[1]))
+def main(num_servers, names):
+    servers, strategy = cluster.start(num_servers)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     found = {}
-    for name, case in CASES.items():
+    for name in names:
         try:
-            found[name] = case(strategy, coordinator)
+            found[name] = CASES[name](strategy, coordinator)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
@@ -771,4 +771,5 @@ def main():
 
 if __name__ == "__main__":
     FOLDER = pathlib.Path(sys.argv[2])
-    main()
+    OTHER = sys.argv[3] or None
+    main(int(sys.argv[1]), sys.argv[4:])

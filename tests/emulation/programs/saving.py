@@ -93,6 +93,7 @@ def test_a_damaged_file_changes_nothing(tmp_path):
     training.assert_same(training.values_of(embedding), wanted)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 def test_a_checkpoint_of_the_host_continues_on_the_tpu(
     kind, num_shards, wanted, tmp_path

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.covering import but
 from tests.emulation import training
 
 SETTING = dict(num_cores=4, num_hosts=2, deadline=5.0)
@@ -115,7 +116,9 @@ def test_three_settings_are_bitwise_equal_after_200_steps():
     assert "200 updates" in tlm.emulation.report()
 
 
-@pytest.mark.parametrize("sums", ["float32", "float64", "in order"])
+@pytest.mark.parametrize(
+    "sums", but(["float32", "float64", "in order"], "float64")
+)
 def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
     wanted = script(tf.distribute.get_strategy(), sums=sums)
     assert np.abs(wanted["weight"] - 1).min() > 1e-3

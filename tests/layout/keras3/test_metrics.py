@@ -89,6 +89,7 @@ def run(model, y, loss, metrics):
         loss,
         metrics=[m for m in metrics if m.name in UNWEIGHTED],
         weighted_metrics=[m for m in metrics if m.name not in UNWEIGHTED],
+        run_eagerly=pairs.is_plain(model),
     )
     history = model.fit(
         X,
@@ -169,7 +170,9 @@ def run_with_losses(model):
         for name in LOSSES
     }
     model.compile(
-        "sgd", {name: getattr(keras.losses, name)() for name in LOSSES}
+        "sgd",
+        {name: getattr(keras.losses, name)() for name in LOSSES},
+        run_eagerly=pairs.is_plain(model),
     )
     return (
         model.fit(X, y, batch_size=12, shuffle=False, verbose=0).history,
