@@ -56,7 +56,7 @@ class PendingCalls {
   PendingCalls(const PendingCalls&) = delete;
   PendingCalls& operator=(const PendingCalls&) = delete;
 
-  // Registers a call. After this, the call can be cancelled. `Start` runs the
+  // Registers a call, which can be cancelled from then on. `Start` runs the
   // first attempt.
   std::shared_ptr<Ticket> Admit(Call call);
   void Start(const std::shared_ptr<Ticket>& ticket);

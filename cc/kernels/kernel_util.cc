@@ -80,8 +80,8 @@ class SharedLoop {
       }
       if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
           num_blocks_) {
-        // With the lock, the notification cannot occur between the caller's
-        // check of the condition and the start of its wait.
+        // The lock prevents a notification between the caller's check of the
+        // condition and the start of its wait.
         std::lock_guard<std::mutex> lock(mutex_);
         all_done_.notify_one();
       }

@@ -52,7 +52,7 @@ void CountDrawn(int64_t bytes) {
 // Fills ranges of a random tensor with the numbers of TensorFlow's CPU kernel,
 // multiplied by `factor`, plus `offset`. A distribution generates groups of
 // numbers. The groups are independent of each other, so that any range can be
-// generated alone.
+// generated separately.
 template <typename Distribution, typename T>
 class Ranges {
  public:
@@ -204,7 +204,8 @@ class RandomBlockOp : public Kernel {
   }
 
  private:
-  // Reads the inputs that describe which block of which tensor `shape` is.
+  // Reads the shape of the full tensor and the location of a block of shape
+  // `shape` in this tensor.
   static absl::Status ReadBlock(OpKernelContext* ctx, const TensorShape& shape,
                                 std::optional<BlockRuns>* runs) {
     const Tensor *full_sizes, *start;

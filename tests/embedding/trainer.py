@@ -290,7 +290,7 @@ def _distribute(strategy, parts):
 
 
 def check_equal(plan: Plan, *, rtol: float = 0):
-    """Trains both ways; compares activations, tables and slots."""
+    """Compares the engine with the reference after training both."""
     dense, expected = train_dense(plan)
     embedding, configs, found = train_on_engine(plan)
     for wanted, got in zip(expected, found, strict=True):

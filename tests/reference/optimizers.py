@@ -181,7 +181,7 @@ class Table:
         self._settings = settings
 
     def train(self, contributions):
-        """Runs one step on (row, gradient) pairs, in the given order."""
+        """Runs one step on (row, gradient) pairs, in list order."""
         if not self._accumulate:
             for row, gradient in contributions:
                 self._update([row], np.asarray(gradient)[np.newaxis])

@@ -1,5 +1,5 @@
-// The host engine. It stores the steps that are in flight between enqueue,
-// dequeue and apply_gradients.
+// The host engine, which stores the steps in flight between enqueue, dequeue
+// and apply_gradients.
 //
 // The engine owns the steps. The caller owns the rows and the slot variables,
 // and passes them to each call. The calls of one replica must be sequential.
@@ -209,9 +209,9 @@ class HostEngine {
   std::vector<TableCounts> table_counts_;
 };
 
-// The members are written while the mutex of the engine is held, except for
-// `tables`. It is written once, before the replica that completes the step can
-// dequeue its batch.
+// All members except `tables` are written while the mutex of the engine is
+// held. `tables` is written once, before the replica that completes the step
+// can dequeue its batch.
 struct HostEngine::Step {
   bool training = true;
   // One batch per replica. For token steps, one batch per lookup and replica,

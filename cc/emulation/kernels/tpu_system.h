@@ -45,7 +45,7 @@ class TpuSystem {
  private:
   // Guards all members below.
   mutable std::mutex mutex_;
-  // 0 before the setup of the system.
+  // Both numbers are 0 before the setup of the system.
   int32_t num_cores_ = 0;
   int32_t num_hosts_ = 0;
   PendingCalls::Clock::duration patience_{};

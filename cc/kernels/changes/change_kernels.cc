@@ -82,9 +82,9 @@ class TakeChangesOp : public Kernel {
       besides.emplace_back(view.begin(), view.end());
     }
 
-    // The op locks all variables at the same time, so that all copies have the
-    // values of the same moment. Writes to the variables wait until the op
-    // ends, so the op does no other work.
+    // The op locks all variables at the same time, so that all copies are from
+    // the same point in time. Writes to the variables wait until the op ends,
+    // so the op does no other work.
     LockedShards locked;
     TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
                                    LockedShards::Mode::kShared));

@@ -136,8 +136,9 @@ class EngineOp : public Kernel {
   virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
                              EngineResource& engine, int32_t replica) = 0;
 
-  // Returns an error if a list does not have `expected` elements, one for each
-  // of the engine's `things`.
+  // Returns an error if a list does not have `expected` elements. In the error
+  // message, `things` names the objects for which the list has one element
+  // each, for example "features".
   static absl::Status CheckListSize(const char* things, const char* received_as,
                                     size_t expected, int received);
   // Runs `work` and then calls `finish(succeeded)`, which reports the result to
