@@ -89,7 +89,7 @@ LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
   }
   constexpr long kNanoseconds = 1000000000;
   timespec until;
-  // Maximum wait of about 30 years. It ensures that the sum below cannot
+  // Maximum wait of about 30 years, which ensures that the sum below cannot
   // overflow.
   constexpr time_t kMaxSeconds = 1000000000;
   time_t seconds = deadline->tv_sec - now.tv_sec;

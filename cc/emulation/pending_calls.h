@@ -13,8 +13,8 @@
 //              parked -> expired, cancelled
 //
 // Each call finishes exactly once. No lock is held while the functions of a
-// call run. One thread checks the deadlines. It is started when the first call
-// parks.
+// call run. One thread, which is started when the first call parks, checks the
+// deadlines.
 
 #ifndef TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
 #define TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_

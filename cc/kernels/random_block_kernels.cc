@@ -37,7 +37,7 @@ using tensorflow::random::SingleSampleAdapter;
 using tensorflow::random::TruncatedNormalDistribution;
 using tensorflow::random::UniformDistribution;
 
-// Number of values that are drawn at a time. They are scaled while they are
+// Number of values that are drawn at a time, and then scaled while they are
 // still in the first-level cache.
 constexpr int64_t kTile = 2048;
 

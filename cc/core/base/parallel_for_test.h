@@ -1,4 +1,4 @@
-// Parallel loops for tests. They split the work into uneven ranges, so that a
+// Parallel loops for tests, which split the work into uneven ranges, so that a
 // test detects results that depend on the split.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_

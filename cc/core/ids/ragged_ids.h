@@ -40,8 +40,8 @@ struct FeatureSpec {
   // `max_sequence_length` positions of a sample.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
-  // Advice that is appended to the error message about an id outside the table.
-  // It may be empty.
+  // Advice that is appended to the error message about an id outside the table,
+  // or an empty string.
   std::string advice;
 };
 

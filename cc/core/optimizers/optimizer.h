@@ -50,8 +50,9 @@ Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 Modifiers ReadModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 
-// Returns whether a step also updates rows that were not looked up. This is
-// necessary if the momenta of these rows decay and continue to change the rows.
+// Returns whether a step also updates rows that were not looked up. Such
+// updates are necessary if the momenta of these rows decay and continue to
+// change the rows.
 bool TouchesAllRows(Optimizer optimizer, Span<const float> hyperparameters);
 
 }  // namespace layoutmap

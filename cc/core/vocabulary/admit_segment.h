@@ -21,7 +21,7 @@
 
 namespace layoutmap {
 
-// The previous values of a lane. They are required to undo a step.
+// The previous values of a lane, which are required to undo a step.
 struct OldLane {
   int64_t row;
   int64_t key;

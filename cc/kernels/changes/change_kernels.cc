@@ -140,8 +140,8 @@ class TakeChangesOp : public Kernel {
                              handles.size());
   }
 
-  // Number of vocabulary variables that have one value per row. These are the
-  // keys, the last steps and the counts.
+  // Number of vocabulary variables that have one value per row: the keys, the
+  // last steps and the counts.
   static constexpr int kNumLaneVariables = 3;
 
   std::vector<int32_t> open_tables_;

@@ -71,8 +71,8 @@ class EngineResource : public tensorflow::ResourceBase {
   SettledMemory& memory() { return memory_; }
 
   // Function that undoes the last change of the vocabularies. An op with the
-  // same variables calls the function. It returns an error if the vocabularies
-  // have changed again after this change.
+  // same variables calls the function, which returns an error if the
+  // vocabularies have changed again after this change.
   using TakeBack = std::function<absl::Status(tensorflow::OpKernelContext*)>;
   void KeepTakeBack(TakeBack take_back) {
     std::lock_guard<std::mutex> lock(mutex_);
