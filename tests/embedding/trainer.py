@@ -18,9 +18,9 @@ class Table:
     num_rows: int = 7
     dim: int = 2
     combiner: str = "sum"
-    # Either an optimizer of DenseTables, ("sgd", rate) or ("adagrad", rate,
-    # initial accumulator); or a tuple of the name of a TPU optimizer, its rate
-    # and a dict of its other settings.
+    # An optimizer of DenseTables is ("sgd", rate) or ("adagrad", rate, initial
+    # accumulator). Any other optimizer is a tuple of the name of a TPU
+    # optimizer, its learning rate, and a dict of its other settings.
     optimizer: tuple = ("sgd", 0.5)
 
     def starting_rows(self) -> np.ndarray:

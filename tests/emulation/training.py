@@ -157,7 +157,7 @@ def _scale(form, ids, weights, scale, part):
 
 
 def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
-    """Runs steps; returns the activations of each step, in global order."""
+    """Runs steps and returns the activations of each step, in global order."""
 
     def core(ids, weights, scale):
         if inside:
@@ -256,7 +256,7 @@ def values_in(path: str) -> dict:
 def _table_and_slot(key: str) -> str:
     # An embedding has two paths to each variable, and a checkpoint can contain
     # either path: "ads.Smomenta" or "_variables/ads/momenta". A restore accepts
-    # both.
+    # both paths.
     return (
         key.replace(".S", "/")
         .removeprefix("_variables/")

@@ -131,7 +131,7 @@ PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
 
 def rounded(value):
-    """Rounds a float to float32; returns other values unchanged."""
+    """Rounds a float to float32 and returns other values unchanged."""
     if isinstance(value, float) and math.isfinite(value):
         return float(np.float32(value))
     return value

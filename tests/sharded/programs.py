@@ -110,7 +110,7 @@ class Program:
         self._functions = {}
 
     def run(self, num_steps):
-        """Runs random steps; returns the number of steps that ran."""
+        """Runs random steps and returns the number of steps that ran."""
         for _ in range(num_steps):
             step = self.rng.choice(self._steps)
             if step in READS:

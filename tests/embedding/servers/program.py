@@ -391,7 +391,7 @@ def bad_id(strategy, coordinator):
 
 
 def scheduled(coordinator, closure, *numbers):
-    """Runs closures with the given numbers; returns their error messages."""
+    """Runs closures numbered `numbers` and returns their error messages."""
     messages = []
     for number in numbers:
         try:

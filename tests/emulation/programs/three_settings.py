@@ -17,7 +17,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def script(strategy, *, sums=None):
-    """Trains 200 steps with the same code for each strategy; returns tables.
+    """Trains 200 steps with the same code for each strategy and returns tables.
 
     The dense part consists of elementwise ops. `sums` selects how the gradient
     of a weight is summed over samples. If it is "float32" or "float64", each

@@ -235,7 +235,7 @@ def every_map(name):
 
 
 def numbers_of(model, x):
-    """Trains for two steps; returns predictions, losses and weights."""
+    """Trains for two steps and returns predictions, losses and weights."""
     predicted = [
         model.predict(x[:size], verbose=0, batch_size=size) for size in (8, 5)
     ]
