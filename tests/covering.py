@@ -82,7 +82,7 @@ def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
 
 
 def mark_exhaustive(items) -> None:
-    """Marks the cases that their test's mark `covering` does not select."""
+    """Marks the cases that the `covering` mark of a test does not select."""
     groups = collections.defaultdict(list)
     for item in items:
         if not hasattr(item, "callspec"):

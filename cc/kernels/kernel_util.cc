@@ -91,8 +91,9 @@ class SharedLoop {
   // Waits until all blocks are done. If a block has thrown an exception,
   // rethrows the exception.
   void Wait() {
-    // The other threads run their last blocks, so the wait is short. The loop
-    // yields first, because going to sleep takes about as long as this wait.
+    // The other threads are running their last blocks, so the wait is short.
+    // The loop yields first, because going to sleep takes about as long as this
+    // wait.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!IsDone()) WaitOn(all_done_, lock);

@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from tests import processes
-from tests.stock import (  # noqa: F401 - they register their programs.
+from tests.stock import (  # noqa: F401 - the imports register programs.
     in_graphs,
     of_keras,
     of_operations,

@@ -1,4 +1,4 @@
-// The emulated TPU system. Each process has one.
+// The emulated TPU system of this process.
 
 #ifndef TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
