@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests. To be fast, does not import TensorFlow."""
+"""Fixtures and hooks of all tests, without an import of TensorFlow."""
 
 import gc
 import os
@@ -81,7 +81,7 @@ def datasets_without_autotuning():
     When an iterator that autotunes is deleted, it waits for its autotuning
     thread. In TensorFlow 2.21, the thread can wake up before it sees its
     cancellation, and then sleeps again. In one of twenty cases, the deletion
-    therefore takes as long as the iterator was used before, at most a minute.
+    therefore takes as long as the iterator was used before, up to a minute.
     """
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     if data is None:

@@ -29,7 +29,7 @@ class ForkedProcess:
       log: Path of the file that receives the standard output.
       errors: Path of the file that receives the standard error, or None for
         `log`.
-      env: Full environment. TensorFlow's log level and oneDNN's switch are
+      env: Full environment. TensorFlow's log level and oneDNN setting are
         inherited from this process.
       cwd: Working directory.
       as_user: Whether permission bits apply to the process even if it runs as

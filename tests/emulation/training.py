@@ -264,7 +264,7 @@ def values_in(path: str) -> dict:
 def _table_and_slot(key: str) -> str:
     # An embedding has two paths to each variable, and a checkpoint can contain
     # either path: "ads.Smomenta" or "_variables/ads/momenta". A restore accepts
-    # both.
+    # both paths.
     return (
         key.replace(".S", "/")
         .removeprefix("_variables/")

@@ -81,8 +81,8 @@ FIXED = {
         {2: ["model"]},
         "Adam",
     ),
-    # In an earlier version, a permutation was replicated in the same way as
-    # data.
+    # In an earlier version, the constant permutation of a transpose was
+    # replicated like data, which hid its value from DTensor.
     "reduce_prod": Program(
         "vector",
         [("Dense",), ("Expression", "times input", "reduce_prod")],

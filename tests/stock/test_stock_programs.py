@@ -14,7 +14,7 @@ import os
 import pytest
 
 from tests import covering, forked_process, processes
-from tests.stock import (  # noqa: F401 - they register their programs.
+from tests.stock import (  # noqa: F401 - the imports register programs.
     in_graphs,
     of_keras,
     of_operations,

@@ -298,7 +298,7 @@ def checkpoints(strategy, coordinator):
         again = embedding(OPTIMIZERS["adam"](), **options)
     checkpoint_of(again).read(there).assert_consumed()
     wrong += differences(values(again), values(host))
-    # The random numbers of stochastic rounding continue at the same step.
+    # Stochastic rounding continues at the step of the checkpoint.
     coordinator.schedule(step_of(again), args=batch(8))
     step_of(host)(*batch(8))
     coordinator.join()
@@ -391,7 +391,7 @@ def bad_id(strategy, coordinator):
 
 
 def scheduled(coordinator, closure, *numbers):
-    """Runs closures with the given numbers; returns their error messages."""
+    """Runs closures numbered `numbers` and returns their error messages."""
     messages = []
     for number in numbers:
         try:
@@ -513,8 +513,9 @@ def packed(strategy, coordinator):
 
 
 def calls_of_a_step(strategy, coordinator):
-    """Lists the ops on servers and their numbers of tensors. The embeddings
-    have 2 and 9 tables.
+    """Lists the ops that a step runs on servers, and counts their tensors.
+
+    The embeddings have 2 and 9 tables.
     """
     del coordinator
     found = []

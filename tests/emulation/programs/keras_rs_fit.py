@@ -116,8 +116,8 @@ def make(strategy, optimizer, model=functional, **options):
         layer = layer_of(strategy, lambda: table_optimizer)
         built = model(layer)
         # keras-rs evaluates a schedule at the `iterations` of the table
-        # optimizer. These are only incremented if the model is compiled with
-        # the same optimizer.
+        # optimizer. This counter is only incremented if the model is compiled
+        # with the same optimizer.
         built.compile(
             table_optimizer if optimizer == "schedule" else "sgd",
             weighted_sum,

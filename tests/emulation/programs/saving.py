@@ -41,7 +41,7 @@ def train_host(embedding, **options):
 
 
 def on_tpu(kind, path=None):
-    """Returns a built embedding; restores it if a checkpoint is given."""
+    """Returns a built embedding, restored from `path` if `path` is set."""
     # TensorFlow's class can restore checkpoints of other classes only before it
     # is built. After `build`, it loads only its own checkpoints into the TPU.
     is_late = path is not None and kind == "stock"

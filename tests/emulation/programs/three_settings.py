@@ -18,7 +18,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def script(strategy, *, sums=None):
-    """Trains 200 steps by the same code for each strategy; returns tables.
+    """Trains 200 steps with the same code for each strategy and returns tables.
 
     The dense part consists of elementwise ops. `sums` selects how the gradient
     of a weight is summed over samples. If it is "float32" or "float64", each
@@ -127,8 +127,9 @@ def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
         found = script(strategy, sums=sums)
         if sums != "float32":
             # Only the weight is compared with a tolerance. The tables are
-            # bitwise equal: differences of float64 sums disappear when the
-            # tables are rounded to float32, and sums in order do not differ.
+            # bitwise equal, because differences of float64 sums disappear when
+            # the tables are rounded to float32, and sums in order do not
+            # differ.
             weight = found.pop("weight")
             np.testing.assert_allclose(
                 weight, wanted["weight"], rtol=1e-13, atol=0

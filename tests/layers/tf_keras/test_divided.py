@@ -19,7 +19,7 @@ from tests.layers.tf_keras import divided_program
 DEADLINE_SECONDS = 180
 
 # These calls require all rows of a table. If no process has all rows, each call
-# raises an error that contains the given text.
+# raises an error that contains the text below.
 ERRORS = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is sharded over processes, and no process has",

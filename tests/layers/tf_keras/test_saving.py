@@ -1,4 +1,4 @@
-"""Tests that tf_keras files hold a table as one array, for any shards."""
+"""Tests that tf_keras files store any sharded table as one array."""
 
 import json
 

@@ -235,7 +235,7 @@ def every_map(name):
 
 
 def numbers_of(model, x):
-    """Trains for two steps; returns predictions, losses and weights."""
+    """Trains for two steps and returns predictions, losses and weights."""
     predicted = [
         # A trace takes longer than one eager call.
         model(x[:size], training=False).numpy()

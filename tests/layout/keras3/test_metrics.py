@@ -21,8 +21,8 @@ ONE_HOT = np.eye(4, dtype=np.float32)[CLASSES]
 SAMPLE_WEIGHTS = np.arange(24, dtype=np.float32) / 24
 
 # Layouts of the predictions. "whole": the classes are not sharded. "model": the
-# classes are sharded over another axis than batches. "batch": the classes are
-# sharded over the axis of batches.
+# classes and the batches are sharded over different axes. "batch": the classes
+# are sharded over the axis that shards batches.
 PREDICTIONS = {
     "whole": {"d1.kernel": (None, "model"), "d2.kernel": ("model", None)},
     "model": {"d2.kernel": (None, "model"), "d2.bias": ("model",)},

@@ -44,9 +44,9 @@ def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
 )
 def test_each_epoch_yields_every_batch_once_and_in_order(sizes, batch_dim):
     mesh = mesh_of(**sizes)
-    # DTensor caches a compiled function by mesh and shape. If the layout of the
-    # batches differs, it would reuse the wrong function, so each layout has a
-    # different batch size.
+    # DTensor caches compiled functions by mesh and shape, but not by layout.
+    # Each layout has a different batch size, so that DTensor does not reuse the
+    # function of another layout.
     size = 8 if batch_dim else 4
     data = tf.data.Dataset.from_tensor_slices(ROWS)
     for batched in (False, True):
