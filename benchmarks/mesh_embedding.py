@@ -8,7 +8,7 @@ mesh is 2x2 logical CPUs. Contestants:
   of `fit`, which includes the copy of the batch to the mesh and the copy of the
   loss to the host.
 * `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
-  and train it with a dense gradient of all rows.
+  and train the table with a dense gradient of all rows.
 
 The ids of all contestants refer to the same number of distinct rows, which is
 the size of the smallest table. In larger tables, these rows are evenly spaced.
