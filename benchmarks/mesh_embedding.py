@@ -111,7 +111,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
             for value in (ids, y)
         )
         loss = float(tlm.layout.to_host(run(ids, y)))
-        # The read of the table waits for the end of the step.
+        # Reading the table waits for the end of the step.
         dtensor.unpack(table.read_value())[0][0].numpy()
         return loss
 
