@@ -201,7 +201,7 @@ class EngineBackend(Backend, Protocol):
         """Looks up a batch; the caller may later pass gradients to `follow`.
 
         Args:
-          features: Structure of the feature config with ids.
+          features: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Returns:
@@ -215,7 +215,8 @@ class EngineBackend(Backend, Protocol):
 
         Args:
           lookup: The lookup that `open` returned.
-          gradients: Per feature: float32 of the activation's shape.
+          gradients: For each feature, a float32 gradient in the shape of the
+            activations.
 
         Returns:
           The mark of the gradients, float32 of `mark_shape`.
@@ -373,7 +374,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a `TPUStrategy`, new or deprecated class."""
+    """Whether a strategy is a `TPUStrategy`, also of the deprecated class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

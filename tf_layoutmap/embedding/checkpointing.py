@@ -86,9 +86,8 @@ def _vocabulary_mismatch(
 ) -> str | None:
     """Returns an error message if a vocabulary does not match, or None.
 
-    If the table identifies rows by keys and the checkpoint does not, or the
-    checkpoint does and the table does not, the restored rows would belong to
-    other ids.
+    If rows are identified by keys only in the table or only in the checkpoint,
+    the restored rows would belong to other ids.
     """
     for table, by_name in variables.items():
         if prefix + key_of(attribute, table, "parameters") not in found:

@@ -126,7 +126,7 @@ def read_keys(
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
-    """Casts all ids to int64, except if the ids of all features are int32."""
+    """Casts all ids to int64, unless the ids of all features are int32."""
     if all(one.ids.dtype == tf.int32 for one in features):
         return
     for one in features:

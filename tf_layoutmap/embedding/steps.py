@@ -35,8 +35,8 @@ def read_gradient(
 
     Args:
       feature: Spec of the feature.
-      gradient: Gradient of the activations, as a float32 tensor or as a
-        `tf.IndexedSlices` that a gather returns for its gradient.
+      gradient: Gradient of the activations, as a float32 tensor or as the
+        `tf.IndexedSlices` that is the gradient of a gather.
       shape: Static shape of the activations.
 
     Raises:
@@ -192,7 +192,7 @@ class StepQueues(Generic[StepT]):
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Returns the last dequeued step, whose gradients are then applied.
+        """Returns the last dequeued step, for the update with its gradients.
 
         Raises:
           RuntimeError: If no step is dequeued.

@@ -281,7 +281,7 @@ class LayerAccess:
         """Looks up a batch, whose gradients can be passed to a function later.
 
         Args:
-          inputs: Structure of the feature config with ids.
+          inputs: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Returns:
@@ -297,7 +297,7 @@ class LayerAccess:
         """Looks up activations without gradients, for `is_divided` tables.
 
         Args:
-          inputs: Structure of the feature config with ids.
+          inputs: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Raises:

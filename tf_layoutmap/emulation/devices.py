@@ -1,10 +1,10 @@
 """Logical CPUs that represent the cores and hosts of an emulated TPU.
 
 The first logical CPUs represent the cores. The device index of an op is
-therefore the index of its core. If there is one host, it is represented by the
-CPU that TensorFlow's `get_host_for_device` returns by default. If there are
-several hosts, each host is represented by a separate logical CPU after the CPUs
-of the cores.
+therefore the index of its core. A single host is represented by the CPU that
+TensorFlow's `get_host_for_device` returns by default. If there are several
+hosts, each host is represented by a separate logical CPU after the CPUs of the
+cores.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class Devices:
 
 
 def create_devices(num_cores: int, num_hosts: int) -> Devices:
-    """Creates logical CPUs for cores and hosts, if they do not exist yet.
+    """Creates the logical CPUs for cores and hosts that do not exist yet.
 
     Raises:
-      RuntimeError: If TensorFlow has already started, and has too few logical
+      RuntimeError: If TensorFlow has already started and has too few logical
         CPUs.
     """
     needed = num_cores + (num_hosts if num_hosts > 1 else 0)

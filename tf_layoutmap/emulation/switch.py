@@ -84,9 +84,10 @@ def enable(
         separate logical CPU.
       num_hosts: Number of hosts over which the tables are sharded. `num_cores`
         must be a multiple of `num_hosts`.
-      deadline: Timeout in seconds. If an op waits longer for another op, it
-        raises `tf.errors.DeadlineExceededError` with a report about the queues.
-        On a real TPU, the op would wait without a timeout.
+      deadline: Maximum time, in seconds, for which an op waits for another op.
+        After this time, the op raises `tf.errors.DeadlineExceededError` with a
+        report about the queues. On a real TPU, the op would wait without a
+        timeout.
 
     Returns:
       A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)` is
@@ -95,8 +96,8 @@ def enable(
 
     Raises:
       TypeError: If an argument is not a number.
-      ValueError: If `num_cores` is not a multiple of `num_hosts`, or a number
-        is out of range.
+      ValueError: If `num_cores` is not a multiple of `num_hosts`, or if an
+        argument is out of range.
       RuntimeError: If the process has a TPU runtime, if TensorFlow has already
         started and has too few logical CPUs, or if the emulation was enabled
         with another number of cores or hosts.

@@ -60,7 +60,7 @@ def located(prefix: str) -> str:
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns data files by name, with the file count in that name."""
+    """Returns a dict from each data file to the file count in its name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")
@@ -215,8 +215,8 @@ def replace_checkpoint(new: str, target: str) -> None:
     checkpoint.
 
     Args:
-      new: Prefix of a checkpoint on the same file system. The number of data
-        files must differ from the checkpoint at `target`.
+      new: Prefix of a checkpoint on the same file system. The checkpoints at
+        `new` and at `target` must have different numbers of data files.
       target: Prefix, as returned by `located`.
 
     Raises:
@@ -233,8 +233,9 @@ def replace_checkpoint(new: str, target: str) -> None:
         files.sync(folder)
         files.rename(f"{new}.index", f"{target}.index")
     except BaseException:
-        # If the index still has its old name, it was not renamed, and the moved
-        # files are removed. Otherwise `target` is already the new checkpoint.
+        # If the index still has its old name, `target` is not the new
+        # checkpoint yet, and the moved data files are removed. Otherwise
+        # `target` is already the new checkpoint.
         if tf.io.gfile.exists(f"{new}.index"):
             for path in moved:
                 files.remove(path)

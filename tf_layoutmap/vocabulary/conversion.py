@@ -1,4 +1,4 @@
-"""Converts checkpoints for tables with other vocabularies.
+"""Converts the tables in checkpoints to other vocabularies.
 
 In this module, an open table is a table with an open vocabulary. A closed table
 has a fixed number of rows, and its ids are row indices. `convert_vocabularies`
@@ -305,8 +305,8 @@ def convert_vocabularies(
       their values. Other keys are dropped. Rows without a key are initialized
       as in a new table.
 
-    All other variables are copied. Only one variable at a time is in memory,
-    with its old and its new value.
+    All other variables are copied. The function holds the old and the new value
+    of only one variable at a time in memory.
 
     Args:
       source: Prefix of a TensorFlow checkpoint, such as the result of
@@ -520,7 +520,7 @@ def _tensors(
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors of the new checkpoint. Computes each when needed."""
+    """Yields the tensors of the new checkpoint, computed on demand."""
     values = {
         prefix + name + _VALUE: value
         for prefix, one in converted.items()

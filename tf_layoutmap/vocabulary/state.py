@@ -26,11 +26,11 @@ _STEP, _KIND = 0, 1
 
 
 class ShardedNumbers(tf_private.Trackable):
-    """Numbers that several shards count, used like one int64 vector.
+    """Counters of several shards, with the interface of one int64 vector.
 
-    Each shard counts all steps, but only the keys of the shard. A checkpoint
-    contains the total numbers as one variable, as for a vocabulary with one
-    shard.
+    Each shard counts all steps. The other counts of a shard include only the
+    keys of the shard. A checkpoint contains the total numbers as one variable,
+    as for a vocabulary with one shard.
 
     Attributes:
       copies: One variable `[num_numbers]` int64 per shard.

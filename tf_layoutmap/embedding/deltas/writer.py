@@ -153,7 +153,7 @@ class WatchedTables:
 
 
 class DeltaWriter:
-    """A writer of the changes of an embedding's tables since a checkpoint.
+    """A writer of deltas: the changes of tables since a checkpoint.
 
     A delta contains the rows of the table and of its slot variables that were
     written since the previous delta. For an open vocabulary, the delta also

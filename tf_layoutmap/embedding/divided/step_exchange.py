@@ -40,12 +40,12 @@ class Step:
 
     Attributes:
       plan: Output `plan` of the op `PlanExchange`.
-      requests: For each process, the request that it has sent to this process.
+      requests: The request that this process has received from each process.
       sizes: `[processes, processes, 4]` int64 tensor. Element `[i, j]` contains
         the sizes that `PlanExchange` returned in process `i` for owner `j`.
-      num_samples: For each process, an `[num_features]` int64 tensor. The
-        tensor contains, for each feature, the number of gradients that this
-        process receives from the other process.
+      num_samples: For each process, an `[num_features]` int64 tensor with the
+        number of gradients that this process receives from the process for each
+        feature.
     """
 
     plan: tf.Tensor
@@ -417,8 +417,9 @@ class StepExchange:
           A tuple of three elements:
 
           - The step.
-          - A list that states for each process whether it trains.
-          - A list that contains for each process the part of its batch that
+          - A list that contains, for each process, whether its step receives
+            gradients.
+          - A list that contains, for each process, the part of its batch that
             uses rows of this process.
         """
         group = self._group

@@ -35,8 +35,8 @@ from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
 
 # Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, its connection closes, and the other
-# processes detect this before the timeout.
+# writes a checkpoint. If a process dies, the other processes detect the closed
+# connection before the timeout.
 TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
@@ -265,7 +265,7 @@ class _TableFiles:
     def run_unless_failed(
         self, function: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Calls a function, and stores its error. Skipped after an error."""
+        """Calls a function and stores its error, except after an error."""
         if self._error is None:
             try:
                 function(*arguments)

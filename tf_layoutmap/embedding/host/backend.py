@@ -493,9 +493,9 @@ class HostBackend:
                 f"{counts['awaiting']}."
             )
         if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # Open lookups wait for gradients or for their update. Such lookups
-            # are discarded, because the restore replaces the rows that the
-            # lookups have read.
+            # Lookups that wait for gradients or for their update are discarded,
+            # because the restore replaces the rows that these lookups have
+            # read.
             self._started.reset()
 
     def note_restore(self) -> None:

@@ -223,7 +223,7 @@ class OpenLookup(NamedTuple):
 class HostEngine:
     """The host engine of one embedding, with its steps in flight.
 
-    The engine does not store rows and slot variables: each call passes their
+    The engine does not store rows and slot variables. Each call passes the
     variables to the op. The engine is deleted together with its handle.
     Checkpoints do not contain the engine.
     """

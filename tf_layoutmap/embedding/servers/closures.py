@@ -58,8 +58,9 @@ class AppliedClosures:
         such a closure does not apply it again.
 
         The program must call this method before the first closure of
-        `next_epoch`. If it also called the method for the previous failed
-        epoch, closures of epochs before `epoch` can no longer change a server.
+        `next_epoch`. If the program also called the method for the previous
+        failed epoch, closures of epochs before `epoch` can no longer change a
+        server.
 
         Args:
           epoch: Epoch of the closures. The closure numbers must be below 1,024.

@@ -34,8 +34,7 @@ TITLE = "_layoutmap_title"
 class QuantizationSpec:
     """Settings for rounding looked-up values to `num_buckets` values.
 
-    The rounded values have equal distances. The first value is `lower`, and the
-    last value is `upper`.
+    The rounded values are evenly spaced from `lower` to `upper`.
     """
 
     lower: float

@@ -232,7 +232,7 @@ READERS: dict[str, Callable[[Settings], Rule]] = {
     "AdagradMomentum": _read_adagrad_momentum,
     "Adam": _read_adam,
     "FTRL": _read_ftrl,
-    # These optimizers of this package are not supported by a TPU.
+    # A TPU does not support these optimizers of this package.
     "RowwiseAdagrad": _read_rowwise_adagrad,
     "LAMB": _read_lamb,
 }
