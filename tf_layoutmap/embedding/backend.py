@@ -32,8 +32,8 @@ class Backend(Protocol):
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` if the backend identifies gradients by the order of the
-        steps only.
+        lookup; `()` if the backend identifies gradients only by the order of
+        the steps.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
@@ -87,7 +87,7 @@ class Backend(Protocol):
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks and reads the input of a step, also before `start`.
+        """Checks and reads the input of a step; may be called before `start`.
 
         Args:
           features: Ids in any form that `TPUEmbedding.enqueue` accepts.
@@ -98,9 +98,10 @@ class Backend(Protocol):
           The batch, which only `enqueue` of the same backend accepts.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         ...
 

@@ -252,7 +252,7 @@ def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _dimension(tensor: tf.Tensor, axis: int):
-    """Returns the size of an axis as an int, or as a scalar if not static."""
+    """Returns the static size of an axis as an int, or else a scalar tensor."""
     static = tensor.shape[axis]
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
@@ -358,7 +358,7 @@ def same_positions(feature, attribute, positions, weight_positions):
 
 
 def ops_only(checks):
-    """Removes the None values that eager assertions return from `checks`."""
+    """Removes from `checks` the None values that eager assertions return."""
     return [check for check in checks if check is not None]
 
 

@@ -264,7 +264,7 @@ def merge_replica_steps(
     Raises:
       RuntimeError: If the call is in a tf.function or a condition inside the
         function that is passed to `strategy.run`. TensorFlow does not support
-        merge calls in these functions.
+        merge calls in nested functions and conditions.
     """
     tensors = [
         [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]

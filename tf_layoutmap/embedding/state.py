@@ -182,9 +182,11 @@ class StepMethods:
             any core of the TPU.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than `feature_config`, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match
+            `feature_config` or the known shapes, or if weights do not match
+            their ids.
           RuntimeError: If `training` is True and a table has no optimizer, if
             the caller is a replica of another strategy, or if the call is in
             control flow inside a TPU program.
@@ -262,7 +264,7 @@ class StepMethods:
 
     @property
     def _verify_output_shapes_on_enqueue(self) -> bool:
-        """Whether `enqueue` checks shapes. User code can set this to False."""
+        """Whether `enqueue` checks shapes. User code can assign False."""
         return self._state.backend.checks_shapes
 
     @_verify_output_shapes_on_enqueue.setter

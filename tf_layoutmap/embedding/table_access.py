@@ -149,7 +149,8 @@ class TableAccess:
           - `features`: For each feature, counts over all steps. `num_samples`
             and `num_ids` are the numbers of samples and ids. `num_dropped`,
             `num_clipped` and `num_truncated` are the numbers of ids that were
-            dropped, clipped, or after the last position of a sequence.
+            dropped, that were clipped, or that were after the last position of
+            a sequence.
           - `tables`: For each table, its size as `num_bytes` and
             `num_slot_bytes`, and counts over all training steps. `num_lookups`
             and `num_unique_rows` are the numbers of lookups and of distinct

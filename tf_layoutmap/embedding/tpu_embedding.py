@@ -70,10 +70,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
 
     Under `ParameterServerStrategy`, the servers store the tables. Each worker
     runs separate steps, in functions that a `ClusterCoordinator` or a
-    `tlm.ps.Run` schedules. With one worker, results match the host engine. With
-    several workers, a server can apply other updates between the lookup of a
-    row and the update with its gradients. `stats` reports the number of these
-    updates.
+    `tlm.ps.Run` schedules. With one worker, the results match the results of
+    the host engine. With several workers, a server can apply other updates
+    between the lookup of a row and the update with its gradients. `stats`
+    reports the number of these updates.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm

@@ -193,7 +193,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         function = self._functions.get(fn)
         if function is None:
             # The reference is weak, so that the cached function does not keep
-            # its own key in memory.
+            # its cache key `fn` in memory.
             fn_ref = weakref.ref(fn)
 
             @tf.function

@@ -15,8 +15,8 @@ from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
 # If one of these ops has a kernel before the emulation loads its own kernels,
-# the process has a TPU runtime. All these ops are checked, because not every
-# TPU runtime registers kernels for the same ops.
+# the process has a TPU runtime. All these ops are checked, because TPU runtimes
+# differ in the ops for which they register kernels.
 _FOREIGN_OPS = (
     "ConfigureTPUEmbedding",
     "ConfigureDistributedTPU",

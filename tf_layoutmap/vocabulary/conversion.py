@@ -124,7 +124,8 @@ def move_rows(
     )
 
 
-# Type of functions that return the saved value of a variable, by its name.
+# Type of a function that takes the name of a variable and returns its saved
+# value.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 

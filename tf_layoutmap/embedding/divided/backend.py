@@ -212,7 +212,7 @@ class DividedEngine(HostEngine):
         counts = super().describe()
         # The engine counts the ids that this process receives as an owner of
         # rows. These counts differ from the counts of the ids in a batch, so
-        # the result does not contain these counts.
+        # the result does not contain the counts of the engine.
         del counts["features"]
         return counts
 

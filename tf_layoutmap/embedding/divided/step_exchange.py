@@ -69,8 +69,9 @@ class StepsInFlight(steps.StepQueues[Step]):
 # for each pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Sizes of headers in 4-byte words: before the rows in the reply of an owner,
-# and before the type and the row counts in a message of `FoldGradients`.
+# Sizes, in 4-byte words, of the header that precedes the rows in the reply of
+# an owner, and of the header that precedes the type and the row counts in a
+# message of `FoldGradients`.
 _FETCHED_HEADER = 2
 _APPLY_HEADER = 8
 
@@ -321,7 +322,7 @@ class Folded:
 
 
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
-    """Converts an int32 vector that `_words` returned back to bytes."""
+    """Converts an int32 vector from `_words` to bytes."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
 
 

@@ -6,7 +6,7 @@ collectives, which are not part of the public strategy API. The all-to-all
 collective requires blocks of equal size. Therefore `Group` pads all blocks to
 the size of the largest block, and its callers exchange the sizes first.
 
-`save` writes a checkpoint, and does not hold all rows in memory. TensorFlow's
+`save` writes a checkpoint without holding all rows in memory. TensorFlow's
 saver reads the values of all tensors before it writes the first tensor.
 Therefore `save` works in three steps:
 
@@ -103,7 +103,7 @@ class Group:
             receiver. The tensor must be equal in all processes.
 
         Returns:
-          For each process, the block that it has sent to this process.
+          The block that this process has received from each process.
         """
         dtype = blocks[0].dtype
         largest = tf.maximum(tf.reduce_max(sizes), 1)
@@ -619,8 +619,8 @@ class DividedTables:
             size = min(rows_at_once, max(sizes) - first)
             local_rows = table.block[first : first + size]
             missing = size - int(local_rows.shape[0])
-            # The values are converted to float32 because collectives support
-            # float32. The conversion of 16-bit values to float32 is exact.
+            # All processes gather float32 values. The conversion of 16-bit
+            # values to float32 is exact.
             gathered = self._all_gather(
                 tf.cast(tf.pad(local_rows, [[0, missing], [0, 0]]), tf.float32)
             )

@@ -79,9 +79,10 @@ class BatchReader:
           device: Device of the replica that the step belongs to, or None.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         if (
             self._replicas.has_processes
@@ -414,7 +415,7 @@ class HostBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch outside of the `enqueue` and `dequeue` order.
+        """Looks up a batch independently of `enqueue` and `dequeue`.
 
         Returns:
           A tuple of the lookup and the activations, one per feature. The caller

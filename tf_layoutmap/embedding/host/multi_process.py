@@ -543,8 +543,8 @@ def broadcast_initial_values(
 ):
     """Assigns the values of the first process to the tables of all processes.
 
-    Without this assignment, an initializer without a seed would return
-    different rows in each process.
+    Without this assignment, an initializer without a seed would give the
+    processes different rows.
     """
 
     @tf.function

@@ -152,8 +152,8 @@ def begin(numbers: tf.Tensor) -> Closure:
 def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
     """Returns the token with which an update is applied.
 
-    The token contains the enclosing closure. Outside of closures, the number in
-    the token is -1.
+    The token identifies the enclosing closure. Outside of closures, the number
+    in the token is -1.
 
     Args:
       applied: Records of the embedding's servers.

@@ -2,7 +2,7 @@
 
 This module does not import TensorFlow. The module only reads the attributes of
 optimizer objects. If the engine does not support a setting, this module raises
-an error. Otherwise training would use a different rule without an error.
+an error. Without this check, training would silently use a different rule.
 
 Each `_read_*` function returns the slot variables and the constants of a rule.
 The constants follow the learning rate in the order that docs/ops.md defines.
@@ -224,8 +224,8 @@ def _read_lamb(settings: Settings) -> Rule:
     )
 
 
-# The keys are names of classes. Therefore subclasses are not supported, because
-# a subclass can implement another rule.
+# The keys are names of classes. Subclasses are not supported, because a
+# subclass can implement another rule.
 READERS: dict[str, Callable[[Settings], Rule]] = {
     "SGD": _read_sgd,
     "Adagrad": _read_adagrad,

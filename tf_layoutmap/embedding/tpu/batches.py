@@ -349,9 +349,10 @@ class BatchReader:
           settles_shapes: Whether this batch sets shapes that are not known yet.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         is_packed = self._is_packed(features)
         if not is_packed:

@@ -167,8 +167,8 @@ _RULES = {
 }
 
 
-# Maximum number of rows, because the TPU embedding operations store ids in 32
-# bits.
+# Maximum number of rows of a table. The TPU embedding operations store ids in
+# 32 bits.
 MAX_NUM_ROWS = 2**31 - 1
 
 
