@@ -276,7 +276,7 @@ class EngineBackend(Backend, Protocol):
         ...
 
     def flush(self) -> None:
-        """Applies the pending pipelined update, if there is one."""
+        """Applies the pending pipelined update, if any."""
 
     def reset(self) -> None:
         """Applies the pending pipelined update and discards steps in flight."""

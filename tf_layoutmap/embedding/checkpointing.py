@@ -177,8 +177,8 @@ class CheckpointHooks(_Trackable):
 
     def _checkpoint_adapter(self, path):
         # A restore calls this method before it writes variables. No other hook
-        # can prevent a restore while steps are in flight. The gradients of such
-        # steps belong to the old rows.
+        # can prevent a restore while steps are in flight. The gradients of
+        # steps in flight belong to the old rows.
         backend = self._state.backend
         if not backend.is_built:
             return None

@@ -128,8 +128,8 @@ def _check_not_exported(method: str):
         )
 
 
-# Without this decorator, AutoGraph would convert the methods of this module
-# and all functions that they call, in each trace.
+# Without this decorator, each trace would run AutoGraph on the methods of this
+# module and on all functions that they call.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
@@ -165,7 +165,7 @@ class StepMethods:
             row-major `tf.SparseTensor` of rank 2 or more, or a
             `tf.RaggedTensor` of rank 2. Different features can have different
             tensor types and batch sizes. `features` can also be the tensor that
-            `tlm.pack` returned for such a structure.
+            `tlm.pack` returned for this structure.
           weights: None, or the same structure in which each leaf is None or the
             weights of the ids. Weights have the same sparse or ragged form as
             the ids. For packed features, `weights` are the weights that

@@ -6,9 +6,10 @@
   Backends whose steps are tensors of a traced function use this class.
 - `StepModes` detects forward-only steps during tracing. On a TPU, an evaluation
   function can use the default `training=True`, because the TPU compiler detects
-  that the function sends no gradients. `StepModes` detects such functions for
-  other engines. If a function enqueues and dequeues a step with a `name`, and
-  does not call `apply_gradients` with this name, the step is forward-only.
+  that the function sends no gradients. For other engines, `StepModes` detects
+  that the function sends no gradients. If a function enqueues and dequeues a
+  step with a `name`, and does not call `apply_gradients` with this name, the
+  step is forward-only.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.vocabulary import state
 
-# Without this decorator, AutoGraph would convert the methods of this module
-# and all functions that they call, in each trace.
+# Without this decorator, each trace would run AutoGraph on the methods of this
+# module and on all functions that they call.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
@@ -115,7 +115,7 @@ class TableAccess:
 
     @_no_autograph
     def flush(self):
-        """Applies the pending pipelined update, if there is one.
+        """Applies the pending pipelined update, if any.
 
         The following operations also apply this update: reading
         `embedding_tables` outside of `tf.function`, saving, restoring, and

@@ -290,8 +290,8 @@ class DeltaWriter:
         Args:
           wait: Whether to wait until the files are written. If False, a
             background thread writes the files. If the thread fails, the next
-            call of `write` or `finish` raises its error, and the next delta
-            contains the rows that the thread could not write.
+            call of `write` or `finish` raises the error of the thread, and the
+            next delta contains the rows that the thread could not write.
           compare: Whether to compare all rows with the base and the deltas, as
             in the constructor. Must be True if user code has assigned values to
             a table.

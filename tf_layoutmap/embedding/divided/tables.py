@@ -548,8 +548,8 @@ class _Rows(tf_private.SaveableObject):
 
     def _check_no_saved_model(self):
         # When a program writes a SavedModel, TensorFlow traces the functions
-        # that save and restore variables. The methods of this class raise an
-        # error then, because no process has the full table.
+        # that save and restore variables. In this case, the methods of this
+        # class raise an error, because no process has the full table.
         if not tf.executing_eagerly():
             self._table.numpy()
 

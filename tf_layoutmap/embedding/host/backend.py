@@ -450,7 +450,7 @@ class HostBackend:
         )
 
     def flush(self) -> None:
-        """Applies the pending pipelined update, if there is one."""
+        """Applies the pending pipelined update, if any."""
         if self._is_pipelined and self.engine is not None:
             self.engine.apply_pending()
 
@@ -466,8 +466,8 @@ class HostBackend:
     def before_read(self) -> None:
         """Applies the pending pipelined update, but not during tracing."""
         # In a traced function, the update would add an op of this package to
-        # the graph. An exported function must not contain such an op, so a
-        # traced function reads the rows without the pending update.
+        # the graph. An exported function must not contain ops of this package,
+        # so a traced function reads the rows without the pending update.
         if tf.executing_eagerly():
             self.flush()
 

@@ -124,8 +124,8 @@ class OpenTables:
         """Returns the arguments of a step's op, except for the batch.
 
         Args:
-          inputs: Inputs of all features for replica 0, then for replica 1, and so
-            on.
+          inputs: Inputs of all features for replica 0, then for replica 1, and
+            so on.
 
         Raises:
           ValueError: If one feature of a table has integers and another feature

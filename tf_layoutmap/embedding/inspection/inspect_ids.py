@@ -195,7 +195,7 @@ def inspect_ids(
 
       For a table in `open_tables`, these numbers count keys instead of rows. A
       string is represented by its hash. The sizes are computed from the
-      proposed capacity. The dict of such a table also contains:
+      proposed capacity. The dict of a table in `open_tables` also contains:
 
       - `proposal`: Dict with the proposed `capacity` and `min_count`, and with
         `num_keys`, the number of keys that get a row. The dict also contains

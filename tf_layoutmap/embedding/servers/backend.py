@@ -1,7 +1,7 @@
 """The backend of `TPUEmbedding` for parameter servers.
 
 `ServersBackend` implements the interface in `tf_layoutmap.embedding.backend`.
-Tables are sharded over the servers. A worker or the coordinator runs a step: it
+Tables are sharded over the servers. In each step, a worker or the coordinator
 reads rows from the servers, combines the rows, and sends gradients to the
 servers.
 """

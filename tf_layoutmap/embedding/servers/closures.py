@@ -54,8 +54,8 @@ class AppliedClosures:
 
         After this call, servers raise an error for closures of `epoch` that
         still run on a worker. The coordinator can schedule these closures again
-        in `next_epoch` with the same numbers. A server that has already applied
-        such a closure does not apply it again.
+        in `next_epoch` with the same numbers. Servers that have already applied
+        a closure do not apply the closure again.
 
         The program must call this method before the first closure of
         `next_epoch`. If the program also called the method for the previous
@@ -192,7 +192,7 @@ class Step:
 
     Attributes:
       begun: Plan that `StepOps.begin` returned.
-      plan: Plan that `StepOps.placed` returned. Before `dequeue`, it equals
+      plan: Plan that `StepOps.placed` returned. Before `dequeue`, `plan` equals
         `begun`.
       requests: Request to each server.
       training: Whether the step can receive gradients.

@@ -288,8 +288,8 @@ class OptimizerSpec:
 
     Attributes:
       name: Name of the rule in the engine, such as `"adagrad_momentum"`.
-      learning_rate: A finite number that is at least 0, or a callable without
-        arguments that returns such a number.
+      learning_rate: A finite number of at least 0, or a callable without
+        arguments that returns a finite number of at least 0.
       slots: The slot variables, in the order that the engine requires.
       constants: Hyperparameters that follow the learning rate: first the
         constants of the rule, then the return value of `read_modifiers`.

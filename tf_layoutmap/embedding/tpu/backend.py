@@ -222,7 +222,8 @@ class TPUBackend:
             return False
 
     def before_read(self) -> None:
-        """Marks the host copies as stale. The next save then updates them."""
+        """Marks the host copies as stale, so that the next save updates
+        them."""
         self._sync.mark_stale()
 
     def before_async_copy(self) -> None:

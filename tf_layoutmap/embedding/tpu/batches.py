@@ -5,7 +5,7 @@ length of an entry in the first list determine whether the input is dense,
 sparse or ragged. The op takes int64 ids and int32 sample indices. However, the
 TPU looks up ids as 32-bit numbers, and the result for an out-of-range id is not
 documented. Outside `strategy.run`, the ids are on the host, and `check_ids`
-checks them. This check reads all ids once.
+checks them. The check reads all ids once.
 
 Inside `strategy.run`, a program must call `enqueue` at the top level of the
 function, with arguments of the function as inputs. The compiler moves the
@@ -277,7 +277,7 @@ def _device_before_program(tensor: tf.Tensor) -> str:
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
             # The device of a placeholder is the device scope in which a loop
-            # was traced. This device is not the device of the input.
+            # was traced, and not the device of the input.
             return ""
     return tensor.device or ""
 
