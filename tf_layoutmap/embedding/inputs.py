@@ -281,7 +281,7 @@ def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
     Raises:
       TypeError: If the weights are not numbers.
       ValueError: If the weights have another tensor type than the ids, or if
-        there are more or fewer weights than ids.
+        the numbers of weights and ids differ.
     """
     check_weight_type(feature, value, weight, type(value))
     _check_values(feature, value.values, weight.values)

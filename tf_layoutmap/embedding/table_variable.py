@@ -283,7 +283,7 @@ def _create_variable(
     trainable=None,
     **unused,
 ):
-    """Creates a variable, as the last one in the chain of variable creators.
+    """Creates a variable, at the end of the chain of variable creators.
 
     Args:
       table: Spec of the table.

@@ -126,9 +126,9 @@ def disable() -> None:
     """Disables the emulation, and discards its tables.
 
     The function removes the patches of TensorFlow. The kernels and the logical
-    CPUs remain, because TensorFlow does not support removing kernels and
-    logical CPUs. After this call, the kernels raise errors. If the emulation is
-    not enabled, the function does nothing.
+    CPUs remain, because TensorFlow cannot remove them. After this call, the
+    kernels raise errors. If the emulation is not enabled, the function does
+    nothing.
     """
     if not _process.is_enabled:
         return

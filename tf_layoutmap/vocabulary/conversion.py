@@ -295,8 +295,8 @@ def convert_vocabularies(
 
     - From an open vocabulary to another capacity: keys keep the values of their
       rows and slot variables, their counts and their steps. If there are too
-      many keys for the new capacity, the most recently used keys are kept, or
-      the most frequently used keys, according to `evict` of the new vocabulary.
+      many keys for the new capacity, the most recently used or the most
+      frequently used keys are kept, according to `evict` of the new vocabulary.
       The counts of keys without a row are discarded.
     - From a closed table of n rows to an open vocabulary: the keys are the row
       indices 0 to n - 1. Each key has the count 1, and its last use is before

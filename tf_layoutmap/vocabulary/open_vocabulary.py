@@ -59,7 +59,7 @@ class OpenVocabulary:
     1025
 
     Each key has 32 possible places. Until a table is about three quarters full,
-    at least one place of each new key is empty. If all places of a new key are
+    each new key has at least one empty place. If all places of a new key are
     occupied, `evict` determines which key loses its row. Strings are hashed to
     63 bits, both in training and in serving. The probability that two of a
     hundred million strings have the same hash is 5e-4.

@@ -73,8 +73,8 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
 
     Raises:
       TypeError: If the weights are not numbers.
-      ValueError: If the weights have another tensor type than the ids, if there
-        are more or fewer weights than ids, or if the input does not support
+      ValueError: If the weights have another tensor type than the ids, if the
+        numbers of weights and ids differ, or if the input does not support
         weights.
     """
     if weight is None:

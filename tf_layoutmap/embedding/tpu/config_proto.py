@@ -330,7 +330,7 @@ class Cores:
         """Reads the devices of the strategy.
 
         Raises:
-          RuntimeError: If the devices of the strategy are on more or fewer than
+          RuntimeError: If the devices of the strategy are not on exactly
             `num_hosts` hosts.
         """
         extended = strategy.extended
