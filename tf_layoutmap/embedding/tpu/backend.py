@@ -222,8 +222,7 @@ class TPUBackend:
             return False
 
     def before_read(self) -> None:
-        """Marks the host copies as stale, so that the next save updates
-        them."""
+        """Marks the host copies as stale; the next save updates the copies."""
         self._sync.mark_stale()
 
     def before_async_copy(self) -> None:
