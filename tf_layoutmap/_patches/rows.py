@@ -34,6 +34,8 @@ class Patch:
         of the replaced function differ from the arguments that `ours` supports.
       everywhere: Whether the name is also replaced in all other modules of
         TensorFlow that hold the same function under this name.
+      is_missing: Whether the owner does not have the name. The row then adds
+        the name, and `original` raises `AttributeError`.
     """
 
     group: str
@@ -46,6 +48,7 @@ class Patch:
     make: Replacement | None = None
     base: tuple[str, str] | None = None
     everywhere: bool = False
+    is_missing: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

@@ -16,7 +16,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, keras_private, lazy, literals
+from tf_layoutmap._core import (
+    checks,
+    distribution_notice,
+    keras_private,
+    lazy,
+    literals,
+)
 from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.layout_map import (
     DeviceMesh,
@@ -48,13 +54,14 @@ def distribution() -> Any:
 
     Also returns a `tlm.distribution` object that was passed to
     `keras.distribution.set_distribution`. A distribution of Keras that was
-    passed there has no effect and is not returned.
+    passed there is returned only after `tlm.distribution.enable()`, because it
+    has no effect otherwise.
     """
     theirs = keras.distribution.distribution()
     return (
         recorded_distribution()
         if recorded_distribution() is not None
-        or not hasattr(theirs, "_context_if_set_in_keras")
+        or not hasattr(type(theirs), distribution_notice.EFFECTIVE)
         else theirs
     )
 
@@ -457,7 +464,9 @@ def set_distribution(value: Any) -> None:
     record_distribution(value)
 
 
-def _to_own_distribution(value: Any) -> Distribution:
+def _to_own_distribution(
+    value: Any, init: literals.Init = "sharded"
+) -> Distribution:
     """Returns the `tlm.distribution` counterpart of a Keras distribution."""
     if isinstance(value, Distribution):
         return value
@@ -467,19 +476,41 @@ def _to_own_distribution(value: Any) -> Distribution:
         if isinstance(value, kind) and type(value).get_variable_layout is (
             kind.get_variable_layout
         ):
-            return _counterpart(value)
+            return _counterpart(value, init)
     return checks.check_type(
         "value", value, Distribution, "a ModelParallel, a DataParallel or None"
     )
 
 
-def _counterpart(value: Any) -> Distribution:
+def _counterpart(
+    value: Any, init: literals.Init = "sharded"
+) -> "ByLayoutMap":
     if isinstance(value, keras.distribution.DataParallel):
-        return DataParallel(
-            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset
+        # `DataParallel` would repeat Keras' warning about two axes.
+        return ByLayoutMap(
+            LayoutMap(value.device_mesh),
+            value.batch_dim_name,
+            value.auto_shard_dataset,
+            init="host",
         )
     return ModelParallel(
         layout_map=keras_private.layout_map_of(value),
         batch_dim_name=value.batch_dim_name,
         auto_shard_dataset=value.auto_shard_dataset,
+        init=init,
     )
+
+
+def context_of_keras_distribution(value: Any) -> Any:
+    """Returns the context of new models under a distribution of Keras.
+
+    As on JAX, initial values do not depend on the distribution.
+
+    Raises:
+      NotImplementedError: `value` is a Keras `Distribution` without layouts.
+      TypeError: A user-defined subclass overrides `get_variable_layout`.
+    """
+    kind = keras_private.Distribution
+    if type(value).get_variable_layout is kind.get_variable_layout:
+        value.get_variable_layout(None)  # Raises NotImplementedError.
+    return _to_own_distribution(value, "host").context()
