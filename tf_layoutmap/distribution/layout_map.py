@@ -178,8 +178,8 @@ def distribute_tensor(
     ```
 
     Args:
-      tensor: Tensor on the host or on the mesh of `layout`, array, or symbolic
-        tensor inside `tf.function`.
+      tensor: Tensor on the host or on the mesh of `layout`, array, variable, or
+        symbolic tensor inside `tf.function`.
       layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. It
         must have a mesh.
 
@@ -196,6 +196,8 @@ def distribute_tensor(
     checks.check_type(
         "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
     )
+    if isinstance(tensor, keras.Variable):
+        tensor = tensor.value
     if isinstance(tensor, keras.KerasTensor):
         return tensor  # Symbolic tensor of a functional model, without values.
     if tf.is_symbolic_tensor(tensor):

@@ -8,6 +8,7 @@ batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
 import contextlib
 import functools
 import threading
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -464,53 +465,87 @@ def set_distribution(value: Any) -> None:
     record_distribution(value)
 
 
-def _to_own_distribution(
-    value: Any, init: literals.Init = "sharded"
-) -> Distribution:
+def _to_own_distribution(value: Any) -> Distribution:
     """Returns the `tlm.distribution` counterpart of a Keras distribution."""
     if isinstance(value, Distribution):
         return value
-    theirs = keras.distribution
-    for kind in (theirs.ModelParallel, theirs.DataParallel):
-        # A user-defined subclass may place variables by other rules.
-        if isinstance(value, kind) and type(value).get_variable_layout is (
-            kind.get_variable_layout
-        ):
-            return _counterpart(value, init)
+    if _selects_layouts_as_keras(value):
+        return _counterpart(value, "sharded")
     return checks.check_type(
         "value", value, Distribution, "a ModelParallel, a DataParallel or None"
     )
 
 
-def _counterpart(
-    value: Any, init: literals.Init = "sharded"
-) -> "ByLayoutMap":
-    if isinstance(value, keras.distribution.DataParallel):
-        # `DataParallel` would repeat Keras' warning about two axes.
-        return ByLayoutMap(
-            LayoutMap(value.device_mesh),
-            value.batch_dim_name,
-            value.auto_shard_dataset,
-            init="host",
+def _selects_layouts_as_keras(value: Any) -> bool:
+    """Returns whether `value` is a Keras distribution with Keras' layouts.
+
+    A user-defined subclass may select layouts by other rules.
+    """
+    return any(
+        isinstance(value, kind)
+        and type(value).get_variable_layout is kind.get_variable_layout
+        for kind in (
+            keras.distribution.ModelParallel,
+            keras.distribution.DataParallel,
         )
-    return ModelParallel(
-        layout_map=keras_private.layout_map_of(value),
-        batch_dim_name=value.batch_dim_name,
-        auto_shard_dataset=value.auto_shard_dataset,
-        init=init,
+    )
+
+
+def _counterpart(value: Any, init: literals.Init) -> ByLayoutMap:
+    if isinstance(value, keras.distribution.ModelParallel):
+        return ModelParallel(
+            layout_map=keras_private.layout_map_of(value),
+            batch_dim_name=value.batch_dim_name,
+            auto_shard_dataset=value.auto_shard_dataset,
+            init=init,
+        )
+    # `DataParallel` would repeat Keras' warning about a mesh with two axes.
+    return ByLayoutMap(
+        LayoutMap(value.device_mesh),
+        value.batch_dim_name,
+        value.auto_shard_dataset,
+        init="host",
     )
 
 
 def context_of_keras_distribution(value: Any) -> Any:
     """Returns the context of new models under a distribution of Keras.
 
-    As on JAX, initial values do not depend on the distribution.
+    As on JAX, initial values do not depend on the distribution, and a
+    user-defined subclass can override `get_variable_layout`.
 
     Raises:
       NotImplementedError: `value` is a Keras `Distribution` without layouts.
-      TypeError: A user-defined subclass overrides `get_variable_layout`.
     """
+    if _selects_layouts_as_keras(value):
+        return _counterpart(value, "host").context()
     kind = keras_private.Distribution
     if type(value).get_variable_layout is kind.get_variable_layout:
         value.get_variable_layout(None)  # Raises NotImplementedError.
-    return _to_own_distribution(value, "host").context()
+    context = ByLayoutMap(
+        LayoutMap(value.device_mesh),
+        value.batch_dim_name,
+        value.auto_shard_dataset,
+        init="host",
+    ).context()
+    context.layout_of = functools.partial(_layout_by, value)
+    return context
+
+
+def _layout_by(distribution: Any, variable: Any) -> Any:
+    """Returns the layout that a user-defined distribution selects.
+
+    The method gets a copy of the variable's attributes, because the layout of
+    the variable itself is not known yet.
+    """
+    return distribution.get_variable_layout(
+        types.SimpleNamespace(
+            path=variable.path,
+            name=variable.name,
+            shape=tuple(variable.shape),
+            ndim=len(variable.shape),
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            _layout=None,
+        )
+    )

@@ -8,7 +8,7 @@ keys of the map that match no variable.
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -56,6 +56,9 @@ class MeshContext:
         self.init = init
         self.mesh = layout_map.mesh_in_use()
         self.batch_dim = batch_dim
+        # Returns the layout of a new variable, for user-defined distributions
+        # of Keras. None if the layout map selects all layouts.
+        self.layout_of: Callable[[Any], Any] | None = None
         with _registries_lock:
             self.registry = _registries.setdefault(layout_map, Registry())
 
@@ -70,6 +73,10 @@ class MeshContext:
 
     def add_variable(self, variable: Any) -> None:
         """Adds `variable` to the variables that have no value yet."""
+        if self.layout_of is not None and (
+            getattr(variable, "_given_layout", None) is None
+        ):
+            variable._given_layout = self.layout_of(variable)
         with self.registry.lock:
             self.registry.pending.append(weakref.ref(variable))
 
@@ -160,6 +167,7 @@ class MeshContext:
                 key
                 for key in self.layout_map
                 if key not in registry.matched | registry.warned
+                and not self.layout_map.is_layer_output(key)
             ]
             registry.warned.update(unused)
         if not unused:
