@@ -240,6 +240,11 @@ def calling_layer() -> keras.layers.Layer | None:
     return None if context is None else context.entry_layer
 
 
+def random_seed() -> int | None:
+    """Returns the seed passed to `keras.utils.set_random_seed`, or None."""
+    return _get_global_attribute("global_random_seed")
+
+
 def is_abstract() -> bool:
     """Returns whether Keras is only tracing shapes in this thread."""
     return in_stateless_scope() or in_symbolic_scope()

@@ -288,6 +288,17 @@ def keras_distribution_rows() -> list[Patch]:
             make=keras_backend.as_property,
             is_missing=True,
         ),
+        Patch(
+            KERAS_DISTRIBUTION_GROUP,
+            "_core.keras_private:Distribution",
+            "auto_shard_dataset",
+            keras_backend.set_auto_shard_dataset,
+            "A process would train on a part of its own samples only, and no "
+            "error would be raised.",
+            KERAS,
+            _DISTRIBUTION_TESTS,
+            make=keras_backend.with_checked_setter,
+        ),
         backend_row(
             "list_devices",
             keras_backend.list_devices,

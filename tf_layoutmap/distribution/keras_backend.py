@@ -7,6 +7,7 @@ variables find the mesh of Keras' current distribution.
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from tf_layoutmap.distribution import layout_map, parallel, processes
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
+from tf_layoutmap.layout.processes import messages
 
 dtensor = tf.experimental.dtensor
 
@@ -120,12 +122,38 @@ def context_if_set(original: Callable[..., Any], distribution: Any) -> Any:
     return context
 
 
+def with_checked_setter(original: property, ours: Any) -> property:
+    """Returns the property `original` with `ours` as its setter."""
+    return property(original.fget, ours, doc=original.__doc__)
+
+
+def set_auto_shard_dataset(
+    original: property, distribution: Any, value: bool
+) -> None:
+    """Sets `auto_shard_dataset` of a distribution of Keras.
+
+    Raises:
+      ValueError: `value` is False with several processes.
+    """
+    parallel.check_feeding(value)
+    assert original.fset is not None
+    original.fset(distribution, value)
+
+
 def list_devices(
     original: Callable[..., Any], device_type: str | None = None
 ) -> list[str]:
-    """Returns the devices of one type; see `device_mesh.list_devices`."""
+    """Returns the devices of one type; see `device_mesh.list_devices`.
+
+    As on JAX, the devices of several processes have different numbers.
+    """
     del original
-    return device_mesh_lib.list_devices(device_type)
+    names = device_mesh_lib.list_devices(device_type)
+    if dtensor.num_clients() == 1:
+        return names
+    return [
+        f"{name.partition(':')[0]}:{index}" for index, name in enumerate(names)
+    ]
 
 
 def get_device_count(
@@ -142,9 +170,18 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> None:
-    """Connects the processes of one program; see `processes.initialize`."""
+    """Connects the processes of one program; see `processes.initialize`.
+
+    As on JAX, all processes get the same random seed if the program has not
+    called `keras.utils.set_random_seed`.
+    """
     del original
     processes.initialize(job_addresses, num_processes, process_id)
+    if dtensor.num_clients() > 1 and keras_private.random_seed() is None:
+        seeds = messages.exchange(
+            "seed", random.randrange(2**31), "in keras.distribution.initialize"
+        )
+        keras.utils.set_random_seed(seeds[0])
 
 
 def num_processes(original: Callable[..., Any]) -> int:

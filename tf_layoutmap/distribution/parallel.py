@@ -80,6 +80,22 @@ def record_distribution(value: Any) -> None:
 dtensor = tf.experimental.dtensor
 
 
+def check_feeding(auto_shard_dataset: bool) -> None:
+    """Checks the option `auto_shard_dataset` of a distribution.
+
+    Raises:
+      ValueError: `auto_shard_dataset` is False with several processes.
+    """
+    if not auto_shard_dataset and dtensor.num_clients() > 1:
+        raise ValueError(
+            "Argument `auto_shard_dataset` must be True with several "
+            "processes: each process gets full batches and uses its part. "
+            "Received: auto_shard_dataset=False, with "
+            f"{dtensor.num_clients()} processes. Pass a tf.data.Dataset of "
+            "full batches in each process."
+        )
+
+
 class Distribution(keras_private.Distribution):
     """Base class of distributions: a mesh with a batch axis.
 
@@ -112,23 +128,13 @@ class Distribution(keras_private.Distribution):
           ValueError: `auto_shard_dataset` is False with several processes.
         """
         check_mesh("device_mesh", device_mesh)
-        self._check_feeding(auto_shard_dataset)
+        check_feeding(auto_shard_dataset)
         keras_private.Distribution.__init__(
             self, device_mesh, batch_dim_name, bool(auto_shard_dataset)
         )
         self._num_processes = dtensor.num_clients()
         self._process_id = dtensor.client_id()
         self._is_multi_process = self._num_processes > 1
-
-    @staticmethod
-    def _check_feeding(auto_shard_dataset: bool) -> None:
-        if not auto_shard_dataset and dtensor.num_clients() > 1:
-            raise ValueError(
-                "Argument `auto_shard_dataset` must be True with several "
-                "processes: each process gets full batches and uses its part. "
-                "Received: auto_shard_dataset=False, with "
-                f"{dtensor.num_clients()} processes."
-            )
 
     @property
     def device_mesh(self) -> Any:
@@ -147,7 +153,7 @@ class Distribution(keras_private.Distribution):
 
     @auto_shard_dataset.setter
     def auto_shard_dataset(self, value: bool) -> None:
-        self._check_feeding(value)
+        check_feeding(value)
         self._auto_shard_dataset = bool(value)
 
     @property
