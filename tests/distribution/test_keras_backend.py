@@ -108,9 +108,7 @@ def test_training_matches_a_run_without_a_distribution(make, kind):
         model.evaluate(pairs.FEATURES, pairs.LABELS, verbose=0),
     )
     kernel = next(w for w in model.weights if w.path.endswith("d1/kernel"))
-    slot = next(
-        v for v in model.optimizer.variables if "d1_kernel" in v.path
-    )
+    slot = next(v for v in model.optimizer.variables if "d1_kernel" in v.path)
     if kind == "model":
         assert axes_of(kernel) == axes_of(slot) == (None, "model")
         assert bytes_on_devices(kernel) == [8 * 8 * 4] * 4
@@ -152,9 +150,7 @@ def test_a_saved_model_is_loaded_with_the_current_distribution(tmp_path):
         np.testing.assert_allclose(
             one.predict(pairs.FEATURES, verbose=0), expected, **pairs.TOLERANCE
         )
-    pairs.assert_alike(
-        pairs.fit(plain, epochs=1), pairs.fit(loaded, epochs=1)
-    )
+    pairs.assert_alike(pairs.fit(plain, epochs=1), pairs.fit(loaded, epochs=1))
 
 
 def test_objects_created_before_enable_are_used():

@@ -31,10 +31,13 @@ def stop() -> None:
 def _check(phase: str, info: dict[str, int]) -> None:
     del info
     # At the end of the process, `sys.modules` is None.
-    keras = (sys.modules or {}).get("keras") if phase == "stop" else None
+    keras: Any = (sys.modules or {}).get("keras")
     # These names are missing while Keras is being imported.
-    current = getattr(getattr(keras, "distribution", None), "distribution", None)
-    value: Any = None if current is None else current()
+    api = getattr(keras, "distribution", None)
+    current = getattr(api, "distribution", None)
+    if phase != "stop" or current is None:
+        return
+    value: Any = current()
     if value is None or hasattr(type(value), EFFECTIVE):
         return
     stop()

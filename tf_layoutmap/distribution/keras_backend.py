@@ -234,14 +234,15 @@ def _without_uneven_batch(
     tensor: Any, layout: Any, batch_dim: str | None
 ) -> Any:
     """Returns `layout`, with dimension 0 replicated if it is not divisible."""
-    if not isinstance(layout, keras.distribution.TensorLayout):
+    mesh = getattr(layout, "device_mesh", None)
+    if mesh is None or batch_dim is None or not tensor.shape.rank:
         return layout
-    axes, size = tuple(layout.axes), tensor.shape[0] if tensor.shape else None
-    if batch_dim is None or axes[:1] != (batch_dim,) or size is None:
+    axes, size = tuple(layout.axes), tensor.shape[0]
+    if axes[:1] != (batch_dim,) or size is None:
         return layout
-    if size % device_mesh_lib.axis_sizes(layout.device_mesh)[batch_dim] == 0:
+    if size % device_mesh_lib.axis_sizes(mesh)[batch_dim] == 0:
         return layout
-    return layout_map.TensorLayout((None, *axes[1:]), layout.device_mesh)
+    return layout_map.TensorLayout((None, *axes[1:]), mesh)
 
 
 def init_dataset_adapter(
@@ -252,12 +253,9 @@ def init_dataset_adapter(
     distribution: Any = None,
 ) -> None:
     """Creates an adapter that does not shard the dataset over processes."""
-    if distribution is not None and not hasattr(
-        type(distribution), distribution_notice.EFFECTIVE
-    ):
-        original(adapter, dataset, class_weight, distribution)
-    else:
-        original(adapter, dataset, class_weight)
+    if isinstance(distribution, keras_private.Distribution):
+        distribution = None
+    original(adapter, dataset, class_weight, distribution)
 
 
 def _check_devices(device_mesh: Any) -> None:

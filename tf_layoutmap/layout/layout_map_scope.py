@@ -84,7 +84,7 @@ class _KerasLayoutTable(LayoutTable):
         del names
         return [path]
 
-    def is_layer_output(self, key: str) -> bool:
+    def _is_layer_output(self, key: str) -> bool:
         # Keras looks up the path of a layer and this suffix.
         return key.endswith("/output")
 

@@ -134,7 +134,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         del path
         return names
 
-    def is_layer_output(self, key: str) -> bool:
+    def _is_layer_output(self, key: str) -> bool:
         """Returns whether a stored key selects outputs of layers."""
         del key
         return False

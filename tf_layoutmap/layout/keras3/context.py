@@ -167,7 +167,7 @@ class MeshContext:
                 key
                 for key in self.layout_map
                 if key not in registry.matched | registry.warned
-                and not self.layout_map.is_layer_output(key)
+                and not self.layout_map._is_layer_output(key)
             ]
             registry.warned.update(unused)
         if not unused:
