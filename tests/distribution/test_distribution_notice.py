@@ -85,3 +85,9 @@ def test_disable_leaves_no_replaced_name():
     )
     # After `disable`, the distribution has no effect again.
     assert run("", switch) == (1, "[]\n")
+    warned = (
+        "import gc\n"
+        "keras.distribution.set_distribution(keras.distribution.DataParallel())"
+        "\ngc.collect()\n"
+    )
+    assert run("", warned + switch) == (1, "[]\n")

@@ -16,19 +16,23 @@ from typing import Any
 EFFECTIVE = "_context_if_set_in_keras"
 
 
+_warned = False
+
+
 def start() -> None:
-    """Starts to watch the current distribution of Keras."""
-    if _check not in gc.callbacks:
+    """Starts to watch the current distribution, until the first warning."""
+    if not _warned and _check not in gc.callbacks:
         gc.callbacks.append(_check)
 
 
 def stop() -> None:
-    """Stops to watch the current distribution of Keras."""
+    """Stops to watch the current distribution."""
     if _check in gc.callbacks:
         gc.callbacks.remove(_check)
 
 
 def _check(phase: str, info: dict[str, int]) -> None:
+    global _warned
     del info
     # At the end of the process, `sys.modules` is None.
     keras: Any = (sys.modules or {}).get("keras")
@@ -37,10 +41,11 @@ def _check(phase: str, info: dict[str, int]) -> None:
     current = getattr(api, "distribution", None)
     if phase != "stop" or current is None:
         return
-    value: Any = current()
+    value: object = current()
     if value is None or hasattr(type(value), EFFECTIVE):
         return
     stop()
+    _warned = True
     if keras.backend.backend() == "tensorflow":
         warnings.warn(
             "On the TensorFlow backend, keras.distribution shards nothing "

@@ -25,7 +25,10 @@ from tf_layoutmap.layout.processes import messages
 
 dtensor = tf.experimental.dtensor
 
-_GROUPS = ("keras3", keras_rows.KERAS_DISTRIBUTION_GROUP)
+# The groups of replaced names: for models on a mesh, and for the functions of
+# `keras.distribution`.
+_MODELS = keras_rows.KERAS3_GROUP
+_FUNCTIONS = keras_rows.KERAS_DISTRIBUTION_GROUP
 # Attribute of a Keras distribution that holds its context.
 _CONTEXT = "_tf_layoutmap_context"
 
@@ -54,8 +57,12 @@ def enable() -> None:
     """
     if is_enabled():
         return
-    for group in _GROUPS:
-        engine.install(group)
+    engine.install(_MODELS)
+    try:
+        engine.install(_FUNCTIONS)
+    except BaseException:
+        engine.uninstall(_MODELS)
+        raise
     distribution_notice.stop()
 
 
@@ -68,8 +75,8 @@ def disable() -> None:
     """
     if not is_enabled():
         return
-    for group in reversed(_GROUPS):
-        engine.uninstall(group)
+    engine.uninstall(_FUNCTIONS)
+    engine.uninstall(_MODELS)
     distribution_notice.start()
 
 
@@ -94,7 +101,7 @@ def enabled() -> Iterator[None]:
 
 def is_enabled() -> bool:
     """Returns whether `keras.distribution` is enabled."""
-    return engine.is_installed(keras_rows.KERAS_DISTRIBUTION_GROUP)
+    return engine.is_installed(_FUNCTIONS)
 
 
 def as_property(original: Callable[..., Any], ours: Any) -> property:
@@ -109,8 +116,6 @@ def context_if_set(original: Callable[..., Any], distribution: Any) -> Any:
     Raises:
       NotImplementedError: `distribution` is a `Distribution` without layouts,
         as on JAX.
-      TypeError: `distribution` is a user-defined subclass that overrides
-        `get_variable_layout`.
       ValueError: A device of the mesh does not exist.
     """
     del original

@@ -201,8 +201,9 @@ def active_context() -> MeshContext | None:
     """Returns the context of the innermost open scope of this thread, or None.
 
     Outside all scopes, returns the context that `set_standing_context` has set,
-    or the context of a `tlm.distribution` object that was passed to
-    `keras.distribution.set_distribution`.
+    or the context of the object that was passed to
+    `keras.distribution.set_distribution`: a `tlm.distribution` object or, after
+    `tlm.distribution.enable()`, a distribution of Keras.
     """
     stack = getattr(_active, "stack", None)
     if stack:
