@@ -134,6 +134,54 @@ def test_a_dataset_and_uneven_batches_match_a_run_without_a_distribution():
     pairs.assert_same_weights(plain, model)
 
 
+@pytest.mark.parametrize("shape", [None, (2, 4), (8, 1), (1, 8)])
+def test_images_on_eight_devices_match_a_run_without_a_distribution(shape):
+    """Follows the guide of keras.io about distributed training."""
+    images = np.random.default_rng(0).normal(size=(32, 6, 6, 1))
+    labels = np.random.default_rng(1).normal(size=(32, 10))
+
+    def run():
+        keras.utils.set_random_seed(3)
+        inputs = keras.layers.Input((6, 6, 1))
+        hidden = keras.layers.Flatten()(inputs)
+        hidden = keras.layers.Dense(
+            16, use_bias=False, activation="relu", name="d1"
+        )(hidden)
+        hidden = keras.layers.Dropout(0.4)(hidden)
+        outputs = keras.layers.Dense(10, activation="softmax", name="d2")(
+            hidden
+        )
+        model = keras.Model(inputs, outputs)
+        model.compile(loss="mse", optimizer="adam")
+        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(16)
+        return (
+            model,
+            model.fit(data, epochs=2, verbose=0).history,
+            model.evaluate(data, verbose=0),
+        )
+
+    plain, *expected = run()
+    if shape is None:
+        parallel = theirs.DataParallel(devices=theirs.list_devices("cpu"))
+    else:
+        mesh = theirs.DeviceMesh(
+            shape, ["data", "model"], theirs.list_devices("cpu")
+        )
+        layout_map = theirs.LayoutMap(mesh)
+        layout_map["d1/kernel"] = (None, "model")
+        layout_map["d2/output"] = ("data", None)
+        parallel = theirs.ModelParallel(
+            layout_map=layout_map, batch_dim_name="data"
+        )
+    theirs.set_distribution(parallel)
+    model, *found = run()
+    pairs.assert_alike(expected, found)
+    pairs.assert_same_weights(plain, model)
+    kernel = model.get_layer("d1").kernel
+    parts = 1 if shape is None else shape[1]
+    assert bytes_on_devices(kernel) == [36 * 16 * 4 // parts] * 8
+
+
 def test_a_saved_model_is_loaded_with_the_current_distribution(tmp_path):
     file = tmp_path / "model.keras"
     with model_parallel().scope():
