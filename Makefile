@@ -154,7 +154,7 @@ $(VENV)/.docs_packages: $(VENV)/.develop
 
 .PHONY: docs
 docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/.
-	rm -rf site
+	rm -rf site jupyter_execute
 	$(RUN) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \
 	    docs site
 	@echo "Open site/index.html in a browser."
@@ -217,5 +217,5 @@ format: $(VENV)/.develop .tools/buildifier  ## Formats Python, C++ and BUILD fil
 .PHONY: clean
 clean:  ## Removes build outputs but not .venv (remove it with rm -r .venv).
 	-$(BAZEL) clean
-	rm -rf build dist wheelhouse site .tools/fuzz-* tf_layoutmap/*.so \
+	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* tf_layoutmap/*.so \
 	    $(BUILT)

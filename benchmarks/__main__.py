@@ -86,7 +86,8 @@ def main(argv: list[str]) -> None:
                 distribution, _ROUNDS.value
             )
             console.print(table)
-            # Models contain reference cycles, and some models take 13 GB.
+            # Frees the models, which contain reference cycles. Some models
+            # take 13 GB of memory.
             gc.collect()
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(
@@ -103,7 +104,7 @@ def main(argv: list[str]) -> None:
 
 
 def _machine() -> str:
-    """Returns the processor, if the system reports it, and its cores."""
+    """Returns the names of the processors, if known, and the core count."""
     info = pathlib.Path("/proc/cpuinfo")
     names = (
         [

@@ -2,12 +2,13 @@
 
     python -m benchmarks.divided_tables [--processes 2 4]
 
-The program starts groups of processes on this machine: with replicated tables,
-with sharded tables, and with sharded tables and folded gradients. All processes
-of a group share one global batch. For each group it prints the bytes per
-process and step on the loopback interface, and the memory that tables and
-steps, and then a save, add to the first process. No other program may use the
-loopback interface during the measurement.
+The program starts three groups of processes on this machine: with replicated
+tables, with sharded tables, and with sharded tables and folded gradients. All
+processes of a group train on parts of the same global batch. For each group,
+the program prints the bytes on the loopback interface per process and step. The
+program also prints how much memory the first process uses for tables and steps,
+and how much more it uses during a save. No other program may use the loopback
+interface during the measurement.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ NUM_STEPS = 5
 
 
 def run_process(way: str, ids_per_sample: int) -> None:
-    """Runs one process of a group; the first process prints the results."""
+    """Runs one process of a group; process 0 also prints the results."""
     import numpy as np
     import tensorflow as tf
 
@@ -63,7 +64,8 @@ def run_process(way: str, ids_per_sample: int) -> None:
         )
     rng = np.random.default_rng(worker)
     num_samples = GLOBAL_BATCH // size
-    # A permutation scatters frequent ids over the table, as hashing does.
+    # Hashed ids are typical of training data. A permutation of the rows has the
+    # same effect: frequent ids are spread over the table.
     places = np.random.default_rng(0).permutation(NUM_ROWS)
     ids = places[
         np.minimum(
@@ -85,7 +87,7 @@ def run_process(way: str, ids_per_sample: int) -> None:
         step(*features)
     sent = (loopback_bytes() - first) / NUM_STEPS / size
     held = memory()
-    # Resets the peak memory.
+    # Resets the peak that `peak_memory` returns.
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     with tempfile.TemporaryDirectory() as folder:
         tf.train.Checkpoint(embedding=embedding).write(f"{folder}/saved")
@@ -109,19 +111,22 @@ def run_process(way: str, ids_per_sample: int) -> None:
 
 
 def memory() -> int:
-    """Returns the resident bytes of this process."""
+    """Returns the resident memory of this process, in bytes."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_memory() -> int:
-    """Returns the peak of resident bytes since the last reset."""
+    """Returns the peak of the resident memory in bytes, since the last reset.
+
+    `run_process` resets the peak.
+    """
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def loopback_bytes() -> int:
-    """Returns the bytes that the loopback interface has received."""
+    """Returns the number of bytes that the loopback interface has received."""
     for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == "lo":
@@ -130,7 +135,7 @@ def loopback_bytes() -> int:
 
 
 def run_group(way: str, size: int, ids_per_sample: int) -> str:
-    """Runs a group of processes and returns the results of the first."""
+    """Runs a group of processes and returns the results of process 0."""
     from tf_layoutmap.local_cluster import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(size)]

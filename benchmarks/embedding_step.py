@@ -1,17 +1,18 @@
 """Lookups and training steps of tables, compared with other libraries.
 
-For each workload (`benchmarks/workloads.py`), the program measures a lookup,
-and a training step with Adagrad and fixed gradients. All contestants get the
-same ids in the same round:
+For each workload in `benchmarks/workloads.py`, the program measures a lookup
+and a training step with Adagrad and constant gradients. All contestants process
+the same ids in each round:
 
-* `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, with
-  features as RaggedTensors; `packed` is the same with batches that `tlm.pack`
-  prepared outside of the measurement;
+* `tlm`: `tlm.TPUEmbedding`, enqueue -> dequeue -> apply_gradients, with one
+  RaggedTensor per feature.
+* `packed`: `tlm.TPUEmbedding` with batches that `tlm.pack` has packed before
+  the measurement.
 * `tf`: `safe_embedding_lookup_sparse`, a tape, a sum over duplicate ids, and
-  `ResourceSparseApplyAdagradV2`;
-* `roof`: the hardware limit, plain C++ that reads the row of every id and
-  writes the sums. A step then sums the gradients of each distinct row, and
-  reads, updates and writes the row and its slot row, in ascending order;
+  `ResourceSparseApplyAdagradV2`.
+* `roof`: the hardware limit, a plain C++ loop. A lookup reads the row of every
+  id and writes the sums. A step also sums the gradients of each distinct row,
+  and updates the row and its row of the slot variable, in ascending order.
 * `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a separate process,
   if `--fbgemm_python` is set.
 """
@@ -43,7 +44,10 @@ def measure(
     workload: workloads.Workload,
     rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Returns milliseconds by `<contestant>.<operation>`, and versions."""
+    """Returns the milliseconds of each contestant, and library versions.
+
+    The milliseconds are a dictionary with keys `<contestant>.<operation>`.
+    """
     calls = step_contestants.contestants(
         workload, [workload.draw(seed) for seed in _SEEDS]
     )
@@ -58,7 +62,8 @@ def measure(
     times = timing.interleave(calls, rounds)
     if _FBGEMM_PYTHON.value:
         peer.close()
-    # A step reads the row of every id and then updates each distinct row.
+    # The roof of a step is a lookup, which reads the row of every id, and an
+    # update of each distinct row.
     times["roof.train"] = times["roof.lookup"] + times.pop("roof.update")
     return times, versions
 
@@ -99,7 +104,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
 def _ratio(
     times: dict[str, np.ndarray], verb: str, above: str, below: str
 ) -> str:
-    """Returns the median of the ratios of each round."""
+    """Returns the median, over all rounds, of the ratio in each round."""
     ratios = times[f"{above}.{verb}"] / times[f"{below}.{verb}"]
     return f"{np.median(ratios):.2f}"
 

@@ -4,16 +4,17 @@ The batch has 4,096 ids, the rows have 64 columns, the optimizer is SGD and the
 mesh is 2x2 logical CPUs. Contestants:
 
 * `tlm.100k`, `tlm.400k`, `tlm.4m`: `tlm.layers.ShardedEmbedding` under
-  `tlm.layout_map_scope`, by number of rows. A step is a step of `fit`. It
-  includes the copy of the batch to the mesh and the copy of the loss to the
-  host;
+  `tlm.layout_map_scope`. The name contains the number of rows. A step is a step
+  of `fit`, which includes the copy of the batch to the mesh and the copy of the
+  loss to the host.
 * `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
   and train it with a dense gradient of all rows.
 
-All contestants draw from as many distinct rows as the smallest table has,
-spread evenly over the larger tables. Peak memory is the increase during the
-first two steps, with compilation; each contestant is measured in a separate
-process.
+The ids of all contestants refer to the same number of distinct rows, which is
+the size of the smallest table. In larger tables, these rows are evenly spaced.
+The benchmark also measures how much the peak memory grows during the first two
+steps, which include compilation. Each contestant runs in a separate process
+while its memory is measured.
 """
 
 import json
@@ -78,7 +79,7 @@ def _ours(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
-    """Returns a step with the same loss in DTensor's own operations."""
+    """Returns a step that uses only DTensor's own operations."""
     import tensorflow as tf
 
     import tf_layoutmap as tlm
@@ -110,7 +111,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
             for value in (ids, y)
         )
         loss = float(tlm.layout.to_host(run(ids, y)))
-        # Reading the table waits for the end of the step.
+        # The read of the table waits for the end of the step.
         dtensor.unpack(table.read_value())[0][0].numpy()
         return loss
 
@@ -118,7 +119,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 class _Contestant:
-    """A step function with its batches."""
+    """A step function and the batches that it processes."""
 
     def __init__(self, name: str, distribution: str):
         owner, size = name.split(".")
@@ -141,9 +142,11 @@ def _measure_times(distribution: str, rounds: int) -> dict[str, float]:
     contestants = {
         name: _Contestant(name, distribution) for name in CONTESTANTS
     }
-    # Stock DTensor evicts the caches and would slow the next contestant.
+    # The contestant without this package runs last: it replaces the contents of
+    # the processor caches, so the next contestant would be slower.
     stock = contestants.pop("dtensor.400k")
-    # Steps of a few milliseconds require more rounds for a stable median.
+    # The steps of the other contestants take only a few milliseconds, so a
+    # stable median requires more rounds.
     times = timing.interleave(contestants, 3 * rounds, warm_up=6)
     times |= timing.interleave({"dtensor.400k": stock}, rounds)
     return {name: float(np.median(values)) for name, values in times.items()}
@@ -157,10 +160,11 @@ def _measure_peak(name: str, distribution: str) -> float:
 
 
 def _in_a_process(*arguments: str) -> object:
-    """Runs this module in a process and returns the last printed value.
+    """Runs this module in a new process and returns the last printed value.
 
-    Logical devices must be set before TensorFlow's first operation, and a
-    process may not return freed memory to the system.
+    A new process is required for two reasons. Logical devices must be
+    configured before TensorFlow's first operation. In addition, a process may
+    keep freed memory, so that its peak memory would include earlier steps.
     """
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.mesh_embedding", *arguments],

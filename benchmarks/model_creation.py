@@ -3,13 +3,15 @@
 The model has 500 Dense layers of 8 units. Four patterns shard their kernels and
 biases over a 2x2 mesh of logical CPUs. Contestants:
 
-* `keras`: no scope;
-* `tlm.sharded`, `tlm.host`: under `tlm.layout_map_scope`, with initial weights
-  drawn on their devices, or on the host as without a mesh.
+* `keras`: the model without a layout map.
+* `tlm.sharded`: the model under `tlm.layout_map_scope`. Each device draws the
+  initial values of its own shards.
+* `tlm.host`: the model under `tlm.layout_map_scope`. The host draws all initial
+  values, in the same way as without a mesh.
 
-The measured time covers the creation of the model, until the last weight has
-its value, and its deletion. There are no ids, so their distribution has no
-effect.
+The measured time includes the creation of the model with all initial values,
+and the deletion of the model. The benchmark uses no ids, so `--distributions`
+has no effect.
 """
 
 import gc

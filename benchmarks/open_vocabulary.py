@@ -1,16 +1,19 @@
-"""One training step of a table with an open vocabulary and of a closed table.
+"""Compares a table with an open vocabulary with a closed table.
 
-Both tables have 1 M rows x 16 and Adagrad, and batches of 8192 samples with 20
-ids. The open vocabulary has keys for 85 % of its rows.
+Both tables have 1 M rows x 16 and Adagrad. Batches have 8192 samples with 20
+ids per sample. In the open vocabulary, 85 % of the rows belong to keys.
+Operations:
 
-* `train`: all keys are known;
-* `train_new`: 100,000 keys of the batch are new and evict other keys. In the
-  closed table, 100,000 ids of the batch are distinct, so as many rows are read
-  and written;
-* `find`: lookup of the rows of known keys, without a step;
-* `serve`: lookup of 100,000 ids by TensorFlow's own operations, as exported;
-* `tf`: `tf.lookup.experimental.MutableHashTable` from keys to rows, followed by
-  a gather and `ResourceSparseApplyAdagradV2`; new keys get the next free row.
+* `train`: a training step in which all keys are known.
+* `train_new`: a training step in which 100,000 keys of the batch are new and
+  evict other keys. In the closed table, 100,000 ids of the batch are distinct,
+  so that the step reads and writes the same number of rows.
+* `find`: the search for the rows of known keys, without a training step.
+* `serve`: the lookup of 100,000 ids with TensorFlow's own operations, which an
+  exported model uses.
+* `tf`: a training step with a `tf.lookup.experimental.MutableHashTable` from
+  keys to rows, a gather and `ResourceSparseApplyAdagradV2`. New keys get the
+  next free row.
 """
 
 from collections.abc import Callable
@@ -29,7 +32,8 @@ NUM_SAMPLES = 8192
 IDS_PER_SAMPLE = 20
 NUM_NEW = 100_000
 LEARNING_RATE = 0.05
-# Multiplication with an odd number gives each row a distinct key.
+# Keys are row indices multiplied by this number. The number is odd, so all keys
+# are distinct.
 _TO_KEY = 0x9E3779B97F4A7C15
 
 
@@ -82,7 +86,7 @@ class _Embedding:
 
 
 class _HashTable:
-    """TensorFlow's mutable hash table with a table of rows."""
+    """A `MutableHashTable` from keys to rows, and variables for the rows."""
 
     def __init__(self, num_rows: int, gradient: tf.Tensor):
         self._rows = tf.lookup.experimental.MutableHashTable(
@@ -127,7 +131,7 @@ class _HashTable:
 
 
 def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Returns milliseconds by name: `open.train`, `closed.train`, ..."""
+    """Returns milliseconds, with keys such as `open.train`."""
     rng = np.random.default_rng(7)
     gradient = tf.constant(rng.standard_normal((NUM_SAMPLES, DIM)), tf.float32)
     vocabulary = tlm.OpenVocabulary(CAPACITY)

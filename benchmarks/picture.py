@@ -1,11 +1,11 @@
-"""A bar chart of milliseconds with the hardware limit as a line."""
+"""Draws a bar chart of milliseconds, with the hardware limit as a line."""
 
 import html
 from collections.abc import Mapping
 from typing import Any
 
-# Colors of the bars, in the order of the bars. The roof is drawn as a line
-# across all bars of a workload.
+# Colors of the bars of a workload, from left to right. The roof is not a bar
+# but a line across all bars.
 _COLORS = {
     "packed": "#2b6cb0",
     "tlm": "#63b3ed",

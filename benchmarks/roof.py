@@ -10,10 +10,12 @@ _BUILT = pathlib.Path(__file__).parent.parent / "bazel-bin/cc/benchmarks"
 
 
 def load(name: str = "_roof") -> types.ModuleType:
-    """Returns a module of `cc/benchmarks`; `make bench` builds `_roof`.
+    """Imports a compiled module of `cc/benchmarks`, such as `_roof`.
+
+    `make bench` compiles the module `_roof`.
 
     Raises:
-      ImportError: The module is not built.
+      ImportError: The module has not been compiled.
     """
     path = _BUILT / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not path.exists():
@@ -28,5 +30,5 @@ def load(name: str = "_roof") -> types.ModuleType:
 
 
 def num_threads() -> int:
-    """Returns the default size of TensorFlow's intra-op thread pool."""
+    """Returns the default number of threads of TensorFlow's intra-op pool."""
     return len(os.sched_getaffinity(0))

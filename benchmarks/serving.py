@@ -1,16 +1,19 @@
 """Latency of exported models in a process without tf_layoutmap.
 
-The model has 26 tables of 50,000 x 64 with one id each, and a Dense layer.
-Contestants:
+The model has 26 tables of 50,000 x 64, in which it looks up one id each, and a
+Dense layer. Contestants:
 
-* `model.export`: the model exported by Keras;
-* `float32`, `int8`, `int4`: the model exported by `tlm.export` with fused
-  tables;
-* `keras int4`, `tlm int4`: one table of 1 M x 64, exported by Keras from a
-  quantized `Embedding` and by `tlm.export` from a `ShardedEmbedding`.
+* `model.export`: the model, exported by Keras.
+* `float32`, `int8`, `int4`: the model, exported by `tlm.export`, which stores
+  all tables in one variable.
+* `keras int4`: one table of 1 M x 64 in a quantized `Embedding`, exported by
+  Keras.
+* `tlm int4`: one table of 1 M x 64 in a `ShardedEmbedding`, exported by
+  `tlm.export`.
 
-Values are p50 and p99 of single calls; the calls of all contestants are
-interleaved. Ids are always uniform, so `--distributions` has no effect.
+The benchmark measures the p50 and the p99 of single calls. The calls of all
+contestants are interleaved. Ids are always uniform, so `--distributions` has no
+effect.
 """
 
 import json
@@ -29,7 +32,8 @@ BIG_ROWS = 1_000_000
 BATCH_SIZES = (1, 128)
 FUSED = ("model.export", "float32", "int8", "int4")
 BIG = ("keras int4", "tlm int4")
-# Each call of Keras' model unpacks a million rows.
+# The number of calls is small, because each call of Keras' int4 model unpacks a
+# million rows.
 MOST_BIG_CALLS = 20
 
 
@@ -90,8 +94,9 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
-    """Returns milliseconds of each call, by contestant and batch size."""
-    # Makes the import of the package fail, as if it were not installed.
+    """Returns the milliseconds of each call, by contestant and batch size."""
+    # With this entry, an import of tf_layoutmap fails as if the package were
+    # not installed.
     sys.modules["tf_layoutmap"] = None  # pyright: ignore[reportArgumentType]
     import tensorflow as tf
 

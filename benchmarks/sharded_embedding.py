@@ -1,16 +1,16 @@
 """One training step of a Keras model with tables of several sizes.
 
-The model is one embedding layer of 64 columns, trained on a batch of 10,000 ids
-with Adagrad by the step of `fit` (`model.train_step`). Contestants:
+The model is one embedding layer with 64 columns. A step is the step of `fit`
+(`model.train_step`) with Adagrad and a batch of 10,000 ids. Contestants:
 
-* `tlm.10k`, `tlm.1m`, `tlm.4m`: `tlm.layers.ShardedEmbedding` in 4 shards, by
-  number of rows;
+* `tlm.10k`, `tlm.1m`, `tlm.4m`: `tlm.layers.ShardedEmbedding` in 4 shards. The
+  name contains the number of rows.
 * `keras.1m`: `keras.layers.Embedding` and Keras' Adagrad.
 
-All contestants draw from as many distinct rows as the smallest table has,
-spread evenly over the larger tables. A batch has equally many distinct rows in
-each table, so only the size of the table and the use of the processor's caches
-differ.
+The ids of all contestants refer to the same number of distinct rows, which is
+the size of the smallest table. In larger tables, these rows are evenly spaced.
+Batches of all contestants therefore have the same number of distinct rows, and
+only the size of the table and the use of the processor caches differ.
 """
 
 import keras
@@ -50,7 +50,12 @@ class _Contestant:
         self._step = tf.function(lambda batch: self._model.train_step(batch))
 
     def draw(self, distribution: str, y: tf.Tensor) -> None:
-        """Draws the batches; the loss multiplies the rows by `y`."""
+        """Draws the batches of ids.
+
+        Args:
+          distribution: Distribution of the ids.
+          y: Targets of all batches. The loss multiplies the rows by `y`.
+        """
         rng = np.random.default_rng(7)
         num_drawn = min(SIZES.values())
         spread = self._num_rows // num_drawn
@@ -62,7 +67,7 @@ class _Contestant:
         self._batches = [(tf.constant(batch * spread), y) for batch in ids]
 
     def __call__(self, i: int) -> float:
-        # Copying the loss to the host waits for the end of the step.
+        # The copy of the loss to the host waits for the end of the step.
         return float(self._step(self._batches[i % 4])["loss"])
 
 

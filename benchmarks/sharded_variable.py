@@ -1,24 +1,25 @@
 """Reads and writes of rows of a `tlm.ShardedVariable` and of other variables.
 
-The table has 1 M rows x 64 float32. All contestants of a round get the same
-ids:
+The table has 1 M rows x 64 float32. All contestants process the same ids in
+each round:
 
-* `tlm`: `tlm.ShardedVariable`, one operation over all shards;
-* `one`: the same operation on a single `tf.Variable`, to measure the cost of
-  sharding;
-* `tf`: TensorFlow's own `ShardedVariable` with as many shards. Its lookup is
-  `tf.nn.embedding_lookup`, because its `tf.gather` returns different rows.
+* `tlm`: `tlm.ShardedVariable`, with one operation over all shards.
+* `one`: a single `tf.Variable`, which shows the cost of sharding.
+* `tf`: TensorFlow's own `ShardedVariable` with the same number of shards. The
+  lookup of this contestant is `tf.nn.embedding_lookup`, because `tf.gather`
+  returns wrong rows for TensorFlow's class.
 
-Routing compares `LayoutMap>RouteIds` with div, mod and `dynamic_partition`. A
-training step has several operations, so each timed call of a `tf.function`
-processes several batches (`--batches_per_call`); times are per batch. An empty
-call is timed, too. It takes most of the time of a small call, so the last
-column compares times from which the time of an empty call is subtracted. The
-last rows of the table are the time and the peak memory of an eager lookup of
-100 ids in a table of 1 GiB.
+The operation `route` compares the op `LayoutMap>RouteIds` with TensorFlow's
+division, modulo and `dynamic_partition`. A training step has several
+operations, so each measured call of a `tf.function` processes several batches
+(`--batches_per_call`), and times are per batch. A call of an empty function
+takes most of the time of a small call. The last column therefore compares times
+from which the time of an empty call is subtracted. The last rows of the output
+show the time and the peak memory of an eager lookup of 100 ids in a table of
+1 GiB.
 
 `--num_shards`, `--num_ids` and `--verbs` (all repeatable) select a part of the
-benchmark and omit these last rows.
+benchmark. With any of these flags, the last rows are omitted.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ DIM = 64
 NUM_SHARDS = (4, 16, 64)
 NUM_IDS = (128, 10_000, 100_000)
 VERBS = ("gather", "scatter_add", "scatter_update", "route")
-BIG_ROWS = 1 << 22  # x 64 float32: 1 GiB
+BIG_ROWS = 1 << 22  # A table with this number of rows takes 1 GiB.
 
 _NUM_SHARDS = flags.DEFINE_multi_integer(
     "num_shards", NUM_SHARDS, "Numbers of shards to measure."
@@ -58,12 +59,15 @@ _VERBS = flags.DEFINE_multi_enum(
 
 
 def _contestants(num_shards: int) -> dict[str, Callable]:
-    """Returns functions of ids and rows, by `<contestant>.<operation>`."""
+    """Returns functions that accept ids and rows.
+
+    The keys of the dictionary are `<contestant>.<operation>`.
+    """
     value = tf.zeros([NUM_ROWS, DIM])
     one = tf.Variable(value)
     ours = tlm.ShardedVariable.create(value, num_shards=num_shards)
-    # TensorFlow's class gets separate variables. With shared variables the
-    # contestants would see each other's writes.
+    # TensorFlow's class gets separate variables, so that the writes of one
+    # contestant do not affect the other contestant.
     theirs = tlm.ShardedVariable.create(value, num_shards=num_shards).to_tf()
     offsets = tf.constant(ours.partition.offsets, tf.int64)
 
@@ -77,13 +81,14 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
     def route_by_op(ids, rows):
         del rows
         routed = ops.route_ids(ids=ids, offsets=offsets, placement="div")
-        # These results match TensorFlow's operations. The owner of each id is
-        # not returned.
+        # Returns the same results as `route_by_stock_ops`. The shard of each id
+        # is not returned.
         return routed.local_rows, routed.splits, routed.permutation
 
     base, extra = divmod(NUM_ROWS, num_shards)
 
-    # The routing of TensorFlow's class, for any number of rows.
+    # Routes ids in the same way as TensorFlow's class, and supports any number
+    # of rows.
     def route_by_stock_ops(ids, rows):
         del rows
         owners = tf.maximum(ids // (base + 1), (ids - extra) // base)
@@ -144,9 +149,9 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
             rows = tf.ones([num_ids, DIM])
 
             def on(run, calls=calls, rows=rows):
-                # The memoryview waits for the function without a copy. One
-                # result suffices, because a function returns all its results at
-                # the same time.
+                # `memoryview` waits for the end of the function and copies
+                # nothing. One result is sufficient, because a function returns
+                # all its results at the same time.
                 return lambda i: memoryview(
                     tf.nest.flatten(run(calls[i % len(calls)], rows))[-1]
                 )
@@ -163,10 +168,10 @@ def measure(distribution: str, rounds: int) -> dict[str, float]:
 
 
 def measure_big(rounds: int) -> dict[str, float]:
-    """Measures an eager lookup of 100 ids in 1 GiB.
+    """Measures an eager lookup of 100 ids in a table of 1 GiB.
 
     Returns:
-      Milliseconds and extra MiB of each contestant.
+      Milliseconds and additional peak memory in MiB of each contestant.
     """
     ids = np.random.default_rng(7).integers(0, BIG_ROWS, 100)
     ours = tlm.ShardedVariable.create(
@@ -191,7 +196,8 @@ def measure_big(rounds: int) -> dict[str, float]:
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Runs the benchmark and returns a table of medians and ratios."""
-    # Memory is measured first, before TensorFlow holds freed memory to reuse.
+    # Peak memory is measured first. Later, TensorFlow would reuse freed memory
+    # that it keeps.
     is_complete = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
         map(list, (NUM_SHARDS, NUM_IDS, VERBS))
     )

@@ -13,7 +13,7 @@ Batch = list[tuple[np.ndarray, np.ndarray]]
 
 
 def draw_gradients(workload: workloads.Workload) -> list[tf.Tensor]:
-    """Returns fixed gradients of all activations; there is no loss."""
+    """Returns constant gradients of all activations, because no loss exists."""
     rng = np.random.default_rng(5)
     return [
         tf.constant(
@@ -32,7 +32,11 @@ def ragged(batch: Batch) -> list[tf.RaggedTensor]:
 
 
 def grouped(batch: Batch) -> tuple[list[np.ndarray], ...]:
-    """Returns distinct rows, row_splits and samples of each row, by table."""
+    """Returns the distinct rows of each table, and the samples of each row.
+
+    For each table, the result contains the distinct rows, row_splits, and the
+    indices of the samples that contain each row.
+    """
     rows, splits, samples = [], [], []
     for ids, row_splits in batch:
         order = np.argsort(ids, kind="stable")
@@ -88,8 +92,8 @@ class Ours:
 class TensorFlow:
     """The contestant with TensorFlow's own operations.
 
-    These are the operations of a Keras layer with a sparse optimizer: a sum
-    over duplicate ids and `ResourceSparseApplyAdagradV2`.
+    A step runs the same operations as a Keras layer with a sparse optimizer,
+    such as a sum over duplicate ids and `ResourceSparseApplyAdagradV2`.
     """
 
     def __init__(
@@ -140,7 +144,10 @@ def contestants(
     workload: workloads.Workload,
     batches: list[Batch],
 ) -> dict[str, Callable[[int], object]]:
-    """Returns functions of the round number, by `<contestant>.<operation>`."""
+    """Returns functions that accept the number of the round.
+
+    The keys of the dictionary are `<contestant>.<operation>`.
+    """
     gradients = draw_gradients(workload)
     ours, theirs = Ours(workload, gradients), TensorFlow(workload, gradients)
     machine = roof.load().Roof(
@@ -160,7 +167,7 @@ def contestants(
     def on(inputs, run):
         def call(i):
             result = run(inputs[i % len(batches)])
-            # A function may return before its operations end.
+            # Waits for all operations, because a function can return earlier.
             tf.test.experimental.sync_devices()
             return result
 

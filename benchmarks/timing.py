@@ -1,4 +1,7 @@
-"""Interleaved timing, so that disturbances affect all contestants equally."""
+"""Measures times in interleaved rounds.
+
+Other load on the machine then affects all contestants equally.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,7 +10,7 @@ import numpy as np
 
 
 class Milliseconds(float):
-    """Duration that a contestant measured itself."""
+    """A duration that a contestant has measured itself."""
 
 
 def interleave(
@@ -18,14 +21,15 @@ def interleave(
     """Returns the milliseconds of each contestant in each round.
 
     Args:
-      contestants: Functions of the round number, by name. Their order rotates,
-        so that the state of the caches varies. A function that measures itself
-        returns `Milliseconds`.
-      rounds: Number of timed rounds.
-      warm_up: Number of rounds before the timed rounds.
+      contestants: Maps names to functions that accept the number of the round.
+        The order of the calls changes from round to round, so that the state of
+        the caches varies. A function that measures its own time returns
+        `Milliseconds`.
+      rounds: Number of measured rounds.
+      warm_up: Number of rounds before the measured rounds.
 
     Returns:
-      `[rounds]` milliseconds by name.
+      Maps names to `[rounds]` milliseconds.
     """
     names = list(contestants)
     times = {name: [] for name in names}

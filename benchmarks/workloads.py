@@ -50,13 +50,13 @@ class Workload:
     """The tables and batches of a benchmark.
 
     Attributes:
-      name: Name in tables, pictures and JSON.
-      num_rows: Number of rows of each table; each table has one feature.
+      name: Name of the workload in tables, charts and JSON files.
+      num_rows: Number of rows of each table. Each table has one feature.
       dim: Number of columns of the tables.
       num_samples: Number of samples in a batch.
       fewest_ids: Minimum number of ids of a sample in each feature.
-      most_ids: Maximum number of ids of a sample in each feature. Numbers of
-        ids are uniform between minimum and maximum.
+      most_ids: Maximum number of ids of a sample in each feature. The numbers
+        of ids are uniformly distributed between `fewest_ids` and `most_ids`.
       distribution: Distribution of the ids, one of `DISTRIBUTIONS`.
     """
 
@@ -69,7 +69,7 @@ class Workload:
     distribution: str = "uniform"
 
     def draw(self, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns a batch: ids and row_splits of each feature, int64."""
+        """Returns a batch: the int64 ids and row_splits of each feature."""
         rng = np.random.default_rng(seed)
         batch = []
         for num_rows in self.num_rows:
@@ -125,8 +125,8 @@ def draw_ids(
     Args:
       rng: Random number generator.
       distribution: `"uniform"` or `"zipf"`. With `"zipf"` the row of rank
-        `k` is about `k ** -1.05` times as frequent as the first row. Ranks are
-        scattered over the table, as in hashed vocabularies.
+        `k` is about `k ** -1.05` times as frequent as the first row. Frequent
+        rows are spread over the table, as in a table of hashed ids.
       num_ids: Number of ids.
       num_rows: Number of rows of the table.
 
@@ -136,10 +136,11 @@ def draw_ids(
     if distribution == "uniform":
         return rng.integers(0, num_rows, num_ids)
     exponent = 1.05
-    # Inverse of the continuous distribution function on [1, num_rows].
+    # Ranks are the inverse of the continuous distribution function on
+    # [1, num_rows], applied to uniform random numbers.
     tail = 1.0 - num_rows ** (1.0 - exponent)
     ranks = (1.0 - rng.random(num_ids) * tail) ** (1.0 / (1.0 - exponent))
     ranks = np.minimum(ranks.astype(np.int64), num_rows) - 1
-    # Multiplication with a prime that does not divide the table size is a
-    # permutation of the rows.
+    # Ranks are multiplied by a prime number. The prime does not divide the
+    # table size, so this is a permutation of the rows.
     return ranks * 2_654_435_761 % num_rows

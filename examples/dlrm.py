@@ -7,14 +7,15 @@
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
         python examples/dlrm.py --cluster
 
-Without --data the program generates a small synthetic file of the same format:
-skewed values, blanks, and clicks drawn from known probabilities. The 26 tables
-of a `tlm.layers.TPUEmbedding` are trained by Adagrad, the bottom and top MLP by
-Adam; `compile`, `fit`, `predict` and saving are Keras' own. The exported model
-maps lines of the file to click probabilities with TensorFlow alone. A second
-run resumes from the model that was saved last, with any number of replicas.
-With --cluster the tables are on the parameter servers of TF_CONFIG and its
-workers train; this process then measures and exports the saved model.
+Without --data, the program generates a small synthetic file of the same format:
+skewed values, blanks, and clicks drawn from known probabilities. Adagrad trains
+the 26 tables of a `tlm.layers.TPUEmbedding`, and Adam trains the bottom and top
+MLP. The program uses Keras' own `compile`, `fit` and `predict`, and saves Keras
+files. The exported model maps lines of the file to click probabilities with
+TensorFlow alone. A second run resumes from the model that was saved last, with
+any number of replicas. With --cluster, the parameter servers of TF_CONFIG store
+the tables, and the workers train. After training, this process measures and
+exports the saved model.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def main(argv: list[str]) -> None:
     )
     report = Report()
     with in_a_sentence(DataError):
-        # This import takes seconds. It is here so that wrong flags are reported
-        # without delay.
+        # This import takes seconds. It follows the flag checks, so that invalid
+        # flags are reported without delay.
         from clicks import run
 
         run.run(

@@ -1,4 +1,4 @@
-"""Runs a program in a process in which tf_layoutmap cannot be imported.
+"""Runs a program in a process that cannot import tf_layoutmap.
 
 `run` starts the process. This file is also the main program of the process.
 """
@@ -50,8 +50,8 @@ class _BlockingFinder:
 def _without_tf_layoutmap() -> Iterator[None]:
     sys.meta_path.insert(0, _BlockingFinder())
     yield
-    # Only the first component is compared, because the finder module of
-    # `pip install -e` has the package's name in its own name.
+    # Only the first component of a module name is compared, because the finder
+    # module that `pip install -e` adds also contains the package's name.
     loaded = [
         name for name in sys.modules if name.partition(".")[0] == "tf_layoutmap"
     ]

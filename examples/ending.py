@@ -1,4 +1,4 @@
-"""Error handling of the examples: a sentence instead of a traceback."""
+"""Prints a one-sentence error message instead of a traceback."""
 
 import contextlib
 import sys
@@ -12,7 +12,8 @@ def in_a_sentence(*errors: type[Exception]) -> Iterator[None]:
     An interrupted program exits with code 130.
 
     Args:
-      *errors: Types of errors that a user can fix. Other errors are raised.
+      *errors: Types of errors that a user can fix. Errors of other types are
+        not caught.
     """
     try:
         yield

@@ -4,10 +4,11 @@
     python examples/keras_hub_on_a_mesh.py --mesh=1x4 --layers=4
 
 The model is a Llama with random weights and a small configuration; nothing is
-downloaded. Its layout map is `LlamaBackbone.get_layout_map`, which is part of
-keras-hub. The mesh consists of logical CPUs, so the program runs on any
-machine. It trains the same model without a mesh, too, and compares the losses.
-The task is to continue arithmetic sequences modulo the size of the vocabulary.
+downloaded. The layout map comes from `LlamaBackbone.get_layout_map`, which is
+part of keras-hub. The mesh consists of logical CPUs, so the program runs on any
+machine. The program also trains the same model without a mesh, and compares the
+losses. The task is to continue arithmetic sequences modulo the size of the
+vocabulary.
 
 keras-hub is an optional package: `pip install keras-hub`.
 """
@@ -20,8 +21,8 @@ import sys
 
 from absl import app, flags, logging
 
-# TensorFlow reads this variable when it is imported. Its graph optimizer
-# reports the shapes in DTensor's graphs as errors.
+# TensorFlow reads this variable when it is imported. This level hides errors
+# that TensorFlow's graph optimizer logs about the shapes in DTensor's graphs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import logical_mesh
@@ -125,7 +126,7 @@ def train(model, *, steps: int, seed: int) -> list[float]:
 
 
 def accuracy(model, seed: int) -> float:
-    """Returns the share of held-out tokens predicted correctly.
+    """Returns the share of held-out tokens that the model predicts correctly.
 
     The first prediction of a sequence is not counted, because one token does
     not determine the next one.
@@ -146,7 +147,7 @@ def run(report: Report, mesh, *, steps: int, num_layers: int, seed: int):
       seed: Seed of the data and of the initial weights.
 
     Returns:
-      The losses without and with the mesh, and the accuracies.
+      The losses and the accuracies, each without and with the mesh.
     """
     import keras_hub
     from transformer.model import held_bytes
@@ -159,7 +160,8 @@ def run(report: Report, mesh, *, steps: int, num_layers: int, seed: int):
     )
     layout_map = keras_hub.models.LlamaBackbone.get_layout_map(device_mesh)
     single = build_model(num_layers, seed)
-    # With `init="host"`, the initial weights equal the weights on one device.
+    # With `init="host"`, the initial weights are the same as on a single
+    # device.
     with tlm.layout_map_scope(layout_map, init="host"):
         sharded = build_model(num_layers, seed)
     losses, accuracies = [], []
@@ -219,7 +221,7 @@ def main(argv: list[str]) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    # TensorFlow splits a CPU only before its first operation.
+    # TensorFlow can split the CPU only before it runs its first operation.
     mesh = logical_mesh.make_mesh(logical_mesh.parse_shape(_MESH.value))
     run(
         Report(),

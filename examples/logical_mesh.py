@@ -1,4 +1,4 @@
-"""Meshes of logical CPUs, which make several devices of one CPU."""
+"""Creates meshes of logical CPUs: TensorFlow splits one CPU into devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_shape(text: str | None) -> bool:
 def make_mesh(shape: tuple[int, int]):
     """Splits the CPU into logical devices and returns a mesh of them.
 
-    TensorFlow splits a CPU only before its first operation.
+    TensorFlow can split the CPU only before it runs its first operation.
 
     Args:
       shape: Sizes of the axes "batch" and "model".

@@ -8,15 +8,15 @@
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- \
         python examples/next_identifier.py --cluster
 
-The program reads the standard library of the running Python, trains sharded
-embedding tables and a small Keras tower, measures them on held-out files, and
-exports a model that TensorFlow serves without this package. A second run
-resumes from the newest checkpoint, with the tower on any mesh or on the host.
-With --open_vocabulary a smaller model reads the files once, in order, and gives
-rows to identifiers during training; it is compared with the same model on a
-vocabulary that was counted before training. With --cluster the workers and
-parameter servers of TF_CONFIG train; this process measures and exports the
-saved model.
+The program reads the standard library of the running Python, and trains sharded
+embedding tables and a small Keras tower. It measures the model on held-out
+files, and exports a model that TensorFlow serves without this package. A second
+run resumes from the newest checkpoint, with the tower on any mesh or on the
+host. With --open_vocabulary, a smaller model reads the files once, in order,
+and assigns rows to identifiers during training. It is compared with the same
+model on a vocabulary that was counted before training. With --cluster, the
+workers and parameter servers of TF_CONFIG train. After training, this process
+measures and exports the saved model.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def main(argv: list[str]) -> None:
     report = Report()
     with in_a_sentence(DataError):
         corpus = read(_DATA.value)
-        # The imports below take seconds. They are here so that wrong flags are
-        # reported without delay.
+        # The imports below take seconds. They follow the flag checks, so that
+        # invalid flags are reported without delay.
         if _OPEN.value:
             from completion import stream_run
 

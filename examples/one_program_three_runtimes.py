@@ -3,14 +3,14 @@
     python examples/one_program_three_runtimes.py
     python examples/one_program_three_runtimes.py --steps=500 --cores=4
 
-`train` below is the program: matrix factorization with two embedding tables in
-a `tlm.TPUEmbedding`. Each runtime runs it in a separate process, all at the
-same time, on the same batches. Only `_connect` differs: the host needs no
-strategy, the emulation returns a strategy that behaves like a `TPUStrategy`,
-and a Cloud TPU uses a `TPUStrategy`. The program then compares losses, tables
-and slot variables bit by bit. The TPU is skipped if the machine has none. The
-emulation is skipped if TensorFlow has TPU kernels, which the emulation would
-replace.
+The program is the function `train`, which trains a matrix factorization with
+two embedding tables in a `tlm.TPUEmbedding`. Each runtime runs the program in a
+separate process. The processes run at the same time and use the same batches.
+Only `_connect` differs: the host needs no strategy, the emulation returns a
+strategy that behaves like a `TPUStrategy`, and a Cloud TPU uses a
+`TPUStrategy`. Afterwards, losses, tables and slot variables are compared bit by
+bit. The Cloud TPU is skipped if the machine has no TPU. The emulation is
+skipped if TensorFlow has TPU kernels, which the emulation would replace.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ _OUTPUT = flags.DEFINE_string(
 )
 
 NUM_USERS, NUM_ITEMS, DIM = 200, 100, 8
-# A multiple of every number of cores up to 16 that is a power of two.
+# The number of cores must divide the batch size: 1, 2, 4, 8 or 16 cores work.
 BATCH_SIZE = 64
 # Exit code of a process whose runtime this machine does not have.
 _UNAVAILABLE = 3
 
 
 def batches(steps: int):
-    """Returns the same dataset of users, items and ratings in every call."""
+    """Returns a dataset of users, items and ratings, equal in every call."""
     import tensorflow as tf
 
     draw = np.random.default_rng(1)
@@ -67,7 +67,7 @@ def batches(steps: int):
     tastes = draw.normal(size=(NUM_USERS, 2))
     styles = draw.normal(size=(NUM_ITEMS, 2))
     ratings = np.sum(tastes[users] * styles[items], axis=2)
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (
@@ -127,8 +127,8 @@ def train(strategy, steps: int) -> dict[str, np.ndarray]:
         with tf.GradientTape() as tape:
             rows = embedding.dequeue()
             tape.watch(rows)
-            # The loss of each sample depends on no other sample, so results
-            # do not depend on how many cores share a batch.
+            # The loss of a sample does not depend on other samples, so results
+            # do not depend on the number of cores that share a batch.
             predicted = tf.reduce_sum(rows["user"] * rows["item"], axis=1)
             losses = tf.square(predicted - ratings)
         embedding.apply_gradients(tape.gradient(losses, rows))
@@ -173,14 +173,15 @@ class _Initializer:
 
     def __call__(self, shape, dtype=None, shard_info=None):
         del dtype
-        # A TPU initializes the rows of each host separately.
+        # On a TPU, each host calls the initializer for its own shard of the
+        # rows.
         start = shard_info.offset[0] if shard_info else 0
         size = shard_info.shape[0] if shard_info else shape[0]
         return self._rows[start : start + size]
 
 
 def _connect(runtime: str, cores: int):
-    """Returns the strategy of a runtime, or exits if there is none."""
+    """Returns the strategy of a runtime, or exits if the runtime is missing."""
     import tensorflow as tf
 
     import tf_layoutmap as tlm
@@ -223,7 +224,8 @@ def _run_all(
     """Runs every runtime in a separate process.
 
     Returns:
-      The results by runtime, and the reason why each other runtime is missing.
+      The results of each available runtime, and for each missing runtime the
+      reason.
 
     Raises:
       RuntimeError: A process failed.
@@ -295,7 +297,8 @@ def run(report: Report, *, cores: int, steps: int) -> bool:
     """Trains on all runtimes and prints a comparison.
 
     Returns:
-      Whether the host and the emulated TPU, if there is one, agree exactly.
+      Whether the results of the host and the emulated TPU are bitwise
+      identical. True if the emulation was skipped.
     """
     results, missing = _run_all(cores, steps)
     host = results["host"]
@@ -343,7 +346,7 @@ def run(report: Report, *, cores: int, steps: int) -> bool:
 
 
 def main(argv: list[str]) -> None:
-    """Starts a process for each runtime, or runs as such a process."""
+    """Starts a process per runtime, or runs the runtime of --runtime."""
     if len(argv) > 1:
         raise app.UsageError(f"Unknown arguments: {argv[1:]}.")
     logging.set_verbosity(logging.ERROR)

@@ -6,9 +6,9 @@
 The program reads the standard library of the running Python as characters and
 learns to predict the next character. Attention heads, MLPs and embeddings are
 sharded over the mesh axis "model", and batches over "batch". The mesh consists
-of logical CPUs, so the program runs on any machine. `compile`, `fit`,
-`evaluate` and saving are Keras' own. A second run resumes from the model that
-was saved last, on any mesh.
+of logical CPUs, so the program runs on any machine. The program uses Keras' own
+`compile`, `fit` and `evaluate`, and saves Keras files. A second run resumes
+from the model that was saved last, on any mesh.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 
 from absl import app, flags, logging
 
-# TensorFlow reads this variable when it is imported. Its graph optimizer
-# reports the shapes in DTensor's graphs as errors.
+# TensorFlow reads this variable when it is imported. This level hides errors
+# that TensorFlow's graph optimizer logs about the shapes in DTensor's graphs.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import logical_mesh
@@ -106,8 +106,8 @@ def main(argv: list[str]) -> None:
     report = Report()
     with in_a_sentence(DataError, SettingsError):
         settings.check()
-        # This import takes seconds. It is here so that wrong flags are reported
-        # without delay.
+        # This import takes seconds. It follows the flag checks, so that invalid
+        # flags are reported without delay.
         from transformer import run
 
         run.run(

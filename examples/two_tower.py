@@ -7,8 +7,8 @@ The data is synthetic and generated in memory (`two_tower_data.py`); nothing is
 downloaded. The retrieval model has a user tower and an item tower and learns
 which items a user views. The model scores all items of the shop with one matrix
 product. The ranking model learns which viewed items a user buys, and orders the
-retrieved items. Every table is a `tlm.layers.ShardedEmbedding`, which trains
-its rows with its own Adagrad; `compile` and `fit` are Keras' own.
+retrieved items. Every table is a `tlm.layers.ShardedEmbedding` with a separate
+Adagrad optimizer. The program uses Keras' own `compile` and `fit`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def run(
     num_shards: int,
     seed: int,
 ) -> None:
-    """Trains, measures and prints both stages."""
-    # The imports take seconds. They are here so that wrong flags are reported
-    # without delay.
+    """Trains and measures both models, and prints their metrics."""
+    # The imports take seconds. They follow the flag checks, so that invalid
+    # flags are reported without delay.
     import keras
     import numpy as np
     from clicks.scores import auc
@@ -146,7 +146,8 @@ def run(
         shop.training.items, shop.training.purchases, shop.num_items
     )
     mean = shop.training.purchases.mean()
-    # Ten views at the mean rate are added to each item.
+    # To smooth the rates, ten views with the mean purchase rate are added to
+    # each item.
     rates = (bought + 10 * mean) / (counts + 10)
     measured |= {
         "item rates AUC": auc(labels, rates[viewed]),

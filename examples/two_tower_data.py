@@ -102,7 +102,8 @@ def generate(
     # The popularity of items follows Zipf's law.
     log_popularity = -0.7 * np.log1p(draw.permutation(num_items))
     scores = log_popularity + tastes @ styles.T
-    # Selecting the largest scores with Gumbel noise draws without replacement.
+    # The items with the largest sums of score and Gumbel noise are a sample
+    # without replacement.
     noisy = scores + draw.gumbel(size=scores.shape)
     items = np.argsort(-noisy, axis=1)[:, :views_per_user]
     items = draw.permuted(items, axis=1).ravel()
@@ -123,7 +124,7 @@ def generate(
 
 
 def _vectors(draw, group_of, num_groups):
-    """Draws one vector per member: the group's vector plus noise."""
+    """Draws the vector of each group member: the group's vector plus noise."""
     groups = draw.normal(0, 0.8, (num_groups, _LATENT_DIM))
     return groups[group_of] + draw.normal(0, 0.6, (len(group_of), _LATENT_DIM))
 

@@ -17,8 +17,8 @@ class InBatchLogits(keras.layers.Layer):
     """Scores each user of a batch against the items of the same batch.
 
     Inputs are user vectors `[B, dim]`, item vectors `[B, dim]`, item ids `[B]`
-    and the log of the share of each item in training, `[B]`. The output is
-    `[B, B]`; row `i` has its viewed item in column `i`.
+    and the log of the share of each item in training, `[B]`. The output is `[B,
+    B]`. The item that user `i` viewed is in column `i` of row `i`.
     """
 
     def call(self, users, items, item_ids, log_shares):
@@ -27,7 +27,7 @@ class InBatchLogits(keras.layers.Layer):
         # frequency corrects for that (the "logQ correction").
         logits = keras.ops.matmul(users, keras.ops.transpose(items))
         logits = logits - log_shares[None, :]
-        # Another view of the same item is not a negative example.
+        # Other views of the same item are not negative examples.
         same = keras.ops.equal(item_ids[:, None], item_ids[None, :])
         diagonal = keras.ops.arange(keras.ops.shape(item_ids)[0])
         same = keras.ops.logical_and(
@@ -40,7 +40,7 @@ def build_retrieval(shop: Shop, num_shards: int):
     """Returns the training model and its two towers.
 
     Args:
-      shop: Data set, for the number of rows of each table.
+      shop: Data set, which determines the number of rows of each table.
       num_shards: Shards of each table.
 
     Returns:
@@ -150,7 +150,7 @@ def train(
         position in the batch, as `InBatchLogits` requires.
       steps: Number of training steps, at least 2.
       batch_size: Views in a step.
-      seed: Seed of the order.
+      seed: Seed of the order of the examples.
     """
     examples = (features,) if labels is None else (features, labels)
     dataset = (
@@ -161,12 +161,12 @@ def train(
     )
     if labels is None:
         dataset = dataset.map(lambda batch: (batch, tf.range(batch_size)))
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
-    # With two epochs, the loss of the second epoch excludes the first half of
-    # the steps.
+    # `fit` runs two epochs of half the steps each, so the loss of the second
+    # epoch is the mean over the second half of the steps.
     half = steps // 2
     history = model.fit(
         dataset, epochs=2, steps_per_epoch=half, verbose=0, shuffle=False

@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests; does not import TensorFlow, to be fast."""
+"""Fixtures and hooks of all tests. To be fast, does not import TensorFlow."""
 
 import gc
 import os
@@ -10,13 +10,13 @@ import pytest
 
 from tests import covering, long_cases
 
-# TensorFlow's start-up messages would hide important lines.
+# TensorFlow's messages at startup would hide important output.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # By default, Hypothesis draws the same examples in every run and on every
-# machine. If TF_LAYOUTMAP_EXPLORE=1 is set, it draws new examples, and more of
-# them. Examples have no deadline, because the first call of an op includes the
-# time for tracing.
+# machine. With TF_LAYOUTMAP_EXPLORE=1, each run draws different examples, and
+# more examples. Examples have no deadline, because the first call of an op
+# includes the time for tracing.
 hypothesis.settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, max_examples=50
 )
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def long_files() -> list[str]:
-    """Returns the slowest test files, the slowest first."""
+    """Returns the slowest test files in the order of decreasing run time."""
     lines = (ROOT / "tests" / "long_files.txt").read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
@@ -40,14 +40,16 @@ def long_files() -> list[str]:
 def pytest_collection_modifyitems(config, items):
     """Marks slow cases as `slow` and moves slow files to the front.
 
-    The order matters when files run in parallel.
+    When files run in parallel, starting slow files first reduces the total
+    time.
     """
     covering.mark_exhaustive(items)
     slow = long_cases.read()
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
-    if hasattr(config, "workerinput"):  # Set in workers of pytest-xdist.
+    # pytest-xdist sets this variable in its workers.
+    if hasattr(config, "workerinput"):
         files = {
             ROOT / file: -number
             for number, file in enumerate(reversed(long_files()), 1)
@@ -63,12 +65,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="session")
 def datasets_without_autotuning():
-    """Disables autotuning in tf.data, because its iterators can end slowly.
+    """Disables autotuning in tf.data, because deleting its iterators is slow.
 
-    When an iterator with autotuning is deleted, it waits for its autotuning
-    thread. In TensorFlow 2.21, the thread can be woken before its cancellation
-    is visible to it, and then sleeps again. In one of twenty cases, the
-    iterator therefore waits for as long as it was used, at most a minute.
+    When an iterator that autotunes is deleted, it waits for its autotuning
+    thread. In TensorFlow 2.21, the thread can wake up before it sees its
+    cancellation, and then sleeps again. In one of twenty cases, the deletion
+    therefore takes as long as the iterator was used before, at most a minute.
     """
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     if data is None:
@@ -90,14 +92,15 @@ def datasets_without_autotuning():
 def no_mesh_left_behind():
     """Clears a default mesh that a failed test left set.
 
-    An error in the scope of `dtensor.default_mesh` (TensorFlow 2.21) leaves the
-    mesh set, also if `dtensor.relayout` entered the scope. The next test would
-    then run on this mesh.
+    In TensorFlow 2.21, an error inside of `dtensor.default_mesh` leaves the
+    default mesh set. `dtensor.relayout` also enters this context manager. The
+    next test would then run on this mesh.
     """
     yield
     api = sys.modules.get("tensorflow.dtensor.python.api")
     mesh = api and api.get_default_mesh()
     if mesh is not None:
         api._dtensor_device()._current_default_mesh = None
-        with api.default_mesh(mesh):  # The exit clears the default mesh.
+        # Leaving the context clears the default mesh.
+        with api.default_mesh(mesh):
             pass

@@ -1,9 +1,9 @@
-"""Selects the cases of a parametrized test that `make test` runs.
+"""Selects which cases of a parametrized test `make test` runs.
 
 For a test with the mark `covering(1)`, the selected cases contain each value of
-each parameter. For a test with the mark `covering(2)`, they contain each pair
-of values of two parameters. `tests/conftest.py` gives the mark `exhaustive` to
-the other cases. The selection is deterministic.
+each parameter. For a test with the mark `covering(2)`, the cases contain each
+pair of values of two parameters. `tests/conftest.py` gives the mark
+`exhaustive` to the other cases. The selection is deterministic.
 """
 
 import collections
@@ -17,7 +17,7 @@ import pytest
 def combinations(
     case: Sequence[Hashable], strength: int
 ) -> list[tuple[tuple[int, Hashable], ...]]:
-    """Returns the combinations of `strength` values that a case contains.
+    """Returns all combinations of `strength` parameter values of one case.
 
     >>> combinations("ab", 1)
     [((0, 'a'),), ((1, 'b'),)]
@@ -29,11 +29,11 @@ def combinations(
 
 
 def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
-    """Returns the indices of cases that contain all combinations of values.
+    """Returns the indices of cases that together contain all combinations.
 
-    Repeatedly selects the case that contains most of the combinations that are
-    still missing. Among equal cases, it selects the case whose values were
-    selected least often, and then the first one.
+    Repeatedly selects the case that contains the largest number of missing
+    combinations. If several cases contain equally many, it selects the case
+    whose values were selected least often, and then the first case.
 
     >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 1)
     [0, 3]
@@ -68,7 +68,7 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
 
 
 def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
-    """Returns values for `parametrize` and marks some as exhaustive."""
+    """Returns values for `parametrize`, some of them marked as exhaustive."""
     values = list(values)
     unknown = [one for one in exhaustive if one not in values]
     if unknown:
@@ -91,8 +91,8 @@ def mark_exhaustive(items) -> None:
         if mark is not None:
             groups[item.parent, item.originalname, mark.args].append(item)
     for (_, _, (strength,)), group in groups.items():
-        # The parts of a case's id. Parameters that one mark sets together have
-        # one part.
+        # Each case is represented by the parts of its id. Parameters of the
+        # same `parametrize` mark share one part.
         cases = [item.callspec._idlist for item in group]
         selected = set(covering(cases, strength))
         for index, item in enumerate(group):

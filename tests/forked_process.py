@@ -1,8 +1,8 @@
 """Runs test programs in forks of a process that has imported TensorFlow.
 
-Importing TensorFlow takes three seconds of CPU time; a fork of a process that
-has imported it takes almost none. Use `subprocess` for programs that must not
-have TensorFlow imported, or that test how a process starts.
+Importing TensorFlow takes three seconds of CPU time. A fork of a process that
+has imported TensorFlow takes almost no time. Use `subprocess` for programs that
+must not have TensorFlow imported, or that test how a process starts.
 """
 
 import ctypes
@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 _forks = multiprocessing.get_context("forkserver")
-# The package is not preloaded: it reads the environment when it is imported.
+# tf_layoutmap is not preloaded, because it reads environment variables when it
+# is imported.
 _forks.set_forkserver_preload(["tensorflow", "keras", "tf_keras"])
 
 
@@ -26,11 +27,13 @@ class ForkedProcess:
     Args:
       arguments: Arguments after `python`: ["-m", module, ...] or [path, ...].
       log: Path of the file that receives the standard output.
-      errors: Path of the file for the standard error; `log` if None.
+      errors: Path of the file that receives the standard error, or None for
+        `log`.
       env: Full environment. TensorFlow's log level and oneDNN's switch are
         inherited from this process.
       cwd: Working directory.
-      as_user: Whether permission bits also apply to root.
+      as_user: Whether permission bits apply to the process even if it runs as
+        root.
     """
 
     def __init__(
@@ -44,8 +47,8 @@ class ForkedProcess:
         as_user: bool = False,
     ):
         self._arguments = list(arguments)
-        # The log is emptied before the start: tests that poll it must not read
-        # old text.
+        # The log is truncated before the start, so that tests that poll the log
+        # do not read old text.
         pathlib.Path(log).write_bytes(b"")
         self._process = _forks.Process(
             target=_run,
@@ -67,7 +70,7 @@ class ForkedProcess:
         return self.poll()
 
     def poll(self) -> int | None:
-        """Returns the exit code (negative after a signal), or None."""
+        """Returns the exit code, or None while the process is running."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -92,7 +95,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: pathlib.Path | None = None,
 ) -> subprocess.CompletedProcess:
-    """Runs a program to its end, like `subprocess.run`.
+    """Runs a program and waits until it ends, like `subprocess.run`.
 
     Args:
       arguments: See `ForkedProcess`.
@@ -137,13 +140,14 @@ def _run(
         else:
             with open(path, "a") as file:
                 os.dup2(file.fileno(), number)
-    # The streams of the parent process are not line-buffered.
+    # New streams are opened, because the inherited streams are not
+    # line-buffered.
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     sys.path[:0] = [
         path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path
     ]
-    # Programs that restart themselves use `sys.orig_argv`.
+    # Programs that restart themselves read `sys.orig_argv`.
     sys.orig_argv = [sys.executable, *arguments]
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
@@ -158,7 +162,8 @@ def _heed_permissions() -> None:
     """Drops the capabilities that let root ignore permission bits."""
     third_version, overrides_permissions = 0x20080522, 1 << 1  # DAC_OVERRIDE
     header = (ctypes.c_uint32 * 2)(third_version, 0)
-    capabilities = (ctypes.c_uint32 * 6)()  # Starts with the effective set.
+    # The first element is the set of effective capabilities.
+    capabilities = (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.capget(header, capabilities):
         raise OSError(ctypes.get_errno(), "capget")

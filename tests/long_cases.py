@@ -1,10 +1,11 @@
-"""Writes `tests/long_cases.txt`: slow cases that `make check` skips.
+"""Writes `tests/long_cases.txt`, the slow cases that `make check` skips.
 
     make test-all PYTEST_FLAGS=--junitxml=durations.xml
     .venv/bin/python -m tests.long_cases durations.xml
 
-Durations include the time to create models and meshes, so marks that are set by
-hand would become outdated. Use only durations of full runs on an idle machine.
+The list is generated, because durations include the time to create models and
+meshes, and hand-written marks would become outdated. Use only durations of full
+runs on an idle machine.
 """
 
 import pathlib
@@ -29,7 +30,7 @@ def read() -> frozenset[str]:
 
 
 def node_id(case: xml.etree.ElementTree.Element) -> str:
-    """Returns the pytest node id of a case in a JUnit report."""
+    """Returns the pytest node id of a test case in a JUnit report."""
     module, name = case.get("classname", ""), case.get("name", "")
     classes = []
     while (

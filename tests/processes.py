@@ -55,7 +55,7 @@ def run_workers(
     folder: pathlib.Path,
     seconds: float,
 ) -> None:
-    """Runs workers to their end and checks that none of them fails.
+    """Runs workers until they end, and checks that none of them fails.
 
     Args:
       program: See `start_workers`.
@@ -87,7 +87,7 @@ class Worker:
             return "too late"
 
     def check(self, seconds: float) -> None:
-        """Waits for the end of the process and checks that it succeeded."""
+        """Waits until the process ends, and checks that it succeeded."""
         code = self.wait(seconds)
         assert code == 0, f"{code}: {self.log.read_text()[-3000:]}"
 
@@ -100,8 +100,9 @@ class Worker:
 def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
     """Keeps a worker running until both workers have written their files.
 
-    A collective transfers errors between workers. A worker that has received an
-    error must not exit while the other worker is still waiting.
+    An error in one worker also fails the collectives of the other worker. A
+    worker that has received an error must not exit while the other worker still
+    waits.
     """
     deadline = time.monotonic() + 60
     while len(list(folder.glob(pattern))) < 2 and time.monotonic() < deadline:
@@ -109,7 +110,7 @@ def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
 
 
 def run_program(module: str, *arguments: str, seconds: float) -> dict:
-    """Runs a program to its end; returns its JSON results.
+    """Runs a program until it ends; returns its JSON results.
 
     Args:
       module: Module to run as `python -m module *arguments`. It prints a line
@@ -140,7 +141,7 @@ def run_clients(
     seconds: float,
     count: int = 2,
 ) -> list[dict]:
-    """Runs DTensor clients to their end.
+    """Runs DTensor clients until they end.
 
     Args:
       module: Module to run as `python -m module *arguments`. It prints lines
@@ -154,9 +155,8 @@ def run_clients(
       The results of each client, in the order of the processes.
     """
     jobs = ",".join(f"localhost:{port}" for port in free_ports(count))
-    # Files are used because a full pipe of one process would block it while
-    # this
-    # process waits for the other.
+    # The output is written to files, because a process with a full pipe would
+    # block while this process waits for another process.
     logs = [folder / f"log_{client}" for client in range(count)]
     clients = []
     try:

@@ -1,8 +1,8 @@
 """Strategies on logical CPUs, for tests that need more than one device.
 
 Importing this module splits the CPU, which TensorFlow allows only before its
-first op. Import it at the top of a test module, so that the split happens
-during collection.
+first op. Test modules must import this module at the top, so that the CPU is
+split during collection.
 """
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ if not tf.config.get_logical_device_configuration(_CPU):
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """Returns a MirroredStrategy; the default strategy for one replica."""
+    """Returns a MirroredStrategy, or the default strategy for one replica."""
     if num_replicas == 1:
         return tf.distribute.get_strategy()
     return tf.distribute.MirroredStrategy(

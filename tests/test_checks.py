@@ -1,4 +1,4 @@
-"""Messages of checks: requirement, received value and place."""
+"""Messages of checks contain the requirement, received value and place."""
 
 import re
 

@@ -44,13 +44,13 @@ def test_an_unknown_name_raises_and_lists_the_public_names():
         ("sharded_variable", "tf_layoutmap.ShardedVariable"),
         ("TPUEmbeding", "tf_layoutmap.TPUEmbedding"),
         ("layer", "tf_layoutmap.layers"),
-        # Typos: swapped letters, a missing letter, an extra letter in a short
-        # name.
+        # These typos are swapped letters, a missing letter, and an extra letter
+        # in a short name.
         ("exprot", "tf_layoutmap.export"),
         ("pak", "tf_layoutmap.pack"),
         ("packk", "tf_layoutmap.pack"),
         ("layot", "tf_layoutmap.layout"),
-        # The name exists in another package.
+        # These names exist in other packages.
         ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
         ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
     ],
@@ -90,7 +90,7 @@ def test_a_suggestion_imports_neither_tensorflow_nor_keras():
     )
 
 
-# Prints the error of each public name.
+# Program that prints the error of accessing each public name.
 ASK = """
 import json, sys, traceback, types
 
@@ -143,7 +143,8 @@ def errors_without(*packages):
         check=True,
     )
     said, longest = json.loads(done.stdout)
-    # Number of traceback lines: earlier imports by Keras and us are excluded.
+    # The tracebacks must be short, that is, without the frames of imports
+    # inside Keras and this package.
     assert 0 < longest <= 10
     return said
 
@@ -184,7 +185,7 @@ def test_without_tensorflow_each_name_raises_with_the_install_command(packages):
         "server",
     }
     assert {f"tf_layoutmap.{name}" for name in without} <= set(said)
-    # Names that do not use TensorFlow still work.
+    # Names that do not require TensorFlow still work.
     assert not {name for name in said if "partitioners" in name}
 
 
@@ -200,7 +201,8 @@ def test_without_keras_only_names_that_require_keras_raise():
     assert set(said) < public_names()
 
 
-# The same program with another TensorFlow version, which is never loaded.
+# The same program with an unsupported TensorFlow version, which must not be
+# loaded.
 OTHER_VERSION = ASK.replace(
     "import tf_layoutmap\n",
     """
@@ -239,7 +241,7 @@ def test_another_tensorflow_version_raises_one_sentence():
     "name", ["", "layout", "distribution", "dtensor", "emulation", "layers"]
 )
 def test_a_public_name_hides_no_module(name):
-    """Access to `tlm.layout.x` does not depend on the order of imports."""
+    """With a hidden module, `tlm.layout.x` would depend on the import order."""
     package = getattr(tf_layoutmap, name) if name else tf_layoutmap
     folder = pathlib.Path(package.__file__).parent
     for public, home in package._HOMES.items():

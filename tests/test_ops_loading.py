@@ -1,4 +1,4 @@
-"""The op library is loaded once; load errors contain the solution."""
+"""The op library is loaded once, and load errors contain the solution."""
 
 import os
 import pathlib
@@ -17,10 +17,10 @@ PACKAGE = pathlib.Path(ops.__file__).parents[1]
 
 
 def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
-    """Returns the message of `import tf_layoutmap._core.ops` in a new process.
+    """Returns the error of `import tf_layoutmap._core.ops` in a new process.
 
-    The process has only the files that loading needs, so that the error comes
-    from `ops`. Files named `without*` are omitted.
+    The process can import only the files that `ops` requires, so that the error
+    comes from `ops`. Files named `without*` are omitted.
     """
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
@@ -37,8 +37,8 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
         for file in PACKAGE.glob(pattern):
             if not (without and file.name.startswith(without)):
                 shutil.copy(file, package / file.relative_to(PACKAGE))
-    # `pip install -e` installs an import hook that would find the omitted
-    # files in the checkout.
+    # The import hook of `pip install -e` is removed, because it would find the
+    # omitted files in the checkout.
     program = textwrap.dedent(prelude) + textwrap.dedent("""
         import sys
         sys.meta_path[:] = [
@@ -65,7 +65,7 @@ def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
 
 
 def fake_tensorflow(version: str) -> str:
-    """Returns a fake package whose `load_op_library` must not be called."""
+    """Returns code for a fake TensorFlow that cannot load op libraries."""
     return f"""
         import sys, types
         tf = types.ModuleType("tensorflow")
@@ -82,7 +82,8 @@ def test_another_minor_version_raises_before_loading(tmp_path, version):
     message = import_error(tmp_path, fake_tensorflow(version))
     assert message.startswith("ImportError")
     assert f"Received: TensorFlow {version}." in message
-    # All modules with private names raise the same message.
+    # All modules that import private names raise an error with the same
+    # message.
     assert message.removeprefix("ImportError ") == str(
         requirements.other_version("tensorflow", version, "2.21")
     )

@@ -1,4 +1,4 @@
-"""Unsupported versions and replaced classes raise at import."""
+"""Unsupported versions and replaced classes raise an error at import."""
 
 import functools
 import importlib.util
@@ -14,7 +14,7 @@ PrivateNames = private_names.PrivateNames
 
 
 def import_again(door, package, version, monkeypatch):
-    """Imports a module again with another version of a package."""
+    """Imports a module again, with another version of a package."""
     monkeypatch.setattr(package, "__version__", version)
     spec = importlib.util.find_spec(f"tf_layoutmap.{door}")
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -53,7 +53,7 @@ def import_again(door, package, version, monkeypatch):
 def test_an_unsupported_version_with_all_names_raises(
     door, package, title, version, install, monkeypatch
 ):
-    """Behavior differs: Keras 3.14 does not shard slot variables."""
+    """Versions behave differently: Keras 3.14 does not shard slot variables."""
     with pytest.raises(ImportError) as error:
         import_again(door, package, version, monkeypatch)
     sentence = str(error.value)
@@ -75,7 +75,7 @@ def test_the_installed_versions_are_supported():
 
 
 def user_function(*args, **kwargs):
-    """Represents user code that replaces a class."""
+    """Stands for user code that replaces a class."""
 
 
 def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
@@ -89,8 +89,8 @@ def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
     assert f"replaced it by `{__name__}.user_function`" in sentence
     assert "`_get_embeddings_with_merged_lora` is missing" in sentence
     assert "from tf_layoutmap import layout_map_scope" in sentence
-    # Another version does not solve this problem, so the message has no
-    # command.
+    # Installing another version does not solve this problem, so the message
+    # contains no command.
     assert "pip install" not in sentence
 
 

@@ -66,14 +66,14 @@ def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     assert facts["Python"].startswith(platform.python_version())
     assert "libc" in facts["Platform"]
     assert ops.native.cpu_level() in facts["Processors"]
-    # The self-check requires at least two devices.
+    # The self-check runs, because the process has at least two devices.
     assert facts["Self-check"].startswith("ok: 4 of 4 reads returned")
 
 
 @pytest.mark.slow
 def test_a_failed_self_check_exits_with_1():
-    # DTensor reads its switches once; `import tf_layoutmap` does not change
-    # switches that are set.
+    # DTensor reads this switch once. `import tf_layoutmap` does not change
+    # switches that the user has set.
     ended = started("""
 import os
 os.environ["DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"] = "1"
@@ -111,12 +111,12 @@ def test_an_unsupported_version_of_keras_is_reported():
 
 
 def user_function(*args, **kwargs):
-    """Is not part of the package, because tests are outside of it."""
+    """Represents user code, because tests are not part of the package."""
 
 
 def test_replaced_names_are_found_everywhere(monkeypatch):
     before = set(process_report.replaced_names())
-    ours = tlm.describe_process  # Any function that is defined in the package.
+    ours = tlm.describe_process  # This can be any function of the package.
 
     @functools.wraps(keras.layers.Dense.call)
     def wrapped(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Arguments of the server, and a small cluster on this machine."""
+"""Tests the arguments of the server, and a small cluster on this machine."""
 
 import json
 import os
@@ -42,7 +42,8 @@ def test_an_invalid_task_raises(arguments, words):
         server.read_task(*arguments)
 
 
-# The chief schedules a step on the worker, then reads and writes itself.
+# Program of the chief, which schedules a step on the worker, and then reads and
+# writes variables itself.
 CHIEF = textwrap.dedent("""
     import json, os, sys
     import numpy as np

@@ -1,4 +1,4 @@
-"""Strategies whose sums omit replicas cause one warning."""
+"""A strategy whose sums omit replicas causes one warning."""
 
 import warnings
 
@@ -37,7 +37,7 @@ def test_an_embedding_warns_if_sums_omit_the_last_replica(num_replicas):
             embedding()
         with warnings.catch_warnings():
             warnings.simplefilter("error", _core_strategies.WrongSumsWarning)
-            embedding()  # The second embedding does not warn.
+            embedding()  # The second embedding must not warn again.
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ from tf_layoutmap._core import distribution_notice as _distribution_notice
 from tf_layoutmap._core import lazy as _lazy
 from tf_layoutmap._version import __version__
 
-# DTensor's all-reduce combining pass can move a read before the preceding
-# write, and its all-to-all gives wrong results for tensors with four dimensions
-# (docs/design.md, "The DTensor switches"). TensorFlow reads these environment
-# variables once, at the first use of DTensor, so they are set first.
+# These environment variables disable two features of DTensor. The pass that
+# combines all-reduces can move a read before the preceding write, and
+# all-to-all has wrong results for tensors with four dimensions (docs/design.md,
+# "The DTensor switches"). The variables are set here, because TensorFlow reads
+# them only once, when a program first uses DTensor.
 _os.environ.setdefault("DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
@@ -19,7 +20,8 @@ _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
 # effect before `tlm.distribution.enable()`.
 _distribution_notice.start()
 
-# Location of each public name, which is imported at its first use.
+# Maps each public name to its location. A name is imported when a program first
+# uses it.
 _HOMES = {
     "ShardedVariable": "tf_layoutmap.sharded:ShardedVariable",
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",

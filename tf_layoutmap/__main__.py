@@ -1,13 +1,14 @@
-"""Implements `python -m tf_layoutmap`: prints a report and runs the self-check.
+"""Implements `python -m tf_layoutmap`.
 
-The report has the information for a bug report. The exit status is 1 if a
-package is missing or the self-check fails.
+The command prints a report about the installation for bug reports, and runs the
+self-check. The exit code is 1 if a package is missing or the self-check fails.
 """
 
 import os
 import sys
 
-# Disables TensorFlow's log at start-up, which would be mixed with the report.
+# Disables messages that TensorFlow logs when it starts, because the messages
+# would appear in the middle of the report.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tf_layoutmap import process_report

@@ -1,6 +1,7 @@
-"""Version of this package. No other file defines it.
+"""Version of this package. The version is defined only in this file.
 
-pyproject.toml reads it without importing the package.
+The build reads the version from this file without importing the package, as
+pyproject.toml specifies.
 """
 
 __version__ = "0.1.0"

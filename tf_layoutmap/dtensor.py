@@ -1,4 +1,4 @@
-"""Registers ops with tf.dtensor, so that it can shard or replicate them."""
+"""Registers ops with DTensor, so that DTensor can shard or replicate them."""
 
 from typing import TYPE_CHECKING
 

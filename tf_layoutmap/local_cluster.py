@@ -1,19 +1,20 @@
-"""Runs a program with a TensorFlow cluster of processes on this machine.
+"""Runs a program together with a TensorFlow cluster on this machine.
 
     python -m tf_layoutmap.local_cluster --ps 2 --workers 2 -- python train.py
 
 The command starts parameter servers and workers (`python -m
-tf_layoutmap.server`) on 127.0.0.1, and the program as their coordinator. It
-sets TF_CONFIG for each process. With `--ps 0`, the program runs once per
-worker, as MultiWorkerMirroredStrategy requires. Each line that a process prints
-is shown with the name of the process.
+tf_layoutmap.server`) on 127.0.0.1. The command runs the program as the
+coordinator of these processes, and sets TF_CONFIG for each process. If `--ps 0`
+is passed, one copy of the program runs as each worker, as
+MultiWorkerMirroredStrategy requires. Each line that a process prints is shown
+with the name of the process.
 
-When the program ends, all other processes are ended, and the exit code of the
-program is returned. SIGINT, SIGTERM and SIGHUP are forwarded to the program.
-When this process ends, even by SIGKILL, all processes that it has started are
-ended, too.
+When the program exits, the command terminates all other processes, and exits
+with the exit code of the program. The command forwards SIGINT, SIGTERM and
+SIGHUP to the program. If the command itself is terminated, even by SIGKILL, all
+processes that it started are also terminated.
 
-By default, TensorFlow's log is reduced to one line per event. Set
+By default, TensorFlow logs at most one line per event. Set
 TF_CPP_MIN_LOG_LEVEL=0 for the full log.
 
 Security: see `tf_layoutmap.server`.
@@ -34,15 +35,17 @@ from typing import Any
 
 from absl import app, flags
 
-# Seconds between SIGTERM and SIGKILL when processes are ended.
+# Seconds between SIGTERM and SIGKILL when processes are terminated.
 PATIENCE = 10.0
-# A process that ends within SHORTEST_LIFE seconds is restarted after a delay.
-# The delay, in seconds, increases with each early end, up to the last value.
+# Delays in seconds before the first, the second, ... restart of a process. The
+# last delay is used for all further restarts. If a process ran for more than
+# SHORTEST_LIFE seconds, its next restart uses the first delay again.
 SHORTEST_LIFE = 5.0
 DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 # Program of a process that kills all registered process groups when its input
-# pipe is closed. The pipe is closed when this process ends, by any signal.
+# pipe is closed. The operating system closes the pipe when this process is
+# terminated, even by SIGKILL.
 _KEEPER = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -73,25 +76,26 @@ def free_ports(count: int) -> list[int]:
 
 
 class Group:
-    """Processes that are started, shown and ended together.
+    """A group of processes that are terminated together.
 
-    Each process leads a process group. The object is a context manager: at its
-    end, all processes and their child processes have ended.
+    Each process is the leader of an operating system process group. The object
+    is a context manager. At the end of the `with` block, all processes and
+    their child processes have been terminated.
     """
 
     def __init__(self, hidden: re.Pattern[str] | None = None):
         """Creates a group without processes.
 
         Args:
-          hidden: Pattern of lines that are not shown. It is matched from the
-            start of a line.
+          hidden: Pattern of lines that are not shown. The pattern is matched at
+            the start of each line.
         """
         self._hidden = hidden
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._ending = threading.Event()
-        # Number of consecutive early ends of each process.
+        # Number of consecutive early exits of each process.
         self._early_ends: collections.Counter[str] = collections.Counter()
         self._keeper = subprocess.Popen(
             [sys.executable, "-c", _KEEPER],
@@ -114,15 +118,17 @@ class Group:
         where: str = "",
         restart: bool = False,
     ) -> None:
-        """Starts a process and shows its output.
+        """Starts a process, and shows its output.
 
         Args:
-          name: Name of the process, which is shown before each line.
+          name: Name of the process. Each line of the output is shown with this
+            name.
           command: Program and its arguments.
           environment: Full environment of the process.
-          where: Address of the process, which is shown.
-          restart: Whether the process is restarted whenever it ends. The first
-            restart is immediate. If the process ends early, the delay grows.
+          where: Address of the process, which is shown when the process starts.
+          restart: Whether the process is restarted each time that it exits. The
+            first restart is immediate. If the process then exits early, the
+            delay before its next restart increases.
 
         Raises:
           OSError: The program does not exist.
@@ -151,7 +157,7 @@ class Group:
         thread.start()
 
     def say(self, text: str, name: str = "local_cluster") -> None:
-        """Prints a line with the name of a process."""
+        """Prints a line that begins with the name of a process."""
         with self._lock:
             print(f"[{name}] {text}", flush=True)
 
@@ -185,15 +191,16 @@ class Group:
             f"{f'in {delay:g} s' if delay else 'now'}"
         )
         self._end_group(process)
-        # The delay limits the load by a process that always fails.
+        # The delay limits the load that a process causes if it always fails.
         if not self._ending.wait(delay):
             self.start(name, command, environment, where, restart)
 
     def wait(self, names: Sequence[str]) -> int:
-        """Waits for processes; returns the first nonzero exit code, or 0.
+        """Waits until all processes exit or one process fails.
 
-        The wait ends when one process fails. For a process that a signal has
-        ended, the exit code is 128 plus the signal number, as in a shell.
+        The method returns 0, or the exit code of the process that failed. If a
+        signal terminated the process, the result is 128 plus the signal number,
+        as in a shell.
         """
         waiting = list(names)
         while waiting:
@@ -207,12 +214,12 @@ class Group:
         return 0
 
     def pass_on(self, number: int, names: Sequence[str]) -> None:
-        """Sends a signal to the groups of these processes."""
+        """Sends a signal to the process groups of some processes."""
         for name in names:
             self._signal(self._processes[name], number)
 
     def end(self) -> None:
-        """Ends all processes by SIGTERM, and after `PATIENCE` by SIGKILL."""
+        """Terminates all processes, after `PATIENCE` seconds by SIGKILL."""
         with self._lock:
             self._ending.set()
             processes = list(self._processes.values())
@@ -232,7 +239,8 @@ class Group:
         self._keeper.wait()
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        # Child processes may still run after the process has ended.
+        # SIGKILL is also sent if the process has exited, because its child
+        # processes may still run.
         self._signal(process, signal.SIGKILL)
         process.wait()
         self._send_to_keeper("-", process.pid)
@@ -267,7 +275,7 @@ _RESTART = flags.DEFINE_bool(
 
 _HOST = "127.0.0.1"
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-# Lines that TensorFlow's libraries log when they are loaded, at any log level.
+# Lines that TensorFlow's libraries log at all log levels when they are loaded.
 _START_OF_TENSORFLOW = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\)"
     r"|I\d{4} \S+ +\d+ port\.cc:\d+\] oneDNN"
@@ -279,7 +287,7 @@ def addresses_of(
     sizes: dict[str, int],
     ports: Sequence[int],
 ) -> dict[str, list[str]]:
-    """Returns the addresses of all jobs that have processes.
+    """Returns the addresses of all jobs with at least one process.
 
     >>> addresses_of({"ps": 1, "worker": 2}, [7, 8, 9])
     {'ps': ['127.0.0.1:7'], 'worker': ['127.0.0.1:8', '127.0.0.1:9']}
@@ -299,16 +307,18 @@ def addresses_of(
 def environment_of(
     cluster: dict[str, list[str]], job: str, index: int
 ) -> dict[str, str]:
-    """Returns the environment of a process: this environment with a task."""
+    """Returns the environment variables for a process of a cluster."""
     return {
-        # A worker must wait for servers that start after it.
+        # With this setting, a worker waits for servers that start after the
+        # worker.
         "GRPC_FAIL_FAST": "use_caller",
-        # A coordinator logs an error for each traced function that a failed
-        # worker does not receive. Important errors are raised, or logged by
-        # this package.
+        # If a worker fails, a coordinator logs an error for each traced
+        # function that the worker does not receive. The coordinator's log level
+        # hides these errors. Important errors are raised, or are logged by this
+        # package.
         _LOG_LEVEL: "3" if job == "chief" else "2",
         **os.environ,
-        # Output must not be buffered, so that it is shown immediately.
+        # The output is not buffered, so that each line is shown immediately.
         "PYTHONUNBUFFERED": "1",
         "TF_CONFIG": json.dumps(
             {"cluster": cluster, "task": {"type": job, "index": index}}
@@ -319,13 +329,14 @@ def environment_of(
 def run(
     command: Sequence[str], ps: int, workers: int, restart_workers: bool = False
 ) -> int:
-    """Runs a program with a new cluster; returns the program's exit code.
+    """Runs a program with a new cluster, and returns its exit code.
 
     Args:
       command: Program and its arguments.
-      ps: Number of parameter servers. With 0, each worker runs the program.
+      ps: Number of parameter servers. If `ps` is 0, each worker runs the
+        program.
       workers: Number of workers.
-      restart_workers: Whether a worker that has ended is restarted.
+      restart_workers: Whether a worker is restarted after it exits.
     """
     sizes = (
         {"chief": 1, "ps": ps, "worker": workers} if ps else {"worker": workers}

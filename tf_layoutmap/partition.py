@@ -1,25 +1,31 @@
-"""Partitions of the rows of a table, and partitioners.
+"""Partitions, which assign the rows of a table to shards, and partitioners.
 
 `RowPartition` maps each global row to a shard and a local row. A `Partitioner`
-returns the number of shards of a table, from a fixed number or from sizes in
-bytes. The module does not require TensorFlow.
+returns the number of shards for a table. The number is fixed, or is computed
+from the size of the table in bytes. The module does not import TensorFlow.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
 from tf_layoutmap._core import checks
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import DTypeLike
+
 PLACEMENTS = ("div", "mod", "offsets", "callable")
 
-# Number of rows per call of a callable placement. It is large enough to be fast
-# and needs little memory compared with a table.
+# Number of rows that are passed to a callable placement in one call. A call
+# with this number of rows is fast, and needs little memory compared with a
+# table.
 _CHUNK_ROWS = 1 << 20
 
 
@@ -38,15 +44,16 @@ class RowPartition:
     ([1, 0, 1], [1, 0, 0])
 
     Attributes:
-      placement: `"div"`: contiguous blocks; the first `num_rows % num_shards`
-        shards have one row more. `"mod"`: row `r` is local row
-        `r // num_shards` of shard `r % num_shards`. `"offsets"`: contiguous
-        blocks of any sizes. `"callable"`: `function` returns the placement.
+      placement: `"div"`: contiguous blocks of even sizes, where the first
+        `num_rows % num_shards` shards have one row more than the others.
+        `"mod"`: shard `r % num_shards` holds row `r` as its local row
+        `r // num_shards`. `"offsets"`: contiguous blocks of any sizes.
+        `"callable"`: the attribute `function` computes the placement.
       offsets: Cumulative shard sizes from 0 to `num_rows`, of length
-        `num_shards + 1`. For `"mod"` and `"callable"`, only the sizes are used:
-        shards are not contiguous.
-      function: For `"callable"`, a function that receives global rows and
-        returns shards and local rows of the same shape.
+        `num_shards + 1`. For `"mod"` and `"callable"`, the offsets only define
+        the sizes of the shards, because the rows of a shard are not contiguous.
+      function: Function of global rows that returns shards and local rows of
+        the same shape. None unless `placement` is `"callable"`.
     """
 
     placement: str
@@ -92,20 +99,21 @@ class RowPartition:
             )
 
     @classmethod
-    def div(cls, num_rows: int, num_shards: int) -> "RowPartition":
+    def div(cls, num_rows: int, num_shards: int) -> RowPartition:
         """Returns a partition into contiguous blocks of even sizes.
 
-        The first `num_rows % num_shards` shards have one row more.
+        The first `num_rows % num_shards` shards have one row more than the
+        others.
         """
         return cls("div", _even_offsets(num_rows, num_shards))
 
     @classmethod
-    def mod(cls, num_rows: int, num_shards: int) -> "RowPartition":
+    def mod(cls, num_rows: int, num_shards: int) -> RowPartition:
         """Returns a partition in which row `r` is in shard `r % num_shards`."""
         return cls("mod", _even_offsets(num_rows, num_shards))
 
     @classmethod
-    def from_sizes(cls, sizes: Sequence[int]) -> "RowPartition":
+    def from_sizes(cls, sizes: Sequence[int]) -> RowPartition:
         """Returns a partition into contiguous blocks of the given sizes.
 
         The placement is `"div"` if the sizes are even.
@@ -126,10 +134,10 @@ class RowPartition:
     @classmethod
     def from_callable(
         cls, function: Callable[[Any], tuple[Any, Any]], sizes: Sequence[int]
-    ) -> "RowPartition":
-        """Returns a partition that is defined by a function.
+    ) -> RowPartition:
+        """Returns a partition that a function defines.
 
-        The result of the function is checked for every row.
+        The method checks the result of the function for every row.
 
         >>> swapped = RowPartition.from_callable(
         ...     lambda rows: (1 - rows % 2, rows // 2), sizes=[2, 3])
@@ -137,9 +145,10 @@ class RowPartition:
         [0, 2, 4]
 
         Args:
-          function: `function(rows) -> (shards, local_rows)`. It is called with
-            numpy arrays and, by `ShardedVariable`, with tensors. Use only
-            operators that support both, such as `%` and `//`.
+          function: `function(rows) -> (shards, local_rows)`. The function is
+            called with numpy arrays. `ShardedVariable` also calls it with
+            tensors. Use only operators that arrays and tensors both support,
+            such as `%` and `//`.
           sizes: Number of rows of each shard.
 
         Raises:
@@ -185,7 +194,7 @@ class RowPartition:
 
         Returns:
           `(shards, local_rows)` with the shape of `rows`. The dtype of `shards`
-          is int32, the dtype of `local_rows` is the dtype of `rows`.
+          is int32. The dtype of `local_rows` is the dtype of `rows`.
 
         Raises:
           TypeError: `rows` are not integers.
@@ -193,7 +202,7 @@ class RowPartition:
         """
         rows = np.asarray(rows)
         if not rows.size and rows.dtype.kind == "f":
-            rows = rows.astype(np.int64)  # An empty list is float64 in numpy.
+            rows = rows.astype(np.int64)  # numpy converts [] to float64.
         if rows.dtype.kind not in "iu":
             raise TypeError(checks.message("rows", "integers", rows.dtype.name))
         outside = (rows < 0) | (rows >= self.num_rows)
@@ -209,7 +218,8 @@ class RowPartition:
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
-            # Searching the ends instead of the starts skips empty shards.
+            # The search uses the ends of the shards, because a search in their
+            # starts would not skip empty shards.
             shards = cast(
                 "np.ndarray",
                 np.searchsorted(self.offsets[1:], rows, side="right"),
@@ -222,7 +232,7 @@ class RowPartition:
         )
 
     def global_rows(self, shard: int) -> np.ndarray:
-        """Returns the global rows of `shard`, int64, by local row.
+        """Returns the global row of each local row of a shard, int64.
 
         >>> RowPartition.mod(num_rows=5, num_shards=2).global_rows(1).tolist()
         [1, 3]
@@ -242,7 +252,7 @@ class RowPartition:
 
     @functools.cached_property
     def _rows_in_shard_order(self) -> np.ndarray:
-        """The global rows of all shards of a callable placement, int64."""
+        """Global rows of a callable placement in the order of shards, int64."""
         found = np.full(self.num_rows, -1, np.int64)
         starts = np.asarray(self.offsets[:-1], np.int64)
         sizes = np.asarray(self.sizes, np.int64)
@@ -270,8 +280,8 @@ class RowPartition:
                 )
             found[starts[shards] + local_rows] = rows
         if (found < 0).any():
-            # The numbers of rows and positions are equal. If one position is
-            # empty, another one has two rows.
+            # There are as many rows as positions. If a position has no row,
+            # another position therefore has several rows.
             position = int(np.argmin(found))
             shard = int(np.searchsorted(self.offsets[1:], position, "right"))
             raise ValueError(
@@ -310,24 +320,30 @@ def __dir__() -> list[str]:
 
 
 class Partitioner:
-    """Base class of partitioners: a callable `(shape, dtype, axis=0)`.
+    """Base class of partitioners, which return a number of shards.
 
     A partitioner can also be used as `variable_partitioner` of
     `tf.distribute.ParameterServerStrategy`.
     """
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         """Returns the number of shards along each axis.
 
         Args:
-          shape: Shape of the full table, as `tf.TensorShape`, list or tuple. It
-            must be fully defined, with rank at least 1.
+          shape: Shape of the full table, as `tf.TensorShape`, list or tuple.
+            The shape must be fully defined, with rank at least 1.
           dtype: `tf.DType`, or a value that `np.dtype` accepts.
           axis: Axis to shard, in `[-rank, rank)`.
 
         Returns:
-          One number per axis. It is 1 for all axes except `axis`. For `axis` it
-          is at least 1, and at most the size of the axis (1 if it is empty).
+          One number per axis. The number is 1 for all axes except `axis`. The
+          number for `axis` is at least 1 and at most the size of the axis. If
+          the size is 0, the number is 1.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must implement `__call__`."
@@ -335,7 +351,7 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """A partitioner with a fixed number of shards, without empty shards.
+    """A partitioner with a fixed number of shards. No shard is empty.
 
     >>> FixedShardsPartitioner(num_shards=2)((10, 3), "float32")
     [2, 1]
@@ -349,17 +365,22 @@ class FixedShardsPartitioner(Partitioner):
         """
         self._num_shards = _check_positive("num_shards", num_shards)
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         return _shards_along(shape, axis, self._num_shards)
 
 
 class MinSizePartitioner(Partitioner):
-    """A partitioner with shards of at least about `min_shard_bytes`.
+    """A partitioner with a minimum size of shards.
 
     The number of shards is the size of the table divided by `min_shard_bytes`,
-    rounded up as in TensorFlow. Because of the rounding, shards may be slightly
-    smaller.
+    rounded up as in TensorFlow. Because of the rounding, shards can be slightly
+    smaller than `min_shard_bytes`. There are at most `max_shards` shards.
 
     >>> MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), "float32")
     [2, 1]
@@ -388,7 +409,12 @@ class MinSizePartitioner(Partitioner):
             "bytes_per_string", bytes_per_string
         )
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         num_bytes = math.prod(shape) * _element_bytes(
             dtype, self._bytes_per_string
@@ -401,11 +427,12 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """A partitioner with the fewest shards of at most `max_shard_bytes`.
+    """A partitioner with a maximum size of shards.
 
-    A slice of one index along `axis` is never split. A shard is therefore
-    larger than `max_shard_bytes` if one slice is larger, or if `max_shards` is
-    reached.
+    The number of shards is the smallest number for which no shard is larger
+    than `max_shard_bytes`. A shard can be larger in two cases: if `max_shards`
+    limits the number of shards, or if a single index along `axis`, such as one
+    row, is larger.
 
     >>> MaxSizePartitioner(max_shard_bytes=4)((6, 1), "float32")
     [6, 1]
@@ -423,8 +450,8 @@ class MaxSizePartitioner(Partitioner):
 
         Args:
           max_shard_bytes: Maximum size of a shard, in bytes.
-          max_shards: Maximum number of shards, which takes precedence over
-            `max_shard_bytes`; None for no maximum.
+          max_shards: Maximum number of shards. This maximum has priority over
+            `max_shard_bytes`. None: there is no maximum.
           bytes_per_string: Size of one element of a string table, in bytes.
         """
         self._max_shard_bytes = _check_positive(
@@ -439,7 +466,12 @@ class MaxSizePartitioner(Partitioner):
             "bytes_per_string", bytes_per_string
         )
 
-    def __call__(self, shape: Any, dtype: Any, axis: int = 0) -> list[int]:
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+    ) -> list[int]:
         shape, axis = _check_shape(shape, axis)
         slice_bytes = _element_bytes(dtype, self._bytes_per_string) * (
             math.prod(size for i, size in enumerate(shape) if i != axis)
@@ -462,14 +494,15 @@ def _shards_along(
 
 
 def _check_positive(argument: str, value: Any) -> int:
-    # The message matches tf.distribute.experimental.partitioners.
+    # The error message is the same as in
+    # tf.distribute.experimental.partitioners.
     if checks.check_int(argument, value) < 1:
         raise ValueError(checks.message(argument, "positive", value))
     return int(value)
 
 
 def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
-    """Returns `shape` as a tuple and `axis` as a nonnegative number."""
+    """Checks both arguments; returns a tuple and a nonnegative axis."""
     try:
         sizes = shape.as_list() if hasattr(shape, "as_list") else list(shape)
     except (TypeError, ValueError):
@@ -487,8 +520,9 @@ def _check_shape(shape: Any, axis: Any) -> tuple[tuple[int, ...], int]:
 
 
 def _element_bytes(dtype: Any, bytes_per_string: int) -> int:
-    # A tf.DType is recognized by its attributes, so that this module does not
-    # require TensorFlow. np.dtype does not support bfloat16 and tf.string.
+    # A tf.DType is recognized by its attributes, because this module does not
+    # import TensorFlow. A tf.DType is not converted to a np.dtype, because
+    # np.dtype does not support bfloat16 and tf.string.
     if getattr(dtype, "name", dtype) == "string":
         return bytes_per_string
     if hasattr(dtype, "as_numpy_dtype"):

@@ -1,7 +1,7 @@
-"""Report about this process for bug reports: versions, machine, settings.
+"""Describes versions, machine and settings of this process for bug reports.
 
-`describe_process` returns the report, `problems` the packages that cannot be
-imported, and `check_process` runs the self-check.
+`describe_process` returns the report. `problems` returns errors of packages
+that cannot be imported. `check_process` runs the self-check.
 """
 
 import importlib
@@ -16,8 +16,8 @@ from typing import Any
 
 _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
 _ROOTS = ("tensorflow", "keras", "tf_keras")
-# Prefixes of environment variables that change results or devices. Variables
-# that identify a person or a machine are not included.
+# Prefixes of environment variables that affect results or devices. The list
+# does not contain variables that identify a person or a machine.
 _SWITCHES = (
     "DTENSOR_",
     "TF_ENABLE_",
@@ -34,16 +34,17 @@ _SWITCHES = (
 def describe_process() -> str:
     """Returns versions, machine, settings and replaced names of this process.
 
-    `python -m tf_layoutmap` prints the report for a new process and runs the
-    self-check. Call this function for a report about your own program:
+    The command `python -m tf_layoutmap` prints this report for a new process,
+    and runs the self-check. To get a report about the process of your program,
+    call this function:
 
     ```python
     print(tlm.describe_process())
     ```
 
     Returns:
-      Lines of text. They include packages that are not installed or cannot be
-      imported.
+      Lines of text. The report also lists packages that are not installed or
+      cannot be imported.
     """
     lines = [f"{title + ':':<16}{value}" for title, value in _facts()]
     replaced = replaced_names()
@@ -116,10 +117,11 @@ def _cpu_level() -> str:
 
 
 def replaced_names() -> list[str]:
-    """Returns names of TensorFlow, Keras and tf_keras that are replaced now.
+    """Returns the names in TensorFlow and Keras that are currently replaced.
 
-    All imported modules are searched for functions of this package, so that the
-    result is complete. A function in several modules is listed once.
+    The function searches all imported modules of TensorFlow, Keras and tf_keras
+    for functions of this package. If a function is in several modules, it is
+    listed once.
     """
     places: dict[int, list[str]] = {}
     for name, module in sorted(sys.modules.items()):
@@ -148,7 +150,8 @@ def _is_ours(value: Any) -> bool:
         if isinstance(value, classmethod | staticmethod)
         else value
     )
-    # A wrapper has the name of the wrapped function, but its own code object.
+    # The code object is compared, because a wrapper has the name and the module
+    # of the function that it wraps.
     while isinstance(value, types.FunctionType):
         if value.__code__.co_filename.startswith(_PACKAGE):
             return True
@@ -157,7 +160,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def problems() -> list[str]:
-    """Returns the errors of public names that cannot be imported, each once."""
+    """Returns the distinct errors of imports of all public names."""
     package = importlib.import_module("tf_layoutmap")
     found = {}
     for name in package.__all__:
@@ -167,7 +170,8 @@ def problems() -> list[str]:
                 if inner != "tf_keras":  # tf_keras is optional.
                     getattr(value, inner)
         except ImportError as error:
-            # Messages that differ only in the name before "needs" are equal.
+            # Two messages count as the same error if only the name before
+            # "needs" differs.
             found.setdefault(str(error).partition(" needs ")[2], str(error))
     return list(found.values())
 
@@ -175,10 +179,11 @@ def problems() -> list[str]:
 def check_process() -> str:
     """Runs the self-check of DTensor on two logical CPUs.
 
-    If TensorFlow is already initialized, its existing devices are used.
+    If TensorFlow is already initialized, the self-check uses the existing
+    devices.
 
     Returns:
-      Description of the checks.
+      A description of the checks that were run.
 
     Raises:
       RuntimeError: The self-check failed.
@@ -190,5 +195,5 @@ def check_process() -> str:
             [tf.config.LogicalDeviceConfiguration()] * 2,
         )
     except RuntimeError:
-        pass  # TensorFlow is already initialized, with other devices.
+        pass  # TensorFlow is already initialized.
     return importlib.import_module("tf_layoutmap").layout.self_check()

@@ -1,16 +1,18 @@
-"""Server process of a TensorFlow cluster with the ops of this package.
+"""Starts a TensorFlow server that has the ops of this package.
 
     python -m tf_layoutmap.server --cluster='{"ps": ["host:2222"], ...}' \\
         --job_name=ps --task_index=0
 
-A TensorFlow server cannot run an op whose library is not loaded in its process,
-and another process cannot load the library remotely. Parameter servers and
-workers that are started with this module have the ops.
+A TensorFlow server can run an op only if the library of the op is loaded in the
+server's process, and no other process can load the library in that process.
+Therefore, start parameter servers and workers with this module, which loads the
+library.
 
 Security: TensorFlow's server listens on all network interfaces, even if its
 address is 127.0.0.1, and connections are not authenticated. Every client that
 reaches the port can read and write the tables and files of this process, and
-run operations in it. Restrict access with a firewall or a private network.
+run operations in this process. Restrict access with a firewall or a private
+network.
 
 By default, TensorFlow logs only errors. Set TF_CPP_MIN_LOG_LEVEL=0 for the full
 log.
@@ -23,12 +25,13 @@ import sys
 from absl import app, flags
 
 if __name__ == "__main__":
-    # TensorFlow reads the variable once. Its messages below the error level are
-    # lists of devices and calls that a coordinator has cancelled.
+    # The variable is set before TensorFlow is imported, because TensorFlow
+    # reads it once. The hidden messages, below the error level, are lists of
+    # devices and calls that a coordinator has cancelled.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Loads the op library before the server starts. Without TensorFlow, the import
-# raises an error with an install command.
+# This import loads the op library before the server starts. If TensorFlow is
+# not installed, the import raises an error that contains an install command.
 from tf_layoutmap._core import ops  # noqa: F401
 
 import tensorflow as tf  # isort: skip
@@ -61,17 +64,18 @@ def read_task(
     task_index: int | None,
     tf_config: str | None,
 ) -> tuple[dict[str, list[str]], str, int]:
-    """Returns the cluster, and the job and index of this process.
+    """Returns the addresses of the cluster, and job and index of this process.
 
     >>> read_task('{"ps": ["a:1", "b:1"]}', "ps", 1, None)
     ({'ps': ['a:1', 'b:1']}, 'ps', 1)
 
     Args:
-      cluster: `{job: [address, ...]}` as JSON; None for the cluster in
+      cluster: `{job: [address, ...]}` as JSON. None: the cluster in
         `tf_config`.
-      job_name: Job of this process; None for the job in `tf_config`.
-      task_index: Index of this process; None for the index in `tf_config`.
-      tf_config: Environment variable TF_CONFIG, as JSON; None if unset.
+      job_name: Job of this process. None: the job in `tf_config`.
+      task_index: Index of this process. None: the index in `tf_config`.
+      tf_config: Value of the environment variable TF_CONFIG, as JSON. None: the
+        variable is not set.
 
     Raises:
       ValueError: A value is missing, is not valid JSON, or is not in the
@@ -115,25 +119,27 @@ def read_task(
 def num_threads(
     num_cores: int, num_workers: int, asked: str | None = None
 ) -> int:
-    """Returns the number of threads for calls and operations of a server.
+    """Returns the number of threads that run operations of a server.
 
-    A function that another process calls occupies a thread until it ends, and
-    the calls that it waits for may also require a thread of this server.
-    TensorFlow's default is one thread per core, so two functions can deadlock
-    on a machine with two cores. One of these functions may be the training step
-    of a worker. Others may be cancelled functions that have not ended, or reads
-    and writes of variables.
+    When another process calls a function on this server, the function occupies
+    a thread until it returns. The function may wait for other calls that also
+    require a thread of this server. TensorFlow's default is one thread per
+    core, so two such functions can deadlock on a machine with two cores.
+    Examples of such functions are the training step of a worker, cancelled
+    functions that have not returned, and reads and writes of variables.
 
     >>> num_threads(num_cores=2, num_workers=2)
     8
 
     Args:
       num_cores: Number of cores of this machine.
-      num_workers: Number of workers; a server may wait for each of them.
-      asked: Environment variable TF_NUM_INTEROP_THREADS; None if unset.
+      num_workers: Number of workers. A server may wait for each worker.
+      asked: Value of the environment variable TF_NUM_INTEROP_THREADS. None: the
+        variable is not set.
 
     Returns:
-      The number of threads; 0 if TensorFlow reads it from the environment.
+      The number of threads. 0 if TensorFlow reads the number from the
+      environment.
     """
     if asked:
         return 0
@@ -193,6 +199,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    # A worker must wait for parameter servers that start after it.
+    # With this setting, a worker waits for parameter servers that start after
+    # the worker.
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
     app.run(main)

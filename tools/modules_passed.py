@@ -1,11 +1,12 @@
-"""Counts the modules of the package that common calls pass through.
+"""Counts the modules of the package whose functions run in common calls.
 
     python -m tools.modules_passed
 
-A module counts if a function of it is called. Fewer modules on a route mean
-fewer files to open for a reader who follows it. All modules are imported before
-the count, because imports also call functions. Each route runs in a separate
-process, so that a mesh of one route does not add modules to another route.
+The fewer modules a call uses, the fewer files a developer has to open to
+understand the call. A module is counted if one of its functions is called. All
+modules are imported first, because imports also call functions. Each call runs
+in a separate process, because the mesh of one call would add modules to later
+calls.
 """
 
 import importlib
@@ -41,7 +42,7 @@ def import_all_modules() -> None:
 
 
 def modules_of(function: Callable[[], Any]) -> list[str]:
-    """Returns the modules whose functions a call passes, in their order."""
+    """Returns the modules whose functions run in a call, by first use."""
     found: dict[str, None] = {}
 
     def enter(frame, event, _):
@@ -94,7 +95,8 @@ def fit(model: keras.Model, x: Any = X) -> None:
     model.fit(x, Y, batch_size=4, verbose=0)
 
 
-# A NumPy array: a tensor would initialize TensorFlow's devices.
+# A NumPy array is used because the creation of a tensor would initialize
+# TensorFlow's devices.
 IDS = {"word": np.array([1, 2, 3], np.int64)}
 
 

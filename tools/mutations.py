@@ -1,16 +1,19 @@
-"""Checks that the tests of `make test` find planted mistakes in the sources.
+"""Checks that the tests of `make test` detect mistakes in the sources.
 
-    .venv/bin/python tools/mutations.py             # all mutations
-    .venv/bin/python tools/mutations.py ps/ stock   # names that contain these
+Run all mutations, or only mutations whose names contain `ps/` or `stock`:
 
-Copies the package and its tests to a temporary folder. For each mutation, the
-program replaces one piece of text of one source file, runs a few tests
-without the cases that are marked `exhaustive`, and restores the file. A
-mutation is "killed" if a test fails, and has "survived" otherwise; a survivor
-needs a new test. Each selection of tests first has to pass without a mutation.
+    .venv/bin/python tools/mutations.py
+    .venv/bin/python tools/mutations.py ps/ stock
 
-The program changes only Python. The last mutations are in functions that C++
-code computes, too.
+The program copies the package and its tests to a temporary folder. A mutation
+replaces one piece of text in one source file. For each mutation, the program
+changes the file, runs a few tests without the cases that are marked
+`exhaustive`, and restores the file. The mutation is "killed" if a test fails.
+If no test fails, the mutation has "survived", and a new test is needed to
+detect it. Each selection of tests must first pass without a mutation.
+
+The program changes only Python code. The last mutations in the list are in
+Python functions that have the same results as C++ code.
 """
 
 import argparse
@@ -29,14 +32,14 @@ COPIED = ("tf_layoutmap", "tests", "tools", "benchmarks", "examples", "docs")
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-    """A mistake that tests must find.
+    """A mistake in the sources that tests must detect.
 
     Attributes:
-      kind: The kind of mistake.
+      kind: Description of the mistake.
       file: Path below `tf_layoutmap/`.
-      old: Text that occurs once in the file.
-      new: Its replacement.
-      tests: Arguments of pytest.
+      old: Text to replace, which occurs once in the file.
+      new: Text that replaces `old`.
+      tests: Arguments of pytest that select the tests to run.
     """
 
     kind: str
@@ -237,7 +240,7 @@ MUTATIONS = [
         "if match:",
         ("tests/ps/test_parts.py",),
     ),
-    # Functions that C++ code computes, too.
+    # The following Python functions have the same results as C++ code.
     Mutation(
         "wrong shards: the last shards have one more row",
         "partition.py",
@@ -284,7 +287,7 @@ MUTATIONS = [
 
 
 def run(tests: tuple[str, ...], folder: pathlib.Path, seconds: int) -> int:
-    """Returns the exit code of pytest, or 124 after `seconds`."""
+    """Returns the exit code of pytest, or 124 if `seconds` have passed."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     selection = ["-m", "not exhaustive", "-x", "-q", *tests]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
@@ -306,7 +309,7 @@ def run(tests: tuple[str, ...], folder: pathlib.Path, seconds: int) -> int:
 def outcome_of(
     mutation: Mutation, folder: pathlib.Path, seconds: int, passing: dict
 ) -> str:
-    """Returns "killed", "survived", or why there is no result."""
+    """Returns "killed", "survived", or the reason for a missing result."""
     path = folder / "tf_layoutmap" / mutation.file
     source = path.read_text()
     if source.count(mutation.old) != 1:
@@ -320,7 +323,8 @@ def outcome_of(
         code = run(mutation.tests, folder, seconds)
     finally:
         path.write_text(source)
-    # A module that cannot be imported is an error of the mutation.
+    # Other exit codes mean that the mutation itself is wrong, for example that
+    # the changed module cannot be imported.
     known = {0: "survived", 1: "killed", 124: "killed (deadline)"}
     return known.get(code, f"pytest ends with {code}")
 

@@ -1,9 +1,10 @@
-"""Prints sentences of the project's texts, drawn at random with a seed.
+"""Prints random sentences from the documentation, docstrings and comments.
 
     python -m tools.sample_sentences --count 60 --seed 27
 
-A reader who has not seen the project marks each sentence that needs a second
-reading; at most 5 in 100 may.
+Give the sentences to a reader who has not seen the project. The reader marks
+each sentence that needs a second reading. At most 5 of 100 sentences may be
+marked.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Contestants that train tables, with or without parameter servers.
 
-All contestants look up one id per sample and feature and run the same step: the
-loss is the sum of the squares of all activations, and the optimizer is Adagrad.
+All contestants look up one id per sample and feature, and train with Adagrad.
+The loss is the sum of the squares of all activations.
 """
 
 from collections.abc import Sequence
@@ -41,10 +41,14 @@ def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 class Empty:
-    """A step without tables, which measures the coordinator and the data."""
+    """The contestant without tables.
+
+    A step without tables measures the time of the coordinator and of the input
+    pipeline.
+    """
 
     def __init__(self, workload: workloads.Workload):
-        """Ignores the workload."""
+        """Creates a contestant; `workload` is not used."""
         del workload
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
@@ -88,7 +92,11 @@ class Ours:
 
 
 class Stock:
-    """`tf.nn.embedding_lookup_sparse` and a sparse update of each shard."""
+    """The contestant with TensorFlow's own operations.
+
+    A step calls `tf.nn.embedding_lookup_sparse`, and applies a sparse update
+    to each shard.
+    """
 
     def __init__(self, workload: workloads.Workload):
         """Creates the tables in the scope of the current strategy."""
@@ -125,7 +133,7 @@ class Stock:
 
 
 class KerasEmbedding:
-    """`keras.layers.Embedding` with the same update."""
+    """The contestant `keras.layers.Embedding`, also trained with Adagrad."""
 
     def __init__(self, workload: workloads.Workload):
         """Creates the tables in the scope of the current strategy."""

@@ -1,13 +1,16 @@
-"""Program that trains on the cluster of TF_CONFIG, or in this process.
+"""Program that runs the training steps of the cluster benchmark.
 
     python -m benchmarks.cluster.coordinator
 
-It reads one command per line in JSON and writes one line of JSON per result:
+If TF_CONFIG is set, the program is the coordinator of a cluster. If TF_CONFIG
+is not set, the program trains in its own process. Each line of the standard
+input is a command in JSON, and each line of the standard output is a result in
+JSON:
 
 * `["open", workload, distribution, contestants]` creates the tables of the
-  contestants and discards earlier ones;
-* `["steps", contestant, count]` runs steps and returns their duration in
-  milliseconds.
+  contestants, and deletes the tables of the previous `open` command.
+* `["steps", contestant, count]` runs `count` steps of a contestant and returns
+  their duration in milliseconds.
 """
 
 import json
@@ -28,7 +31,7 @@ _MIN_SHARD_BYTES = 256 << 10
 
 
 class _Steps:
-    """Runs the steps of a contestant on all workers, or in this process."""
+    """Runs steps of a contestant, on all workers if there is a cluster."""
 
     def __init__(self, step: Callable, ids: np.ndarray, coordinator):
         def batches():
@@ -55,7 +58,7 @@ class _Steps:
 
 
 class _Commands:
-    """The commands. Their names are the names of the methods."""
+    """Runs commands; each public method implements the command of its name."""
 
     def __init__(self):
         self._strategy = self._coordinator = None
@@ -97,8 +100,8 @@ class _Commands:
 
 
 def main() -> None:
-    # Results go to a copy of the standard output. All other output goes to the
-    # standard error.
+    # The original standard output is reserved for results. All other output of
+    # this process goes to the standard error.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     commands = _Commands()
@@ -109,7 +112,8 @@ def main() -> None:
             file=results,
             flush=True,
         )
-    os._exit(0)  # A coordinator does not exit while its workers run.
+    # A normal exit of a coordinator would wait for its workers.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A cluster on 127.0.0.1 with a coordinator that trains on it."""
+"""Starts clusters on 127.0.0.1 that run the steps of contestants."""
 
 import contextlib
 import json
@@ -36,9 +36,10 @@ class _Silent(local_cluster.Group):
 
 
 class Cluster:
-    """Workers, servers and a coordinator, which end with the `with` block.
+    """A context manager that runs workers, servers and a coordinator.
 
-    The methods send the commands of `coordinator.py`.
+    Methods such as `steps` send commands to the coordinator. The docstring of
+    `coordinator.py` describes the commands.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Cluster:
         """Configures the cluster.
 
         Args:
-          num_workers: Number of workers; 0 for a coordinator without a cluster.
+          num_workers: Number of workers. If it is 0, the coordinator trains
+            without a cluster.
           num_servers: Number of parameter servers; 0 without a cluster.
-          counts: Whether a proxy in front of each server and each worker counts
-            the traffic. Servers also fetch data from workers.
+          counts: Whether proxies count the traffic. Workers have proxies, too,
+            because servers fetch data from workers.
         """
         self._sizes = {"ps": num_servers, "worker": num_workers}
         self._counts = counts
@@ -71,11 +73,11 @@ class Cluster:
     def open(
         self, workload: str, distribution: str, names: Sequence[str]
     ) -> None:
-        """Creates the tables of contestants and discards earlier ones."""
+        """Creates tables of contestants and deletes the previous tables."""
         self._coordinator.ask("open", workload, distribution, names)
 
     def steps(self, name: str, count: int) -> float:
-        """Runs steps of a contestant and returns their milliseconds."""
+        """Runs steps and returns their total duration in milliseconds."""
         return self._coordinator.ask("steps", name, count)
 
     def processor_milliseconds(self) -> dict[str, float]:
@@ -89,7 +91,7 @@ class Cluster:
         }
 
     def traffic(self) -> proxy.Traffic:
-        """Returns the total traffic of servers and workers so far."""
+        """Returns the traffic that all proxies have counted so far."""
         return sum((one.traffic() for one in self._proxies), proxy.Traffic())
 
     def _start(self, stack: contextlib.ExitStack) -> process.Peer:
@@ -122,8 +124,8 @@ class Cluster:
             job: [self._seen_at(one) for one in jobs[job]]
             for job in self._sizes
         }
-        # Workers and servers get the addresses of the proxies from the
-        # coordinator.
+        # The coordinator sends the addresses of the proxies to all workers and
+        # servers, which then connect to the proxies.
         return _tf_config({**jobs, **seen}, "chief", 0)
 
     def _seen_at(self, address: str) -> str:
@@ -138,7 +140,9 @@ def _tf_config(jobs: dict[str, list[str]], job: str, index: int) -> str:
 
 
 def _processor_milliseconds(pid: int) -> float:
-    # The fields follow the name of the program, which may contain spaces.
+    # The parsed fields follow the program name, which is in parentheses and may
+    # contain spaces.
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    ticks = sum(map(int, fields.split()[11:13]))  # User and system time.
+    # User time and system time.
+    ticks = sum(map(int, fields.split()[11:13]))
     return 1e3 * ticks / os.sysconf("SC_CLK_TCK")

@@ -1,22 +1,24 @@
 """A TCP proxy that counts bytes and gRPC calls.
 
-gRPC uses HTTP/2: each call opens a stream, for which the client sends one frame
-of type HEADERS.
+gRPC uses HTTP/2. Each gRPC call opens a stream, and the client then sends one
+frame of the type HEADERS. The proxy therefore counts these frames.
 """
 
 import dataclasses
 import socket
 import threading
 
-_PREFACE = 24  # Bytes that a client sends before its first frame.
-_FRAME_HEADER = 9  # Length (3 bytes), type, flags, stream (4 bytes).
+# Number of bytes that a client sends before its first frame.
+_PREFACE = 24
+# Size of a frame's header: length (3 bytes), type, flags and stream (4 bytes).
+_FRAME_HEADER = 9
 _HEADERS = 1
 _BUFFER = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The traffic of proxies in both directions.
+    """The traffic through one or several proxies, in both directions.
 
     Attributes:
       num_bytes: Bytes of TCP payload.
@@ -38,7 +40,7 @@ class Traffic:
 
 
 class CallCounter:
-    """A counter of gRPC calls in the byte stream of a client.
+    """Counts the gRPC calls in the bytes that a client sends.
 
     >>> counter = CallCounter()
     >>> ping = b"\\0\\0\\1" b"\\6\\0" b"\\0\\0\\0\\0" b"?"
@@ -73,17 +75,17 @@ class CallCounter:
 
 
 class Proxy:
-    """A proxy that forwards connections from a port of 127.0.0.1.
+    """Forwards TCP connections from a free port of 127.0.0.1 to a target.
 
     Attributes:
-      address: Address that the proxy listens on, `host:port`.
+      address: Address on which the proxy listens, `host:port`.
     """
 
     def __init__(self, target: str):
-        """Starts to listen.
+        """Starts the proxy.
 
         Args:
-          target: Address to forward to, `host:port`.
+          target: Address to which connections are forwarded, `host:port`.
         """
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -94,7 +96,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def traffic(self) -> Traffic:
-        """Returns the total traffic so far."""
+        """Returns the traffic since the start of the proxy."""
         with self._lock:
             return self._traffic
 
@@ -106,11 +108,11 @@ class Proxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # The listener was closed.
+            except OSError:  # `close` was called.
                 return
             try:
                 server = socket.create_connection(self._target)
-            except OSError:  # The target is not ready; the client retries.
+            except OSError:  # The target is not ready. The client will retry.
                 client.close()
                 continue
             for source, sink, counter in (

@@ -1,18 +1,20 @@
 """Training steps on parameter servers: speed and network traffic.
 
-The workload is 26 tables x 16 with one id each, 4,096 samples and Adagrad. It
-runs in one process, and in clusters of 1 worker and 1 server, 1 worker and 2
-servers, and 2 workers and 2 servers. All processes are on this machine.
+The model has 26 tables with 16 columns and Adagrad, and a batch has 4,096
+samples with one id per table. The model is trained in one process, and in
+clusters of 1 worker and 1 server, 1 worker and 2 servers, and 2 workers and 2
+servers. All processes run on the local machine. Contestants:
 
-* `ours`: `tlm.TPUEmbedding`; `bfloat16`: the same with rows and gradients sent
-  in 16 bits;
+* `ours`: `tlm.TPUEmbedding`.
+* `bfloat16`: `tlm.TPUEmbedding` that sends rows and gradients in 16 bits.
 * `stock`: `tf.nn.embedding_lookup_sparse` under the same strategy and
-  partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard;
-* `keras`: `keras.layers.Embedding` of a table of 1 M rows with the same update.
+  partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard.
+* `keras`: `keras.layers.Embedding` with a table of 1 M rows and Adagrad.
+* `empty`: a step without tables. The calls of all other contestants include
+  the calls of an empty step.
 
-A proxy in front of each server and worker counts bytes and calls. Timed runs
-have no proxies. The calls of all other contestants include the calls of an
-empty step.
+In separate runs, proxies in front of all servers and workers count bytes and
+calls. The runs that measure time do not use proxies.
 """
 
 import contextlib
@@ -25,15 +27,16 @@ import rich.table
 from benchmarks import timing
 from benchmarks.cluster import contestants, processes, proxy
 
-# Numbers of workers and servers.
+# Number of workers and number of servers of each cluster.
 SHAPES = {
     "1 process": (0, 0),
     "1 + 1": (1, 1),
     "1 + 2": (1, 2),
     "2 + 2": (2, 2),
 }
-NUM_STEPS = 10  # Steps of a contestant in each round.
-# Wait until all traffic of a step has passed the proxies.
+NUM_STEPS = 10  # Number of steps of each contestant in a round.
+# Waiting time before traffic is read, so that all bytes of a step have passed
+# the proxies.
 _QUIET_SECONDS = 0.3
 
 _TABLES = ("ours", "bfloat16", "stock")
@@ -45,7 +48,7 @@ _COUNTED = {
     },
     (1, 1): {"1 M rows": (*_TABLES, "keras")},
 }
-# Cluster and number of steps for which processor time is measured.
+# The cluster in which processor time is measured, and the number of steps.
 _BUSY_SHAPE, _BUSY_STEPS = "1 + 2", 50
 
 
@@ -53,12 +56,13 @@ def measure_speed(
     distribution: str,
     rounds: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, float]]]:
-    """Measures times of steps and processor times.
+    """Measures elapsed time and processor time of steps.
 
     Returns:
-      Milliseconds of `NUM_STEPS` steps, `[rounds]`, with keys such as
-      `"1 + 2.ours"`; and milliseconds of processor time of a step in
-      `_BUSY_SHAPE` by contestant and job, summed over processes.
+      Two dictionaries. The first dictionary maps keys such as `"1 + 2.ours"` to
+      the milliseconds of `NUM_STEPS` steps, `[rounds]`. The second dictionary
+      maps contestants and jobs to the milliseconds of processor time of one
+      step in the cluster `_BUSY_SHAPE`, summed over the processes of the job.
     """
     timed, busy = {}, {}
     with contextlib.ExitStack() as stack:
@@ -88,15 +92,16 @@ def measure_speed(
 
 
 def contestants_of(shape: str) -> tuple[str, ...]:
-    """Returns the contestants to time in a cluster of the given shape.
+    """Returns the contestants whose time is measured in the given cluster.
 
-    A single process has no network traffic, so it has fewer contestants.
+    Contestants that measure the network are omitted if `shape` is a single
+    process.
     """
     return ("ours", "stock") if shape == "1 process" else ("empty", *_TABLES)
 
 
 def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
-    """Returns bytes and calls of a step; keys are such as `"1 M rows.ours"`."""
+    """Returns bytes and calls per step, with keys such as `"1 M rows.ours"`."""
     found = {}
     for sizes, opened in _COUNTED.items():
         with processes.Cluster(*sizes, counts=True) as cluster:
@@ -112,7 +117,8 @@ def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
 
 
 def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
-    cluster.steps(name, 2)  # Traces the step and connects the processes.
+    # The first steps trace the function and connect the processes.
+    cluster.steps(name, 2)
     time.sleep(_QUIET_SECONDS)
     before = cluster.traffic()
     cluster.steps(name, NUM_STEPS)
@@ -180,8 +186,8 @@ def _speed_table(
     def ratio(shape: str, name: str) -> str:
         if f"{shape}.{name}" not in times:
             return ""
-        # Other load on the machine affects both contestants of a round, so that
-        # the ratio within the round cancels it.
+        # Ratios are computed per round, because other load on the machine
+        # affects both contestants of a round equally.
         ratios = times[f"{shape}.stock"] / times[f"{shape}.{name}"]
         return f"{np.median(ratios):.2f}"
 

@@ -1,8 +1,9 @@
 """Program that measures FBGEMM's tables on the CPU (`make bench-peers`).
 
-It requires an interpreter with `torch` and `fbgemm-gpu-cpu`, and no TensorFlow.
-It reads one command per line from the standard input, a JSON list, and writes
-one line of JSON per result:
+The program requires a Python interpreter with `torch` and `fbgemm-gpu-cpu`, but
+not TensorFlow. Each line of the standard input is a command, which is a JSON
+list. For each command, the program writes a result as one line of JSON. The
+commands and their results are:
 
     ["open", name of the workload, seeds of its batches]  versions
     ["lookup", number of the batch]                        milliseconds
@@ -32,7 +33,7 @@ LEARNING_RATE = 0.05
 
 
 class Tables:
-    """The tables of a workload and its batches in FBGEMM's format."""
+    """FBGEMM's tables for a workload, and batches in FBGEMM's format."""
 
     def __init__(self, workload: workloads.Workload, seeds: list[int]):
         self._tables = SplitTableBatchedEmbeddingBagsCodegen(

@@ -12,9 +12,10 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Peer:
-    """A process with the commands of `benchmarks/peers/fbgemm.py`.
+    """Runs a program such as `benchmarks/peers/fbgemm.py` in a new process.
 
-    The process measures its own times, which exclude the communication.
+    The program measures its own times, which do not include the communication
+    with this process.
     """
 
     def __init__(
@@ -26,9 +27,10 @@ class Peer:
         """Starts the process.
 
         Args:
-          python: Python interpreter with the other library.
-          module: Module to run.
-          environment: Variables to add to the environment of this process.
+          python: Path of the Python interpreter that has the other library.
+          module: Name of the module to run.
+          environment: Environment variables of the new process, in addition to
+            the variables of the current process.
         """
         self._process = subprocess.Popen(
             [python, "-m", module],
@@ -47,11 +49,11 @@ class Peer:
     def open(
         self, workload: workloads.Workload, seeds: list[int]
     ) -> dict[str, str]:
-        """Creates the tables of a workload and returns the peer's versions."""
+        """Creates the tables of a workload and returns library versions."""
         return self.ask("open", workload.name, seeds)
 
     def call(self, verb: str, batch: int) -> timing.Milliseconds:
-        """Runs `verb` on a batch and returns its duration."""
+        """Runs the command `verb` on a batch and returns its duration."""
         return timing.Milliseconds(self.ask(verb, batch))
 
     def close(self) -> None:
@@ -60,7 +62,7 @@ class Peer:
         self._process.wait()
 
     def ask(self, *command):
-        """Sends a command and returns its result."""
+        """Sends a command to the process and returns the result."""
         print(json.dumps(command), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:

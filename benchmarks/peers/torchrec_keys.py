@@ -1,15 +1,16 @@
 """Program that measures TorchRec's managed collision on the CPU.
 
-It requires an interpreter with `torch` and `torchrec`, and no TensorFlow. It
-reads one command per line from the standard input, a JSON list, and writes one
-line of JSON per result:
+The program requires a Python interpreter with `torch` and `torchrec`, but not
+TensorFlow. Each line of the standard input is a command, which is a JSON list.
+For each command, the program writes a result as one line of JSON. The commands
+and their results are:
 
     ["open", distribution, [keys, columns, ids of a batch, batches]]  versions
     ["train", number of the batch]                             milliseconds
 
-A step maps keys to rows with an `MCHManagedCollisionModule` with LRU eviction,
-in which all keys have rows. Adagrad trains these rows of a `torch.nn.Embedding`
-with sparse gradients.
+A step maps keys to rows with an `MCHManagedCollisionModule`, which uses LRU
+eviction and contains all keys. Adagrad then trains these rows of a
+`torch.nn.Embedding` with sparse gradients.
 """
 
 import json
@@ -31,7 +32,7 @@ LEARNING_RATE = 0.05
 
 
 class Table:
-    """A table with managed collision."""
+    """A `torch.nn.Embedding` with a managed collision module."""
 
     def __init__(self, distribution: str, sizes: list[int]):
         num_keys, dim, num_ids, num_batches = sizes
@@ -45,12 +46,14 @@ class Table:
             input_hash_size=2**62,
         )
         everything = _features(torch.arange(num_keys))
-        for _ in range(4):  # Keys get rows only at the eviction interval.
+        # New keys get rows only in every second call, because the eviction
+        # interval is 2.
+        for _ in range(4):
             self._rows_of.profile(everything)
         found = self._rows_of.remap(everything)["keys"].values()
         assert len(found.unique()) == num_keys
-        # Only one of many steps evicts keys, so evictions do not change the
-        # median.
+        # With this interval, only one of 1000 steps evicts keys, so evictions
+        # do not change the median.
         self._rows_of._eviction_interval = 1000
         self._table = torch.nn.Embedding(num_rows, dim, sparse=True)
         self._optimizer = torch.optim.Adagrad(

@@ -1,11 +1,13 @@
-"""Sweep over prefetch distances and tile sizes for rows of several sizes.
+"""Measures prefetch distances and tile sizes for rows of several sizes.
 
     python -m benchmarks.rows.sweep
 
-Measures lookups and Adagrad updates of 131,072 uniform ids in one table, by the
-dim and dtype of the rows, on all cores. The loops belong to the C++ core
-(`cc/benchmarks`) and do not use TensorFlow. All settings of a table are
-measured in interleaved rounds. Values are ratios to the best median of the row.
+For each number of columns and dtype of the rows, the program measures lookups
+and Adagrad updates of 131,072 uniform ids in one table, on all cores. The
+program calls the loops of the C++ core (`cc/benchmarks`) without TensorFlow.
+All settings are measured in interleaved rounds. Each line of the output
+contains the median of the fastest setting, and the medians of all settings
+relative to the fastest setting.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _DIMS = flags.DEFINE_multi_integer(
 )
 
 NUM_SAMPLES, IDS_PER_SAMPLE = 8192, 16
-# Much larger than the processor caches.
+# The table must be much larger than the processor caches.
 TABLE_BYTES = 256 << 20
 LOOKUPS = {
     f"{ahead}/{tile}": (ahead, tile)
@@ -43,7 +45,7 @@ UPDATES = {
 
 
 def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
-    """Returns milliseconds by operation and setting, `[rounds]` each."""
+    """Returns `[rounds]` milliseconds for each operation and setting."""
     sweep = roof.load("_row_sweep").Sweep(
         TABLE_BYTES // (4 * dim),
         dim,
@@ -66,7 +68,7 @@ def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
             contestants(sweep.lookup, LOOKUPS), _ROUNDS.value
         )
     }
-    # Rows of 16 bits have a fixed tile size in updates.
+    # In updates of 16-bit rows, the tile size cannot be changed.
     updates = {
         name: one for name, one in UPDATES.items() if not half or one[2] == 256
     }
@@ -77,7 +79,7 @@ def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures and prints a table row for each operation and row type."""
+    """Prints the results of all operations and types of rows as a table."""
     del argv
     table = rich.table.Table(
         title="Median ms of the best setting, and ratios of the other settings"

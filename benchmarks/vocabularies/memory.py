@@ -1,12 +1,13 @@
-"""Memory of an open vocabulary.
+"""Measures the memory of a table with an open vocabulary.
 
     python -m benchmarks.vocabularies.memory
 
-The program fills a table of 1 M keys x 16 with Adagrad to a load of 0.85. It
-compares the memory of the process with the minimum for keys and counts (16
-bytes), rows and slot variables at that load. Then it trains 10,000 steps of 256
-known and 64 new keys each. The new keys evict other keys. Memory is measured
-after several numbers of steps.
+The program creates a table of 1 M rows x 16 with Adagrad, and adds keys until
+85 % of the rows are used. The program compares the memory that the process uses
+for the table with the minimum, which is the size of the rows and slot variables
+plus 16 bytes per row for keys and counts. The program then trains 10,000 steps
+with 256 known and 64 new keys each. The new keys evict other keys. The memory
+is measured after 10, 100, 1,000, 2,000, 5,000 and 10,000 steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ KNOWN, NEW = 256, 64
 
 
 def resident_bytes() -> int:
-    """Returns the resident bytes of this process."""
+    """Returns the resident memory of this process, in bytes."""
     gc.collect()
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -63,9 +64,10 @@ def _step_of(embedding: tlm.TPUEmbedding):
 
 
 def measure() -> dict[str, float]:
-    """Returns bytes after several numbers of steps, and derived values."""
+    """Returns the bytes after several steps, and values computed from them."""
     rng = np.random.default_rng(3)
-    # A small table first allocates the memory of TensorFlow and of the step.
+    # A step with a small table allocates the memory that TensorFlow and a step
+    # need for tables of any size.
     small = _embedding(10_000)
     _step_of(small)(tf.range(KNOWN + NEW, dtype=tf.int64))
     before = resident_bytes()

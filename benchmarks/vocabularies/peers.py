@@ -1,17 +1,18 @@
-"""A training step of layers with open vocabularies.
+"""Measures training steps of layers with open vocabularies.
 
-Each table has 100,000 keys x 16, and each step trains 1,024 known keys with
-`apply_gradients` of tf_keras:
+Each table has 100,000 keys and 16 columns. Each step trains 1,024 known keys
+with `apply_gradients` of tf_keras. Contestants:
 
-* `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary;
+* `tlm`: `tlm.layers.tf_keras.ShardedEmbedding` with an open vocabulary.
 * `dynamic`: `tf_keras.layers.experimental.DynamicEmbedding`, which compares
-  each key with the full vocabulary;
-* `hashing`: `tf_keras.layers.Hashing` and `Embedding`, where keys share rows;
+  each key with the full vocabulary.
+* `hashing`: `tf_keras.layers.Hashing` and `Embedding`, so that several keys can
+  share a row.
 * `torchrec`: TorchRec's managed collision and a sparse `torch.nn.Embedding`, in
   a separate process, if `--torchrec_python` is set.
 
-The Adagrad of tf_keras trains `dynamic` and `hashing`. The Adagrad of PyTorch
-trains `torchrec`.
+The contestants `dynamic` and `hashing` use the Adagrad optimizer of tf_keras,
+and `torchrec` uses the Adagrad optimizer of PyTorch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ LEARNING_RATE = 0.05
 
 
 def _layers() -> dict[str, tuple]:
-    """Returns layers from keys to rows, by name."""
+    """Returns the layers, which look up the rows of keys, by contestant."""
     import tf_keras
 
     hashed = tf_keras.Sequential(
@@ -52,7 +53,8 @@ def _layers() -> dict[str, tuple]:
     )
     return {
         "tlm": tlm.layers.tf_keras.ShardedEmbedding(
-            # The capacity has room for all keys at a load of 3/4.
+            # The capacity is 4/3 of the number of keys, so that the load of the
+            # vocabulary is 3/4.
             tlm.OpenVocabulary(int(NUM_KEYS / 0.75)),
             DIM,
             optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
@@ -81,7 +83,7 @@ def _step_of(layer) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
 
 
 def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Returns the milliseconds of steps, by name."""
+    """Returns the milliseconds of steps, by contestant."""
     rng = np.random.default_rng(5)
     factors = tf.constant(rng.standard_normal([NUM_IDS, DIM]), tf.float32)
     batches = [

@@ -1,17 +1,20 @@
-"""Quality of open vocabularies on a non-stationary stream.
+"""Measures predictions with open vocabularies on a non-stationary stream.
 
     python -m benchmarks.vocabularies.quality
 
-The stream consists of the identifiers of the running Python's standard library,
-file by file, in a single pass. Before every fourth batch of 256 is trained,
-half of its positions are predicted: all earlier names with a row are ranked
-(`examples/completion/stream.py`). Recall@10 is the mean over these positions. A
-name that did not occur before is a miss for all contestants.
+The stream consists of the names in Python's standard library, file by file, in
+a single pass with batches of 256 names. The model of
+`examples/completion/stream.py` trains on all batches. Before it trains on every
+fourth batch, it predicts half of the names in this batch. For each prediction,
+the model ranks all names that have occurred before and have a row. The result
+is recall@10, as the mean over all predictions. A name that has not occurred
+before counts as a miss. Contestants:
 
-* `unlimited`: an open vocabulary with rows for all names;
-* `lru`, `lfu`: an open vocabulary with a quarter of these rows;
-* `hashing`: hashed rows that take as many bytes as the quarter's rows, slot
-  variables, keys and counts. Names with the same row share their mean rank.
+* `unlimited`: an open vocabulary with rows for all names.
+* `lru`, `lfu`: an open vocabulary with a quarter of the rows of `unlimited`.
+* `hashing`: a table without keys, to whose rows names are hashed. The table
+  takes as many bytes as the rows, slot variables, keys and counts of `lru`.
+  Names that share a row get their mean rank.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from completion.data.corpus import Corpus
 BATCH = 256
 NUM_NEGATIVES = 512
 SEEDS = (7, 8, 9)
-# Bytes of a row with Adagrad's accumulators, and of a key with its count.
+# Size of a row with its accumulators of Adagrad, and size of a key with its
+# count, in bytes.
 ROW_BYTES, KEY_BYTES = 2 * 4 * stream.DIM, 16
 
 
@@ -53,7 +57,7 @@ def _contestants(corpus: Corpus) -> dict[str, object]:
 def measure(
     corpus: Corpus, contestant: object, seed: int
 ) -> tuple[float, float, int]:
-    """Returns recall@10, MRR and the number of used rows."""
+    """Returns recall@10, mean reciprocal rank and the number of used rows."""
     learner = stream.StreamLearner(
         contestant, corpus, num_negatives=NUM_NEGATIVES, seed=seed
     )
@@ -70,7 +74,7 @@ def measure(
 
 
 def main() -> None:
-    """Measures all contestants and prints a table."""
+    """Measures all contestants and prints the results as a table."""
     corpus = python_source.read_standard_library()
     table = rich.table.Table(
         title=f"{corpus.num_positions:,} identifiers, "
@@ -82,7 +86,8 @@ def main() -> None:
     for name in _contestants(corpus):
         found = np.array(
             [
-                # Hashed vocabularies keep counts, so each run gets a new one.
+                # A hashed vocabulary contains counts that a run changes, so
+                # each run gets a new one.
                 measure(corpus, _contestants(corpus)[name], seed)
                 for seed in SEEDS
             ]

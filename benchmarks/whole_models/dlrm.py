@@ -1,15 +1,15 @@
 """Training steps of DLRM, the model of `examples/dlrm.py`.
 
-The model has 26 tables of 16 columns with one id each. A batch has 2,048
-samples, and the step is the step of `fit`. Contestants:
+The model has 26 tables with 16 columns. A batch has 2,048 samples with one id
+per table, and a step is a step of `fit`. Contestants:
 
-* `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding` with Adagrad, by the number of
-  rows of a table; batches are packed by `tlm.pack`. The large tables and their
-  slot variables take 13.3 GB;
-* `features.100k`: `tlm.100k` with one tensor per feature instead of packed
-  batches;
-* `keras.100k`: one `keras.layers.Embedding` per table; Keras' Adagrad trains
-  the full model.
+* `tlm.100k`, `tlm.4m`: `tlm.layers.TPUEmbedding` with Adagrad, and batches that
+  are packed by `tlm.pack`. The name contains the number of rows of each table.
+  The tables of `tlm.4m` and their slot variables take 13.3 GB.
+* `features.100k`: the model of `tlm.100k`, with batches of one tensor per
+  feature instead of packed batches.
+* `keras.100k`: one `keras.layers.Embedding` per table, and Keras' Adagrad for
+  all weights of the model.
 """
 
 import pathlib
@@ -118,7 +118,7 @@ class _Contestant:
             )
 
     def __call__(self, i: int) -> float:
-        # Copying the loss to the host waits for the end of the step.
+        # The copy of the loss to the host waits for the end of the step.
         return float(self._step(self._batches[i % 4])["loss"])
 
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.whole_models.exported_auc
 
-The program trains on the synthetic data of the example with its default
-settings, once for each seed. The AUC of the held-out lines is exact: it is the
-probability that a line with a click scores above a line without one. Exported
-models are loaded and called as in a server.
+For each seed, the program trains the model on the synthetic data of
+`examples/dlrm.py`, with the default settings. The program then computes the
+exact AUC on held-out samples: the probability that a sample with a click has a
+higher score than a sample without a click. Exported models are loaded and
+called in the same way as in a server.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ from clicks import criteo, generating, training
 from clicks.scores import auc
 from clicks.settings import Settings
 
-NUM_LINES = 120_000  # The default of the example.
+NUM_LINES = 120_000  # The default number of `examples/dlrm.py`.
 SEEDS = (7, 8, 9)
 KINDS = ("float32", "float16", "int8", "int4")
 
 
 def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
-    """Returns the AUC by dtype of the rows; `"trained"` is before export."""
+    """Returns the AUC for each dtype of exported rows.
+
+    The key `"trained"` is the AUC of the model before the export.
+    """
     settings = Settings(seed=seed)
     path = folder / "lines.txt"
     generating.generate(path, NUM_LINES, settings.seed)
@@ -66,14 +70,15 @@ def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
     found = {"trained": auc_of(lambda features: model(features))}
     for kind in KINDS:
         tlm.export(model, folder / kind, kind)
-        # The loaded object keeps the variables of `serve` alive.
+        # `serve` works only as long as the loaded object exists, which owns its
+        # variables.
         loaded = tf.saved_model.load(folder / kind)
         found[kind] = auc_of(loaded.serve)
     return found
 
 
 def main() -> None:
-    """Measures all seeds and prints a table."""
+    """Measures all seeds and prints the results as a table."""
     table = rich.table.Table(title=f"AUC on {NUM_LINES:,} synthetic lines")
     for column in ("seed", "trained", *KINDS):
         table.add_column(column, justify="right")

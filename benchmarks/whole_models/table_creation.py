@@ -1,14 +1,16 @@
-"""Creation of a table of 8 M x 64 with one slot variable, and its checkpoint.
+"""Measures the creation and the checkpoint of a table of 8 M x 64.
 
-Contestants:
+The table has one slot variable. Each contestant creates the table, writes a
+`tf.train.Checkpoint` and reads it:
 
-* `tf.Variable`: rows and slots as two variables with eager initial values, in a
-  `tf.train.Checkpoint`;
-* `tlm`: a built `tlm.TPUEmbedding` of the same table in a
-  `tf.train.Checkpoint`.
+* `tf.Variable`: two variables for the rows and the slot variable, with initial
+  values that are computed in eager mode.
+* `tlm`: a `tlm.TPUEmbedding` with the same table, which the method `build`
+  creates.
 
-Times are in seconds. Each contestant runs in a separate process, so that none
-reuses memory that another has freed. There are no ids.
+Times are in seconds. Each contestant runs in a separate process, so that no
+contestant reuses memory that another contestant has freed. The benchmark uses
+no ids, so `--distributions` has no effect.
 """
 
 import json

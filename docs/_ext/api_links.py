@@ -1,18 +1,23 @@
-"""Code like `tlm.ShardedVariable` leads to the entry of that name.
+"""Sphinx extension that links public names to their API entries.
 
-In pages and in docstrings alike. A name that has no entry is a warning, so that
-no page goes on naming what was renamed.
+In pages and docstrings, code such as `tlm.ShardedVariable` becomes a link to
+the API entry of that name. A name without an entry causes a Sphinx warning, so
+that the build detects pages that still use an old name. Code such as
+`tf.Variable` becomes a link to the page of TensorFlow, Keras or NumPy if
+`docs/inventories` lists the name.
 """
 
 import re
 from typing import Any
 
+import inventories
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
-NAME = re.compile(r"tlm((?:\.\w+)+)(?:\(\))?")
-# What is a link already, or goes into the table of contents.
+NAME = re.compile(r"(\w+(?:\.\w+)+)(?:\(\))?")
+# Names inside these nodes do not become links: they are links already, or
+# they are titles, which also appear in the table of contents.
 LEFT_ALONE = (nodes.reference, addnodes.pending_xref, nodes.title)
 
 
@@ -24,8 +29,16 @@ def has_ancestor(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
     return False
 
 
+def target_of(name: str) -> str | None:
+    """Returns the name to link to, or None if `name` has no page."""
+    first, _, rest = name.partition(".")
+    if first == "tlm":
+        return f"tf_layoutmap.{rest}"
+    return inventories.listed_name(name)
+
+
 class LinkNames(SphinxTransform):
-    """Wraps literals that are public names into cross references."""
+    """Turns code literals that are public names into cross references."""
 
     default_priority = 500
 
@@ -34,12 +47,15 @@ class LinkNames(SphinxTransform):
             match = NAME.fullmatch(literal.astext())
             if match is None or has_ancestor(literal, LEFT_ALONE):
                 continue
+            target = target_of(match[1])
+            if target is None:
+                continue
             link = addnodes.pending_xref(
                 "",
                 refdomain="py",
                 reftype="obj",
                 refwarn=True,
-                reftarget=f"tf_layoutmap{match[1]}",
+                reftarget=target,
                 refdoc=self.env.docname,
                 refexplicit=True,
             )

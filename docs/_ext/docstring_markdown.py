@@ -1,14 +1,16 @@
-"""Docstrings are Markdown, as in TensorFlow; autodoc reads reStructuredText.
+"""Sphinx extension that converts Markdown docstrings to reStructuredText.
 
-What the two write differently is little: code in single backticks, and blocks
-of code between fences.
+Docstrings of this package are Markdown, as in TensorFlow, but Sphinx's autodoc
+extension reads reStructuredText. The extension converts the two constructs
+that differ: code in single backticks, and fenced code blocks.
 """
 
 import re
 from typing import Any
 
 FENCE = re.compile(r"^( *)```(\w*)$")
-# Code that is not a literal of reStructuredText already.
+# Code in single backticks. Double backticks are already valid
+# reStructuredText.
 CODE = re.compile(r"(?<![`:\\])`([^`\n]+)`(?!`)")
 
 
@@ -33,13 +35,14 @@ def to_rst(lines: list[str]) -> list[str]:
 
 
 def literal(code: re.Match[str]) -> str:
-    # An "s" right behind a literal has to be parted from it, invisibly.
+    # In reStructuredText, a letter must not follow a literal directly. An
+    # escaped space separates them and is not visible on the page.
     behind = code.string[code.end() : code.end() + 1]
     return f"``{code[1]}``" + ("\\ " if behind.isalnum() else "")
 
 
 def join_code(lines: list[str]) -> list[str]:
-    """Brings code that is broken over two lines onto the first of them."""
+    """Joins two lines if inline code begins on one and ends on the next."""
     joined: list[str] = []
     for line in lines:
         before = joined[-1] if joined else ""
@@ -60,12 +63,13 @@ def convert(
 ) -> None:
     lines[:] = to_rst(lines)
     if what in ("property", "attribute", "data"):
-        # Napoleon would take what is before a colon on the first line for a
-        # type.
+        # Without an empty first line, Napoleon would parse the text before a
+        # colon in the first line as a type.
         lines.insert(0, "")
 
 
 def setup(app: Any) -> dict[str, Any]:
-    # Before napoleon (500), so that its sections are read as what they become.
+    # A lower number than Napoleon's priority (500), so that Napoleon receives
+    # the converted docstring.
     app.connect("autodoc-process-docstring", convert, priority=400)
     return {"parallel_read_safe": True}

@@ -1,4 +1,7 @@
-"""Says which built page would ask another host for a file: none may."""
+"""Sphinx extension that warns about pages that load files from other hosts.
+
+All built pages must be readable without a network connection.
+"""
 
 import pathlib
 import re
@@ -22,7 +25,10 @@ STYLED = [re.compile(r"(?:@import\s+|url\()[\"']?((?:https?:)?//[^\s\"')]+)")]
 
 
 def foreign_files(folder: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns pages and style sheets, each with an address it would load."""
+    """Returns pairs of a file and a foreign address that the file loads.
+
+    Only pages and style sheets are searched.
+    """
     return [
         (str(path.relative_to(folder)), address)
         for suffix, patterns in ((".html", LOADED + STYLED), (".css", STYLED))

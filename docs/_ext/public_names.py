@@ -1,10 +1,15 @@
-"""`.. public:: tf_layoutmap.NAME`: the entry of a public name.
+"""Sphinx directive that generates the API entry of a public name.
 
-The package is asked what the name is, so that an entry does not say in which
-file it is. Members that TensorFlow or Keras define are left out.
+    .. public:: tf_layoutmap.NAME
 
-`:same-as: tf_layoutmap.OTHER` is for a second name of one thing;
-`:no-members:` for a class whose members another entry has.
+The directive imports the package to find the object with this name, so pages
+do not contain the path of the module that defines it. Members that TensorFlow
+or Keras define are omitted.
+
+Options:
+  `:same-as: tf_layoutmap.OTHER`: The name is an alias of `OTHER`.
+  `:no-members:`: The entry omits the members of the class, because another
+    entry documents them.
 """
 
 import importlib
@@ -22,7 +27,7 @@ PACKAGE = "tf_layoutmap"
 
 
 def find(name: str) -> Any:
-    """Returns what a dotted public name stands for."""
+    """Returns the object with the given dotted public name."""
     value = importlib.import_module(PACKAGE)
     for part in name.split(".")[1:]:
         value = getattr(value, part)
@@ -47,13 +52,13 @@ def member_kind(cls: type, name: str) -> str:
     static = inspect.getattr_static(cls, name)
     if isinstance(static, property):
         return "autoproperty"
-    if inspect.isroutine(static):  # Class methods and static ones, too.
+    if inspect.isroutine(static):  # Includes class and static methods.
         return "automethod"
     return "autoattribute"
 
 
 def entry(name: str, with_members: bool) -> list[str]:
-    """Returns the directives that stand for a name."""
+    """Returns the lines of reStructuredText that document a name."""
     value = find(name)
     if inspect.ismodule(value):
         docstring = inspect.cleandoc(value.__doc__).split("\n")
@@ -73,7 +78,7 @@ def entry(name: str, with_members: bool) -> list[str]:
 
 
 def second_name(name: str, other: str) -> list[str]:
-    """Returns the directives that lead from one name to the other."""
+    """Returns the lines of an entry for an alias, with a link to `other`."""
     value = find(name)
     if value is not find(other):
         raise ValueError(f"`{name}` must be the same as `{other}`.")
@@ -88,7 +93,11 @@ def second_name(name: str, other: str) -> list[str]:
 
 
 def named_arguments(cls: type) -> inspect.Signature | None:
-    """Returns the arguments of the first constructor here that names them."""
+    """Returns the signature of the first constructor with named arguments.
+
+    Only classes of this package are searched, in the order of the base
+    classes. A constructor with only `*args` and `**kwargs` is skipped.
+    """
     for base in cls.__mro__:
         if "__init__" in vars(base) and base.__module__.startswith(PACKAGE):
             signature = sphinx_inspect.signature(
@@ -112,7 +121,11 @@ def show_arguments(
     arguments: str | None,
     returned: str | None,
 ) -> Any:
-    """Keras' `__new__`, and a constructor that passes on, hide them."""
+    """Returns the signature to show for a class, or None for the default.
+
+    By default, Sphinx shows `(*args, **kwargs)` if a class has Keras'
+    `__new__` or a constructor that passes all arguments to another one.
+    """
     if what == "class" and (arguments or "").startswith("(*args"):
         signature = named_arguments(value)
         if signature is not None:
@@ -123,7 +136,7 @@ def show_arguments(
 
 
 class Public(SphinxDirective):
-    """One argument: the public name."""
+    """The directive `public`, whose argument is a public name."""
 
     required_arguments = 1
     option_spec = {

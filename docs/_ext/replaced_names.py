@@ -1,4 +1,7 @@
-"""`.. replaced-names:: GROUP`: a table of the names that a group replaces."""
+"""Sphinx directive that lists the names that a patch group replaces.
+
+.. replaced-names:: GROUP
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from tf_layoutmap._patches import engine
 
 
 class ReplacedNames(SphinxDirective):
-    """One argument: the group."""
+    """The directive `replaced-names`, whose argument is a patch group."""
 
     required_arguments = 1
 

@@ -1,4 +1,4 @@
-"""Predictions of a SavedModel in a process that has only TensorFlow."""
+"""Runs a SavedModel in a process that has only TensorFlow."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def answer(folder: str, asked: str, answered: str) -> None:
-    """Loads a SavedModel and predicts the lines of a file.
+    """Loads a SavedModel and predicts the click probability of each line.
 
     Args:
       folder: Folder of the SavedModel.

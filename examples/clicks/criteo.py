@@ -1,8 +1,8 @@
 """Readers of the Criteo format: one sample per line, fields separated by tabs.
 
-A line of `train.txt` has 40 fields: the label (1 for a click), 13 integers
-and 26 categorical values of 8 hexadecimal digits. Any feature may be blank.
-`test.txt` has the 39 features only. Lines are ordered by time.
+A line of `train.txt` has 40 fields: the label (1 for a click), 13 integers and
+26 categorical values of 8 hexadecimal digits. Any feature may be blank. A line
+of `test.txt` has only the 39 features. Lines are ordered by time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def look_through(path: Path, max_lines: int) -> Clicks:
       The statistics. The last eighth of the lines is held out.
 
     Raises:
-      DataError: A line does not have the format. The message contains the line
+      DataError: A line does not have this format. The message contains the line
         number and the reason.
     """
     lines = _read_lines(path, max_lines)
@@ -124,11 +124,11 @@ def training_batches(
     epochs: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """Returns batches of features and labels of one epoch after another.
+    """Returns the batches of all remaining epochs, as features and labels.
 
-    The order of an epoch depends only on the seed and the number of the epoch,
-    so a resumed run sees the same batches as an uninterrupted run. The lines
-    that remain after the last full batch are dropped.
+    The order of the lines in an epoch depends only on the seed and the epoch
+    index, so a resumed run sees the same batches as an uninterrupted run. An
+    incomplete last batch of an epoch is dropped.
     """
     lines = tf.data.TextLineDataset(str(clicks.path)).take(clicks.num_training)
 
@@ -184,8 +184,8 @@ def read_features(
         categorical values as strings.
 
     Returns:
-      `numbers`, `[num_lines, 13]` float32, and one entry for each category:
-      its rows, `[num_lines]` int64, or its values, `[num_lines]` strings.
+      `numbers`, `[num_lines, 13]` float32, and one entry for each category: row
+      ids, `[num_lines]` int64, or categorical values, `[num_lines]` strings.
     """
     return _features(_split(lines, _BLANKS), rows)
 
@@ -200,10 +200,10 @@ def _split(lines, defaults):
 
 
 def _counted(batches, num_batches):
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
-    # Keras warns when a dataset of unknown length ends.
+    # Keras prints a warning when a dataset of unknown length ends.
     return (
         batches.apply(tf.data.experimental.assert_cardinality(num_batches))
         .prefetch(4)
@@ -213,11 +213,11 @@ def _counted(batches, num_batches):
 
 def _features(fields, rows):
     numbers = tf.cast(tf.stack(fields[:NUM_NUMBERS], axis=1), tf.float32)
-    # The integers are counts of many magnitudes. A few are negative; they are
-    # treated as 0, like blanks.
+    # The integers are counts whose magnitudes vary widely. A few integers are
+    # negative. Negative values and blanks are treated as 0.
     features = {"numbers": tf.math.log1p(tf.maximum(numbers, 0))}
     if rows is None:
-        # The empty string is a key like any other.
+        # The empty string, which represents a blank, is also a key.
         return {
             **features,
             **dict(zip(CATEGORIES, fields[NUM_NUMBERS:], strict=True)),

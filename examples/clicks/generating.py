@@ -1,9 +1,10 @@
 """Generates a small synthetic file of the Criteo format.
 
 Categorical values follow Zipf's law, as in real data. Each value changes the
-log-odds of a click, and each pair of values of several categories changes them,
-too. Only a model that multiplies embedding rows can learn the pairs. Labels are
-drawn from these probabilities, so the best possible score is known.
+log-odds of a click. For eight of the categories, each pair of values also
+changes the log-odds. Only a model that multiplies embedding rows can learn the
+effect of the pairs. Labels are drawn from the resulting probabilities, so the
+best possible score is known.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def generate(path: Path, num_lines: int, seed: int) -> None:
         for column in (one.tolist() for one in numbers)
     ]
     for number, column in enumerate(categories):
-        # Blanks have index -1, so the last name is the empty string.
+        # The index of a blank is -1, which selects the last name, the empty
+        # string.
         names = [
             *(
                 f"{zlib.crc32(b'%d %d' % (number, value)):08x}"
@@ -105,7 +107,7 @@ def _probabilities(draw, categories, numbers):
         int
     )
     for number, column in enumerate(categories):
-        num_rows = _num_values(number) + 1  # The last row is for blanks.
+        num_rows = _num_values(number) + 1  # Blanks use the last row.
         logits += draw.normal(0, 0.2, num_rows)[column]
         if number in interacting:
             vectors = draw.normal(0, 0.38, (num_rows, _LATENT))[column]

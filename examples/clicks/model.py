@@ -1,8 +1,8 @@
 """DLRM (Naumov et al., 2019, arXiv:1906.00091) in Keras.
 
 The bottom MLP maps the dense features to a vector as wide as an embedding row.
-The dot products of all pairs of rows, and this vector, are the input of the top
-MLP, which returns the logit of a click.
+The top MLP takes this vector and the dot products of all pairs of rows, and
+returns the logit of a click.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 from clicks.criteo import CATEGORIES, NUM_NUMBERS
 from clicks.settings import Settings
 
-# Importing the layer by name registers it with Keras, which needs it to load a
+# Importing the layer registers it with Keras, so that Keras can load a saved
 # model.
 from tf_layoutmap import OpenVocabulary
 from tf_layoutmap.layers import TPUEmbedding
@@ -24,7 +24,7 @@ TABLES = "tables"
 
 @keras.saving.register_keras_serializable("clicks")
 class Products(keras.layers.Layer):
-    """Layer of pairwise dot products: `[B, rows, dim] -> [B, pairs]`."""
+    """Layer that maps rows `[B, rows, dim]` to dot products `[B, pairs]`."""
 
     def call(self, rows):
         """Returns the dot products below the diagonal."""
@@ -48,14 +48,15 @@ def build_model(
       settings: Settings of the run.
 
     Returns:
-      A model from the result of `criteo.read_features` to a logit, `[B, 1]`.
+      A model that maps the result of `criteo.read_features` to a logit, `[B,
+      1]`.
     """
     tpu = tf.tpu.experimental.embedding
     vocabularies = None
     if table_rows is None:
         table_rows = [settings.capacity] * len(CATEGORIES)
         vocabularies = {
-            # All values that were seen less than twice share one row.
+            # All values that occurred fewer than two times share one row.
             name: OpenVocabulary(
                 settings.capacity, admission="count", min_count=2, unknown="row"
             )

@@ -28,7 +28,8 @@ from clicks.scores import ClickRates, auc, log_loss
 from clicks.settings import Settings
 
 _NUM_ASKED = 500
-# An exported graph adds numbers in another order.
+# The exported graph adds numbers in a different order, so results are rounded
+# differently.
 _TOLERANCE = 1e-5
 
 
@@ -56,7 +57,7 @@ def run(
       cluster: Whether to train on the cluster of `TF_CONFIG`.
 
     Raises:
-      DataError: The data is not valid, the folder belongs to another model, or
+      DataError: The data is invalid, the folder contains a different model, or
         the saved model is damaged.
     """
     strategy = tlm.ps.connect() if cluster else _strategy(replicas)
@@ -95,7 +96,8 @@ def run(
             "Pass --fresh to train a new model."
         )
     if cluster:
-        # This process reads the model that the servers have saved.
+        # This process loads the model that was trained and saved on the
+        # cluster.
         model = training.make_or_load(
             tf.distribute.get_strategy(), settings, table_rows, folder
         )
@@ -117,7 +119,8 @@ def compare(
 ) -> None:
     """Compares the model with baselines on the held-out lines."""
     held_out = held_out_batches(clicks, table_rows, settings.batch_size)
-    # The baseline counts clicks by hashed row, also for open vocabularies.
+    # The baseline hashes values to rows, even if the model uses open
+    # vocabularies.
     counted_rows = clicks.table_rows(settings.max_rows)
     features, labels = _arrays(
         held_out_batches(clicks, counted_rows, settings.batch_size)
@@ -317,7 +320,7 @@ def _show_keys(report, model, clicks):
 
 def _arrays(batches):
     """Returns all features and labels as numpy arrays."""
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     batches = batches.with_options(options)
@@ -334,7 +337,7 @@ def _arrays(batches):
 def _strategy(replicas):
     if replicas == 1:
         return tf.distribute.get_strategy()
-    # TensorFlow splits a CPU only before its first operation.
+    # TensorFlow can split the CPU only before it runs its first operation.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * replicas,
@@ -348,7 +351,8 @@ def _cache_folder(data: str | None) -> Path:
     """Returns a folder in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # The user has no home directory.
+        # The path is relative if the user has no home directory.
+        cache = tempfile.gettempdir()
     label = (
         "generated"
         if data is None

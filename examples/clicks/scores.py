@@ -15,8 +15,8 @@ _PRIOR = 20.0
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     """Returns the exact area under the ROC curve.
 
-    This is the probability that a line with a click scores above a line without
-    one. Ties count one half.
+    This is the probability that a line with a click has a higher score than a
+    line without a click. A tie counts as one half.
 
     >>> auc(np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.4, 0.4]))
     0.875

@@ -1,4 +1,4 @@
-"""Export of the model, and predictions without tf_layoutmap."""
+"""Exports the model, and runs the exported model without tf_layoutmap."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
-    """The exported module: lines of `test.txt` to click probabilities.
+    """The exported module, which predicts clicks from lines of `test.txt`.
 
-    It contains TensorFlow's own operations only.
+    The module contains only TensorFlow's own operations.
     """
 
     def __init__(self, model: keras.Model, table_rows: list[int] | None):
         """Wraps a trained model; its tables are exported unsharded."""
         super().__init__()
         self._model = model
-        # A list would be tracked as a part of the SavedModel; a tuple is not.
+        # TensorFlow would track a list as a part of the SavedModel, but not a
+        # tuple.
         self._table_rows = table_rows and tuple(table_rows)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.string)])

@@ -11,13 +11,15 @@ class Settings:
 
     Attributes:
       batch_size: Number of lines in a training step, over all replicas.
-      epochs: Passes over the training lines; the model is saved after each.
+      epochs: Passes over the training lines. The model is saved after each
+        pass.
       dim: Width of the embedding rows and of the bottom MLP's output.
       max_rows: Maximum number of rows of a table.
       capacity: Number of keys of each open vocabulary, or None to hash values
         to rows.
-      table_rate: Learning rate of the tables' Adagrad. It is high because the
-        loss is a mean over the batch and a row occurs in few of its samples.
+      table_rate: Learning rate of the tables' Adagrad. The rate is high because
+        the loss is the mean over a batch, and each row occurs in only a few
+        samples of a batch.
       rate: Learning rate of the dense layers' Adam.
       seed: Seed of all random numbers.
     """

@@ -1,4 +1,4 @@
-"""Training with `fit`; the model is saved after each epoch and resumed."""
+"""Trains with `fit`, saves the model after each epoch, and resumes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def make_or_load(
             return build_model(table_rows, settings)
         try:
             return keras.saving.load_model(saved)
-        # A truncated file raises different errors in zip, JSON and HDF5.
+        # The zip, JSON and HDF5 readers raise different errors for a truncated
+        # file.
         except Exception as error:
             reason = str(error).strip().splitlines() or [repr(error)]
             raise DataError(
@@ -69,7 +70,7 @@ def train(
       Whether any epoch was trained.
 
     Raises:
-      DataError: There are too few lines for one step.
+      DataError: The file has too few lines for one step.
     """
     steps = clicks.num_training // settings.batch_size
     if not steps:
@@ -86,7 +87,8 @@ def train(
             model.distribute_strategy, tf.distribute.ParameterServerStrategy
         ):
             return make()
-        # Each worker reads all lines and keeps the batches of its shard.
+        # Each worker reads all lines, but trains only on the batches of its
+        # shard.
         return tlm.ps.Datasets(
             lambda context: make().shard(
                 context.num_input_pipelines, context.input_pipeline_id
@@ -111,7 +113,8 @@ def train(
             lambda: held_out_batches(clicks, table_rows, settings.batch_size)
         ),
         shuffle=False,
-        # A log file cannot redraw a progress bar, so it gets a line per epoch.
+        # Log files cannot show a progress bar, so `fit` prints a line per
+        # epoch.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[
             keras.callbacks.ModelCheckpoint(folder / _NAME),

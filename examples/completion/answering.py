@@ -1,16 +1,16 @@
-"""Predictions of a SavedModel in a process that has only TensorFlow."""
+"""Runs a SavedModel in a process that has only TensorFlow."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def answer(folder: str, asked: str, answered: str) -> None:
-    """Loads a SavedModel and completes the positions of a file.
+    """Loads a SavedModel and predicts the next items for positions in a file.
 
     Args:
       folder: Folder of the SavedModel.
-      asked: File with the features.
-      answered: File for the offers and their scores.
+      asked: File with the features of the positions.
+      answered: File for the predicted items and their scores.
     """
     model = tf.saved_model.load(folder)
     with np.load(asked) as arrays:

@@ -1,4 +1,4 @@
-"""Two baselines that count items, on the same positions as the model."""
+"""Two baselines that count items and use the same positions as the model."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from completion.data.vocabulary import UNKNOWN, ItemVocabulary
 
 
 def frequency_ranks(targets: np.ndarray) -> np.ndarray:
-    """Returns the rank of each target if items are offered by frequency.
+    """Returns the rank of each target when items are sorted by frequency.
 
     Rows are sorted by frequency, so the row of an item is its rank.
 
     Returns:
-      `[num_targets]` int64, 1 for the first offer, 0 for a target that is
-      not in the vocabulary.
+      `[num_targets]` int64: 1 for the most frequent item, 0 for a target that
+      is not in the vocabulary.
     """
     return targets.astype(np.int64)
 
 
 class BigramCounts:
-    """A bigram model: offers the most frequent followers of the previous item.
+    """A bigram model, which predicts the most frequent followers of an item.
 
-    All other items follow, sorted by frequency. If there is no previous item,
-    all items are sorted by frequency.
+    All other items are ranked after the followers, sorted by frequency. If
+    there is no previous item, all items are sorted by frequency.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BigramCounts:
           previous: `[num_positions]` rows of the previous items, which may be
             `UNKNOWN`.
           targets: `[num_positions]` rows of the items that follow.
-          vocabulary: Vocabulary of both.
+          vocabulary: Vocabulary of the previous items and the targets.
         """
         known = targets != UNKNOWN
         pairs = (
@@ -58,7 +58,7 @@ class BigramCounts:
         return self._after[self._splits[previous] : self._splits[previous + 1]]
 
     def ranks(self, previous: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Returns the rank of each target as `frequency_ranks` does."""
+        """Returns the rank of each target, like `frequency_ranks`."""
         ranks = np.zeros(len(targets), np.int64)
         for row in np.unique(previous):
             asked = np.flatnonzero((previous == row) & (targets != UNKNOWN))
@@ -67,8 +67,8 @@ class BigramCounts:
                 after: rank
                 for rank, after in enumerate(followers.tolist(), start=1)
             }
-            # All followers are offered before all other items. A more frequent
-            # item that is a follower must not be counted twice.
+            # All followers rank before all other items. Followers that are more
+            # frequent than the target are therefore not counted a second time.
             ascending = np.sort(followers)
             for index in asked:
                 target = int(targets[index])

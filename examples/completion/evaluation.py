@@ -21,7 +21,7 @@ _BATCH = 512
 def chosen_positions(
     positions: np.ndarray, limit: int, seed: int
 ) -> np.ndarray:
-    """Returns the positions, or a sorted uniform sample of `limit` of them."""
+    """Returns all positions, or a sorted random sample of `limit` positions."""
     if len(positions) <= limit:
         return positions
     draw = np.random.default_rng([seed, 3])
@@ -40,8 +40,8 @@ def compare(
     Args:
       model: Trained model.
       reader: Reader of the features of positions.
-      vocabulary: Vocabulary of the offered items.
-      training: Training positions, which the baselines count.
+      vocabulary: Vocabulary of the predicted items.
+      training: Training positions, from which the baselines are counted.
       held_out: Positions of held-out documents.
     """
     targets = reader.targets(held_out)
@@ -60,7 +60,7 @@ def compare(
 def model_ranks(
     model: Completer, reader: FeatureReader, positions: np.ndarray
 ) -> np.ndarray:
-    """Returns the rank of each target in the model's offers; 0 is a miss."""
+    """Returns the rank of each target among the predictions; 0 is a miss."""
     ranks = [
         model.ranks(
             to_tensors(reader.batch(part)), tf.constant(reader.targets(part))
@@ -78,7 +78,7 @@ def neighbours(
     Args:
       rows: Table, `[num_rows, dim]`.
       asked: Rows whose neighbours are returned.
-      among: End of the range `[1, among)` of possible neighbours.
+      among: Possible neighbours are the rows `[1, among)`.
       num_neighbours: Number of neighbours of each row, nearest first.
     """
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)

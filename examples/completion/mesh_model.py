@@ -2,7 +2,7 @@
 
 The tables stay in the host engine. The activations are copied to the mesh, and
 the outputs of the tower are copied back to the host, where they are scored. The
-gradients take the same path backwards.
+gradients are copied along the same path in reverse.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from completion.scoring import (
 
 dtensor = tf.experimental.dtensor
 
-# Hidden units are sharded over "model", together with their incoming and
-# outgoing weights. The two outputs are sums over the shards.
+# Hidden units and their incoming and outgoing weights are sharded over "model".
+# Both outputs of the tower are summed over the shards.
 _LAYOUTS = {
     "hidden.kernel": (None, "model"),
     "hidden.bias": ("model",),
@@ -73,14 +73,15 @@ class MeshCompleter(Completer):
                 [axis or dtensor.UNSHARDED for axis in axes], mesh
             )
         super().__init__(plan, log_shares)
-        # DTensor saves unsharded variables only, and tables are saved in
-        # slices; one checkpoint cannot contain both. A copy of the tower on the
-        # host is saved instead, so checkpoints do not depend on the mesh.
+        # DTensor can save only unsharded variables, but tables are saved in
+        # slices, so one checkpoint cannot contain the tower on the mesh and the
+        # tables. Checkpoints contain a copy of the tower on the host instead,
+        # and do not depend on the mesh.
         self._saved_tower = tower_of(plan)
         self._saved_optimizer = optimizer_of(plan, self._saved_tower)
 
     def saved_parts(self) -> dict[str, object]:
-        """Returns the objects of a checkpoint, by name."""
+        """Returns the objects that a checkpoint contains, by name."""
         return {
             **super().saved_parts(),
             "tower": self._saved_tower,
@@ -88,7 +89,7 @@ class MeshCompleter(Completer):
         }
 
     def before_save(self) -> None:
-        """Copies the weights of the mesh to the saved objects."""
+        """Copies the weights from the mesh to the objects that are saved."""
         self._copy(self._on_mesh(), self._off_mesh())
 
     def after_restore(self) -> None:
@@ -107,16 +108,16 @@ class MeshCompleter(Completer):
             target.assign(source.numpy())
 
     def make_tower(self, plan: Plan) -> keras.Model:
-        """Returns a tower on the mesh with the initial weights of the host."""
+        """Returns a tower on the mesh with the host's initial weights."""
         with tlm.layout_map_scope(self.layout_map, init="host"):
             return tower_of(plan)
 
     def train_step(self, features, target, negatives, log_expected):
-        """Trains tables and tower on one batch and returns its loss."""
+        """Trains the tables and the tower on one batch; returns the loss."""
         self._enqueue(features, target, negatives)
         activations = self._dequeue()
         seen = self._to_mesh(tower_input(activations, self.widths))
-        # The tape keeps the activations of the tower on the mesh.
+        # This tape records only the tower, whose activations stay on the mesh.
         with tf.GradientTape() as tape:
             tape.watch(seen)
             outputs = self._forward(seen)
@@ -145,8 +146,9 @@ class MeshCompleter(Completer):
         input_signature=[FEATURE_SPECS, *[tf.TensorSpec([None], tf.int32)] * 2]
     )
     def _enqueue(self, features, target, negatives):
-        # Enqueue and dequeue are separate functions. A function with both and
-        # without `apply_gradients` would be a forward-only step.
+        # `enqueue` and `dequeue` are called in separate functions. A function
+        # that called both, but not `apply_gradients`, would be a forward-only
+        # step.
         self.embedding.enqueue(
             {**features, "target": target, "negatives": negatives}
         )
@@ -223,7 +225,7 @@ class MeshCompleter(Completer):
         return ranks_of(self.scores(features), target)
 
     def complete(self, features, num_offers):
-        """Returns the scores and rows of the best offers, best first."""
+        """Returns the highest scores and their rows, in descending order."""
         return tf.math.top_k(self.scores(features), num_offers)
 
     def _to_mesh(self, value):

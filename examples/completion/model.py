@@ -1,4 +1,4 @@
-"""The model: tables, a dense tower, and a training step for both."""
+"""The model: tables, a dense tower, and a training step that updates both."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Completer:
         return tower_of(plan)
 
     def saved_parts(self) -> dict[str, object]:
-        """Returns the objects of a checkpoint, by name."""
+        """Returns the objects that a checkpoint contains, by name."""
         return {
             "step": self.step,
             "embedding": self.embedding,
@@ -63,10 +63,10 @@ class Completer:
         }
 
     def before_save(self) -> None:
-        """Updates the saved objects before a checkpoint is written."""
+        """Updates `saved_parts` before a checkpoint is written."""
 
     def after_restore(self) -> None:
-        """Updates the model after a checkpoint was restored."""
+        """Updates the model after `saved_parts` were restored."""
 
     @tf.function(
         input_signature=[
@@ -77,10 +77,10 @@ class Completer:
         ]
     )
     def train_step(self, features, target, negatives, log_expected):
-        """Trains tables and tower on one batch and returns its loss.
+        """Trains the tables and the tower on one batch, and returns the loss.
 
         Args:
-          features: Ragged rows of each feature of `FEATURE_SPECS`.
+          features: Ragged ids of each feature in `FEATURE_SPECS`.
           target: `[num_samples]` rows of the items that follow.
           negatives: `[num_negatives]` distinct rows.
           log_expected: `[num_negatives]` log of the probability that each
@@ -134,7 +134,8 @@ class Completer:
 
     def look_up_only(self, features):
         """Returns the activations of a forward-only step."""
-        # A step must have all features; a feature without ids is empty.
+        # `enqueue` requires all features, so unused features are passed as
+        # empty tensors.
         nothing = tf.zeros([0], tf.int32)
         self.embedding.enqueue(
             {**features, "target": nothing, "negatives": nothing},
@@ -143,7 +144,7 @@ class Completer:
         return self.embedding.dequeue()
 
     def candidates(self) -> tf.Tensor:
-        """Returns the table of candidates, `[num_rows, dim]`."""
+        """Returns the full table of candidates, `[num_rows, dim]`."""
         return tf.convert_to_tensor(
             self.embedding.embedding_tables[self._candidates]
         )
@@ -155,11 +156,11 @@ class Completer:
 
     @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
     def complete(self, features, num_offers):
-        """Returns the scores and rows of the best offers, best first."""
+        """Returns the highest scores and their rows, in descending order."""
         return tf.math.top_k(self.scores(features), num_offers)
 
     def candidate_rows(self) -> np.ndarray:
-        """Returns the table of candidates as an array."""
+        """Returns the table of candidates as a numpy array."""
         return self.candidates().numpy()
 
 
@@ -171,8 +172,9 @@ def ranks_of(scores: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
       target: `[num_samples]` rows.
 
     Returns:
-      `[num_samples]` int32, 1 for the best offer and 0 for a target that is not
-      in the vocabulary. A target ranks after all other rows of equal score.
+      `[num_samples]` int32: 1 for the highest score, 0 for a target that is not
+      in the vocabulary. If other rows have the same score as the target, the
+      target ranks after these rows.
     """
     tf.debugging.assert_all_finite(scores, "The model's scores must be finite.")
     own = tf.gather(scores, target, batch_dims=1)
@@ -195,21 +197,23 @@ def tower_of(plan: Plan) -> tf.keras.Model:
 
 
 def optimizer_of(plan: Plan, tower: tf.keras.Model):
-    """Returns the tower's optimizer with its variables created."""
+    """Returns the tower's optimizer, whose variables have been created."""
     settings = plan.settings
     optimizer = tf.keras.optimizers.Adam(
         tf.keras.optimizers.schedules.CosineDecay(
             settings.tower_rate, settings.num_steps, alpha=0.05
         )
     )
-    # Variables must exist before a function is traced or a checkpoint restored.
+    # Variables must exist before a function is traced or a checkpoint is
+    # restored.
     optimizer.build(tower.trainable_variables)
     return optimizer
 
 
 def to_tensors(batch: dict[str, Ragged]) -> dict[str, tf.RaggedTensor]:
     """Returns the features of a batch as ragged tensors."""
-    # The splits are valid by construction; validation would slow every step.
+    # The splits are always valid, and validating them would slow down every
+    # step.
     return {
         name: tf.RaggedTensor.from_row_splits(
             rows.values, rows.splits, validate=False

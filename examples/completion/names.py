@@ -14,7 +14,7 @@ TABLES = ("before", "next")
 
 
 class ClosedNames:
-    """A closed vocabulary, counted before training."""
+    """A closed vocabulary, whose items are counted before training."""
 
     def __init__(self, vocabulary: ItemVocabulary):
         """Wraps a vocabulary."""
@@ -27,19 +27,19 @@ class ClosedNames:
     def rows(
         self, embedding: tlm.TPUEmbedding, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each item, and whether it has one."""
+        """Returns the row of each item, and whether the item has a row."""
         return self.ids.numpy()[items], self._known[items]
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
-        """Returns the log of the frequency of each row's item."""
+        """Returns the log of the frequency of the item of each row."""
         return self._log_counts
 
     def count(self, targets: np.ndarray) -> None:
-        """Does nothing; the vocabulary was counted before training."""
+        """Does nothing, because items were counted before training."""
 
 
 class HashedNames:
-    """A hashed vocabulary: names with the same hash share a row."""
+    """A hashed vocabulary, in which names with the same hash share a row."""
 
     def __init__(self, item_names: list[str], num_rows: int):
         """Hashes all names to `num_rows` rows."""
@@ -55,7 +55,7 @@ class HashedNames:
     def rows(
         self, embedding: tlm.TPUEmbedding, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each item; every item has one."""
+        """Returns the rows of items, and True, because each item has a row."""
         return self.ids.numpy()[items], np.ones(len(items), bool)
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
@@ -68,7 +68,7 @@ class HashedNames:
 
 
 class OpenNames:
-    """An open vocabulary: names are keys and get rows during training."""
+    """An open vocabulary, whose keys are names; training adds keys."""
 
     def __init__(self, item_names: list[str], capacity: int, **settings):
         """Creates a `tlm.OpenVocabulary` with `settings` for each table."""
@@ -83,7 +83,7 @@ class OpenNames:
     def rows(
         self, embedding: tlm.TPUEmbedding, items: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the row of each item, and whether it has one."""
+        """Returns the row of each item, and whether the item has a row."""
         rows = (
             embedding.vocabularies["next"]
             .lookup(tf.gather(self.ids, items))
@@ -92,14 +92,14 @@ class OpenNames:
         return np.maximum(rows, 0), rows >= 0
 
     def log_counts(self, embedding: tlm.TPUEmbedding) -> np.ndarray:
-        """Returns the log of the number of occurrences of each row's key."""
+        """Returns the log of the count of the key of each row."""
         counts = (
             tf.convert_to_tensor(embedding.vocabularies["next"].count_variable)
             .numpy()
             .ravel()
         )
-        # The last row is for keys without a row.
+        # Keys without a row use the last row.
         return np.log(np.maximum([*counts, 1], 1))
 
     def count(self, targets: np.ndarray) -> None:
-        """Does nothing; the open vocabulary counts keys."""
+        """Does nothing, because the open vocabulary counts its keys itself."""

@@ -1,4 +1,4 @@
-"""The tables of the model: features, configurations and sizes."""
+"""Features, table configurations and sizes of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tf_layoutmap as tlm
 from completion.data.features import SEQUENCES
 from completion.settings import Settings
 
-# Features of the tower. The other features are candidates for its query.
+# Input features of the tower. Rows of the other features are scored against the
+# tower's query.
 TOWER_FEATURES = ("history", "bag", "echo", "marks", "place", "scope", "pieces")
 SERVING_FEATURES = (*TOWER_FEATURES, "recent")
 
@@ -22,8 +23,8 @@ class Plan:
     """Configuration of the tables, their features and their optimizer.
 
     Previous items have rows in the table `identifiers`, and possible next items
-    have rows in the table `candidates`. Echoes and recent items use
-    `candidates`, too, so that the tower can predict a repetition.
+    have rows in the table `candidates`. Echoes and recent items also use
+    `candidates`, so that the tower can predict repeated items.
 
     Attributes:
       features: `FeatureConfig` of each feature.
@@ -34,7 +35,8 @@ class Plan:
         """Creates the configurations.
 
         Args:
-          num_rows: Number of rows of each feature; ids are smaller.
+          num_rows: Number of rows of each feature. All ids are smaller than
+            this number.
           settings: Sizes, learning rates and the number of shards.
         """
         self.settings = settings
@@ -86,7 +88,7 @@ class Plan:
         return {name: self.features[name] for name in SERVING_FEATURES}
 
     def trained_embedding(self, step: tf.Variable) -> tlm.TPUEmbedding:
-        """Returns sharded tables with Adagrad; its rate decays with `step`."""
+        """Returns sharded tables for Adagrad with a decaying learning rate."""
         settings = self.settings
         rate = tf.keras.optimizers.schedules.CosineDecay(
             settings.table_rate, settings.num_steps, alpha=0.05
@@ -116,7 +118,7 @@ class Plan:
                 "rows": table.vocabulary_size,
                 "dim": table.dim,
                 "shards": min(self.settings.num_shards, table.vocabulary_size),
-                # Adagrad's accumulators are as large as the rows.
+                # Adagrad's accumulators take as many bytes as the rows.
                 "bytes": 2 * 4 * table.vocabulary_size * table.dim,
                 "optimizer": f"Adagrad {self.settings.table_rate:g}",
             }
@@ -124,7 +126,7 @@ class Plan:
         ]
 
     def shape_facts(self) -> dict[str, list[int]]:
-        """Returns the table shapes that a checkpoint must have."""
+        """Returns the table shapes that checkpoints must have, by name."""
         return {
             name: [table.vocabulary_size, table.dim]
             for name, table in self.tables.items()
@@ -134,7 +136,7 @@ class Plan:
 def _table(
     name: str, num_rows: int, dim: int, deviation: float, settings: Settings
 ):
-    # With one seed, tables of equal width would have equal initial values.
+    # With the same seed, tables of equal width would have equal initial values.
     seed = settings.seed + sum(name.encode())
     return tf.tpu.experimental.embedding.TableConfig(
         vocabulary_size=num_rows,

@@ -22,14 +22,16 @@ class Report:
 
     def __init__(self, console: Console | None = None) -> None:
         """Starts the clock."""
-        # A log file has no width, and 80 columns are too few for the tables.
+        # Rich would use 80 columns for a log file, which are too few for the
+        # tables.
         width = None if sys.stdout.isatty() else 100
         self._console = console or Console(width=width, highlight=False)
         self._start = time.monotonic()
 
     def say(self, text: str) -> None:
         """Prints a paragraph."""
-        # The terminal wraps the lines, so that paths can be copied.
+        # The terminal wraps long lines, so that users can copy paths from the
+        # output.
         self._console.print(escape(text), soft_wrap=True)
 
     def begin(
@@ -173,7 +175,8 @@ class Report:
 
     def print_summary(self) -> None:
         """Prints the elapsed time and the peak memory."""
-        # Peak memory of the largest process. The serving process is smaller.
+        # Peak memory of this process or of its largest child process, whichever
+        # is larger.
         peak = max(
             resource.getrusage(who).ru_maxrss
             for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -190,7 +193,7 @@ class Report:
 
 
 def skew_of(items: np.ndarray, item_names: list[str]) -> tuple[str, str]:
-    """Returns descriptions of the skew and of the most frequent items.
+    """Returns texts that describe the skew and the most frequent items.
 
     >>> skew_of(np.array([0, 1, 0, 0]), ["self", "path"])
     ('the top 1% (1) are 75% of all', 'self 3, path 1')

@@ -27,7 +27,7 @@ _HELD_OUT = 0.1
 _MIN_COUNT = 2
 _NUM_OFFERS = 10
 _SERVED = 200  # Number of positions that the exported model predicts.
-_SHOWN = 6  # Number of printed positions.
+_SHOWN = 6  # Number of positions that are printed.
 _ASKED = ("self", "append", "path", "ValueError", "len", "i")
 
 
@@ -50,9 +50,9 @@ def run(
       corpus: Data set.
       settings: Sizes and learning rates.
       report: Report to print to.
-      data: Value of --data, which names the default folder.
+      data: Value of --data, which is a part of the name of the default folder.
       model_dir: Folder of the checkpoints, or None for the default folder.
-      fresh: Whether to remove the checkpoints of earlier runs first.
+      fresh: Whether to remove the checkpoints of earlier runs before training.
       save_every: Steps between checkpoints.
       max_held_out: Maximum number of positions to measure on.
       mesh: Sizes of the axes "batch" and "model" of a mesh of logical CPUs for
@@ -60,12 +60,12 @@ def run(
       servers: Whether to train on the cluster of `TF_CONFIG`.
 
     Raises:
-      DataError: There are too few positions, or the folder belongs to another
-        model.
-      RuntimeError: The exported and the trained model have different
-        predictions.
+      DataError: The data has too few positions, or the folder contains a
+        different model.
+      RuntimeError: The predictions of the exported model differ from the
+        trained model.
     """
-    # TensorFlow splits a CPU only before its first operation.
+    # TensorFlow can split the CPU only before it runs its first operation.
     mesh = None if mesh is None else logical_mesh.make_mesh(mesh)
     strategy = tlm.ps.connect() if servers else None
     held_out = held_out_documents(
@@ -137,7 +137,8 @@ def run(
             num_steps=settings.num_steps,
         )
         cluster.read(model, newest)
-        # The rest of the run does not depend on where the model was trained.
+        # The following code reads this checkpoint, whether the model was
+        # trained on servers or in this process.
         newest = training.Checkpoints(model, folder).save(int(model.step))
     else:
         checkpoints = training.Checkpoints(model, folder)
@@ -200,7 +201,8 @@ def _show_neighbours(
     row_of = {name: row for row, name in enumerate(vocabulary.names)}
     asked = [row_of[name] for name in _ASKED if name in row_of]
     asked = asked or list(range(1, min(7, vocabulary.num_rows)))
-    # The rows of rare items are close to their initial values.
+    # Rare items are excluded, because their rows are close to the initial
+    # values.
     among = int(np.sum(vocabulary.counts[1:] >= 20)) + 1
     found = evaluation.neighbours(model.candidate_rows(), asked, among, 6)
     report.table(
@@ -292,7 +294,8 @@ def _cache_folder(data: str, facts: dict[str, object]) -> Path:
     """Returns a folder in the user's cache for this data and plan."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # The user has no home directory.
+        # The path is relative if the user has no home directory.
+        cache = tempfile.gettempdir()
     label = data if data in ("stdlib", "movielens") else "folder"
     return Path(
         cache,

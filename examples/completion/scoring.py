@@ -8,8 +8,8 @@ import tensorflow as tf
 from completion.data.features import ECHOES, RECENT
 from completion.data.vocabulary import UNKNOWN
 
-# Score of rows that are not candidates. It is finite, because the gradient of a
-# sum of infinite scores is NaN.
+# Score of rows that are not candidates. The score is finite, because the
+# gradient of a sum of infinite scores is NaN.
 NEVER = -1e9
 
 
@@ -26,8 +26,8 @@ def build_tower(
       seed: Seed of the initial weights and of the dropout.
 
     Returns:
-      A model from activations to `query [num_samples, dim]`, which is
-      multiplied with the candidates, and `gates [num_samples, RECENT +
+      A model from activations to `query [num_samples, dim]`, whose dot products
+      with the candidates are the scores, and `gates [num_samples, RECENT +
       ECHOES]`, which are added to the scores of recent items and echoes.
     """
     keras.utils.set_random_seed(seed)
@@ -69,7 +69,7 @@ def split_input(
     activations: dict[str, tf.Tensor],
     widths: dict[str, int],
 ) -> dict[str, tf.Tensor]:
-    """Splits the gradient of `tower_input`'s result by feature."""
+    """Splits the gradient of the result of `tower_input` by feature."""
     parts = tf.split(gradient, list(widths.values()), axis=1)
     return {
         name: tf.reshape(part, tf.shape(activations[name]))
@@ -128,7 +128,8 @@ def score_all(
     samples = tf.repeat(tf.range(tf.shape(recent)[0]), RECENT)
     places = tf.stack([samples, tf.reshape(recent, [-1])], axis=1)
     scores = tf.tensor_scatter_nd_add(scores, places, tf.reshape(bonus, [-1]))
-    # The padding of `recent` changed the scores of row `UNKNOWN`.
+    # The scores of row `UNKNOWN` contain the bonuses of the padding of
+    # `recent`, so they are overwritten.
     return tf.concat(
         [tf.fill([tf.shape(scores)[0], 1], NEVER), scores[:, UNKNOWN + 1 :]],
         axis=1,
@@ -144,10 +145,10 @@ def sampled_loss(
 ) -> tf.Tensor:
     """Returns the sampled softmax loss, the mean over the batch.
 
-    The softmax requires a sum over the vocabulary, which is estimated. The sum
-    contains the target and the recent items exactly. All other items are
-    estimated from the negatives: each negative is divided by the probability
-    that it was drawn.
+    The softmax requires a sum over the vocabulary. The target and the recent
+    items are summed exactly. The sum over all other items is estimated from the
+    negatives: the term of each negative is divided by the probability that the
+    negative was drawn.
 
     Args:
       tower_outputs: `query` and `gates`.
@@ -195,14 +196,14 @@ def sampled_loss(
 def _is_among(
     counted: tf.Tensor, negatives: tf.Tensor, num_rows: tf.Tensor
 ) -> tf.Tensor:
-    """Finds the negatives that the sum of a sample already contains.
+    """Finds the negatives that the exact sum of a sample already contains.
 
     Returns:
       `[num_samples, num_negatives]` float32, positive for these negatives.
     """
     num_negatives = tf.size(negatives)
-    # This is one lookup per id; comparing all pairs would need about a thousand
-    # comparisons per id.
+    # This code runs one lookup per id. Comparing all pairs would take about a
+    # thousand comparisons per id.
     column_of = tf.tensor_scatter_nd_update(
         tf.fill([num_rows], num_negatives),
         negatives[:, tf.newaxis],
@@ -212,7 +213,7 @@ def _is_among(
     samples = tf.broadcast_to(
         tf.range(tf.shape(counted)[0])[:, tf.newaxis], tf.shape(counted)
     )
-    # The last column is for ids that are not negatives.
+    # Ids that are not negatives use the last column.
     found = tf.scatter_nd(
         tf.reshape(tf.stack([samples, columns], axis=2), [-1, 2]),
         tf.ones([tf.size(counted)]),

@@ -1,4 +1,4 @@
-"""Export of the model, and predictions without tf_layoutmap."""
+"""Exports the model, and runs the exported model without tf_layoutmap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWERING = Path(__file__).with_name("answering.py")
 
 
 class Served(tf.Module):
-    """The exported module: TensorFlow's own operations, no optimizer."""
+    """The exported module, which contains only TensorFlow's own operations."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Served(tf.Module):
         log_shares: np.ndarray,
         checkpoint: str,
     ):
-        """Restores tables and tower from a checkpoint of the training.
+        """Restores the tables and the tower from a training checkpoint.
 
         Args:
           plan: Tables and features of the trained model.
@@ -53,7 +53,7 @@ class Served(tf.Module):
 
     @tf.function(input_signature=[FEATURE_SPECS, tf.TensorSpec([], tf.int32)])
     def complete(self, features, num_offers):
-        """Returns names and scores of the best offers, best first."""
+        """Returns the names of the best items and their scores, best first."""
         tables = self._embedding.embedding_tables
         activations = tlm.serving_embedding_lookup(
             {name: features[name] for name in TOWER_FEATURES},
@@ -93,7 +93,7 @@ def ask_elsewhere(
     Args:
       folder: Folder of the SavedModel.
       batch: Features of the positions.
-      num_offers: Number of offers per position.
+      num_offers: Number of predicted items per position.
 
     Returns:
       Names and scores, `[num_positions, num_offers]`.
@@ -123,18 +123,18 @@ def compare_answers(
     names: list[list[str]],
     scores: np.ndarray,
 ) -> float:
-    """Compares the offers of the exported and the trained model.
+    """Compares the predictions of the exported and the trained model.
 
-    The exported model adds numbers in another order. Scores may therefore
-    differ in the last digits, and offers with nearly equal scores may be
+    The exported model adds numbers in a different order. Scores may therefore
+    differ in the last digits, and items with nearly equal scores may be
     swapped.
 
     Returns:
-      The largest difference of two scores.
+      The largest difference between the scores of the two models.
 
     Raises:
-      RuntimeError: An offer or a score differs by more. The message contains
-        the position.
+      RuntimeError: An item or a score differs by more than rounding explains.
+        The message contains the position.
     """
     difference = np.abs(own_scores - scores)
     if not np.all(difference <= _TOLERANCE):
@@ -150,7 +150,8 @@ def compare_answers(
             equals = {
                 own[other] for other in np.flatnonzero(gap <= 2 * _TOLERANCE)
             }
-            # The last offers may tie with the first item that is not offered.
+            # The last predicted items may have the same score as items that are
+            # not among the predictions.
             last = gap[-1] <= 2 * _TOLERANCE
             if found[offer] not in equals and not last:
                 raise RuntimeError(

@@ -17,9 +17,9 @@ class Settings:
       dropout: Dropout rate of the hidden layer.
       num_shards: Number of shards of each table.
       batch_size: Number of positions in a training step.
-      num_negatives: Number of negatives drawn in each step; duplicates are
-        removed.
-      num_steps: Total number of training steps; None for the default of
+      num_negatives: Number of negatives that are drawn in each step, before
+        duplicates are removed.
+      num_steps: Total number of training steps, or None for the default of
         `steps_for`.
       table_rate: Initial learning rate of the tables.
       tower_rate: Initial learning rate of the tower.
@@ -40,8 +40,8 @@ class Settings:
     def steps_for(self, num_positions: int) -> Settings:
         """Returns these settings with the number of steps set.
 
-        The default is four passes over all positions, limited to 200 to 1,440
-        steps.
+        The default is four passes over all positions, with at least 200 and at
+        most 1,440 steps.
 
         >>> Settings().steps_for(102_400).num_steps
         400

@@ -1,10 +1,10 @@
 """A model that learns the next item in a single pass over the documents.
 
-It is smaller than `completion.model`: a tower maps the last items to a query,
-whose dot products with the rows of possible next items are their scores.
+The model is smaller than `completion.model`: a tower maps the last items to a
+query, whose dot products with the rows of possible next items are their scores.
 Negatives are drawn from earlier items, so a score estimates how much more
-likely an item is than its frequency suggests. The log of its count is added
-when items are offered.
+likely an item is than its frequency suggests. For predictions, the log of the
+item's count is added to the score.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StreamLearner:
         """Creates the tables and the tower.
 
         Args:
-          names: Mapping from item names to rows.
+          names: Object that maps item names to rows.
           corpus: Data set.
           num_negatives: Number of negatives in each step.
           seed: Seed of all random numbers.
@@ -97,8 +97,8 @@ class StreamLearner:
     def train(self, positions: np.ndarray) -> float:
         """Trains on positions and returns the loss."""
         targets = self._corpus.items[positions]
-        # Negatives are earlier items. Negatives from the current batch would
-        # lower the scores of the names of the current file.
+        # Negatives are drawn from items of earlier batches. Negatives from the
+        # current batch would lower the scores of names in the current file.
         pool = self._pool if len(self._pool) else targets
         negatives = self._draw.choice(pool, self._num_negatives)
         history, splits = self._history(positions)
@@ -117,11 +117,12 @@ class StreamLearner:
 
         Args:
           positions: Positions of the targets.
-          among: Distinct items that may be offered.
+          among: Distinct items that may be predicted.
 
         Returns:
-          `[num_positions]`, 1 for the best offer, 0 for an item that is not in
-          `among` or has no row. Items of equal score share their mean rank.
+          `[num_positions]`: 1 for the highest score, 0 for an item that is not
+          in `among` or has no row. Items with equal scores share their mean
+          rank.
         """
         targets = self._corpus.items[positions]
         rows, known = self._names.rows(self.embedding, among)
@@ -158,7 +159,7 @@ class StreamLearner:
         if len(self._pool) < _POOL:
             self._pool = np.concatenate([self._pool, targets])[:_POOL]
             return
-        # All earlier items have about the same probability to be in the pool.
+        # Each earlier item is in the pool with about the same probability.
         self._pool[self._draw.integers(0, _POOL, len(targets) // 8)] = (
             self._draw.choice(targets, len(targets) // 8)
         )
@@ -213,6 +214,6 @@ class StreamLearner:
 def batches_in_order(
     positions: np.ndarray, batch_size: int
 ) -> Iterator[np.ndarray]:
-    """Yields the positions in order, in batches of `batch_size`."""
+    """Yields batches of `batch_size` positions, in ascending order."""
     for start in range(0, len(positions), batch_size):
         yield positions[start : start + batch_size]

@@ -23,7 +23,8 @@ from completion.stream import StreamLearner, batches_in_order
 
 _HELD_OUT = 0.1
 _MIN_COUNT = 2
-# The data is read only once, so batches are smaller than in other runs.
+# Batches are smaller than in other runs, because the data is read only once and
+# small batches give more steps.
 _BATCH = 256
 _MEASURED = 512
 
@@ -36,7 +37,7 @@ def run(
     capacity: int,
     max_held_out: int,
 ) -> None:
-    """Trains both vocabularies in document order and prints their metrics.
+    """Trains a model per vocabulary in document order, and prints the metrics.
 
     Args:
       corpus: Data set.
@@ -47,7 +48,7 @@ def run(
       max_held_out: Maximum number of positions to measure on.
 
     Raises:
-      DataError: There are too few documents or positions.
+      DataError: The data has too few documents or positions.
     """
     held_out = held_out_documents(
         corpus.documents, fraction=_HELD_OUT, seed=settings.seed

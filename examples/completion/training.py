@@ -20,7 +20,7 @@ FACTS = "model.json"
 
 
 class Checkpoints:
-    """The checkpoints of one model in one folder."""
+    """Writes and restores the checkpoints of one model in one folder."""
 
     def __init__(self, model: Completer, folder: Path):
         """Opens the checkpoints in `folder`, which is created if missing."""
@@ -47,7 +47,8 @@ class Checkpoints:
         try:
             status = self._manager.checkpoint.restore(self.latest)
             status.assert_existing_objects_matched()
-        # TensorFlow's reader raises any of these errors for a truncated file.
+        # TensorFlow's reader may raise any of these errors for a truncated
+        # file.
         except (
             tf.errors.OpError,
             ValueError,
@@ -70,14 +71,15 @@ class Checkpoints:
 
 
 def claim_folder(folder: Path, facts: dict[str, object]) -> None:
-    """Creates `folder` and records which model it belongs to.
+    """Creates `folder` and records the model whose checkpoints it contains.
 
     Args:
       folder: Folder of the checkpoints.
-      facts: Properties that a model must share with its checkpoints.
+      facts: Properties that must be equal for the model and its checkpoints.
 
     Raises:
-      DataError: The folder has checkpoints of a model with other properties.
+      DataError: The folder contains checkpoints of a model with different
+        properties.
     """
     path = folder / FACTS
     if path.exists():
@@ -108,18 +110,18 @@ def train(
     num_steps: int,
     save_every: int,
 ) -> float:
-    """Trains until `num_steps` steps are done, including earlier runs.
+    """Trains up to `num_steps` steps, including the steps of earlier runs.
 
     Args:
       model: New model, or a model restored from its newest checkpoint.
       reader: Reader of the features of positions.
       sampler: Sampler of positions and negatives.
-      checkpoints: Checkpoints to write.
+      checkpoints: Object that writes the checkpoints.
       num_steps: Total number of steps.
       save_every: Steps between checkpoints. The last step is always saved.
 
     Returns:
-      Examples per second, or 0 if no step was left.
+      Examples per second, or 0 if earlier runs had completed all steps.
 
     Raises:
       FloatingPointError: The loss is not finite.
@@ -131,7 +133,8 @@ def train(
         num_steps,
         unit_name="step",
         stateful_metrics=["loss", "examples/s"],
-        # A log file cannot redraw a progress bar; it gets a line every 10 s.
+        # Log files cannot show a progress bar, so a line is printed every 10
+        # seconds.
         interval=0.2 if sys.stdout.isatty() else 10,
     )
     start, num_examples, loss = time.monotonic(), 0, None

@@ -1,10 +1,10 @@
-"""Baselines that count n-grams, on the same characters as the model."""
+"""Baselines that count n-grams and use the same characters as the model."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_SEEN = 0.1  # Added to every count, so that no probability is 0.
+_SEEN = 0.1  # This number is added to every count, so that no probability is 0.
 
 
 def ngram_loss(
@@ -46,7 +46,7 @@ def ngram_loss(
 def _log_probabilities(
     training: np.ndarray, num_rows: int, order: int
 ) -> np.ndarray:
-    """Returns the log probability of the last row of every n-gram."""
+    """Returns the log probability of the last character of every n-gram."""
     grams = np.lib.stride_tricks.sliding_window_view(training, order)
     counts = (
         np.bincount(_codes(grams, num_rows), minlength=num_rows**order) + _SEEN
@@ -56,7 +56,7 @@ def _log_probabilities(
 
 
 def _codes(grams: np.ndarray, num_rows: int) -> np.ndarray:
-    """Returns a number for each n-gram; its digits are the rows."""
+    """Encodes each n-gram as a number whose digits are the rows."""
     codes = np.zeros(grams.shape[:-1], np.int64)
     for place in range(grams.shape[-1]):
         codes = codes * num_rows + grams[..., place]

@@ -1,4 +1,4 @@
-"""Generation of text, one character at a time."""
+"""Generates text, one character at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def generate(
     context = model.input_shape[1]
     texts = [list(characters.rows(prompt)) for prompt in prompts]
     for _ in range(length):
-        # The padding is at the end. Attention is causal, so it has no effect.
+        # The padding is at the end and has no effect, because attention is
+        # causal.
         window = np.zeros([len(texts), context], np.int32)
         ends = []
         for row, text in zip(window, texts, strict=True):
@@ -42,7 +43,8 @@ def generate(
             row[: len(seen)] = seen
             ends.append(len(seen) - 1)
         scores = model.predict_on_batch(window)[np.arange(len(ends)), ends]
-        scores[:, OTHER] = -np.inf  # This row has no character.
+        # `OTHER` does not represent a single character.
+        scores[:, OTHER] = -np.inf
         # The argmax of scores with Gumbel noise is a sample of their softmax.
         noise = draw.gumbel(size=scores.shape)
         for text, row in zip(

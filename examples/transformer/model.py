@@ -12,9 +12,8 @@ dtensor = tf.experimental.dtensor
 
 # Keys are the name of a layer and the name of an attribute. Weights without a
 # key, such as the weights of normalization layers, are replicated. Attention
-# heads and hidden units of MLPs are sharded over "model" with all their
-# weights, so each block needs two sums over the devices and no other
-# communication.
+# heads, hidden units of MLPs and their weights are sharded over "model". The
+# only communication of a block is therefore two sums over the devices.
 LAYOUTS = {
     r"tokens.embeddings": (None, "model"),
     r"positions.table": (None, "model"),
@@ -86,7 +85,7 @@ def build_model(settings: Settings, num_rows: int) -> keras.Model:
 
 
 def compile_model(model: keras.Model, settings: Settings) -> None:
-    """Compiles the model like any Keras model."""
+    """Compiles the model in the same way as any Keras model."""
     model.compile(
         keras.optimizers.Adam(settings.rate, global_clipnorm=1.0),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -98,7 +97,8 @@ def held_bytes(model: keras.Model) -> tuple[int, int]:
     """Returns the sizes of weights and optimizer variables in bytes.
 
     Returns:
-      The bytes on the fullest device, and the bytes of one unsharded copy.
+      The bytes on the device that holds the most, and the bytes of one
+      unsharded copy.
     """
     per_device, once = {}, 0
     for variable in (*model.variables, *model.optimizer.variables):

@@ -47,7 +47,7 @@ def run(
       sample_length: Number of characters to generate after each prompt.
 
     Raises:
-      DataError: The data is not valid, the folder belongs to another model, or
+      DataError: The data is invalid, the folder contains a different model, or
         the saved model is damaged.
     """
     mesh = logical_mesh.make_mesh(settings.mesh)
@@ -175,7 +175,8 @@ def _cache_folder(data: str) -> Path:
     """Returns a folder in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not os.path.isabs(cache):
-        cache = tempfile.gettempdir()  # The user has no home directory.
+        # The path is relative if the user has no home directory.
+        cache = tempfile.gettempdir()
     label = (
         "stdlib"
         if data == "stdlib"

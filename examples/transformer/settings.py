@@ -7,7 +7,7 @@ import math
 
 
 class SettingsError(Exception):
-    """A size is not a required multiple. The message contains the multiple."""
+    """A size is not a multiple of the number in the message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Settings:
       num_heads: Number of attention heads of a block.
       num_blocks: Number of blocks of attention and MLP.
       batch_size: Number of windows in a training step.
-      epochs: Number of epochs; the model is saved and measured after each.
+      epochs: Number of epochs. The model is saved and measured after each
+        epoch.
       steps_per_epoch: Number of training steps in an epoch.
       rate: Initial learning rate.
       seed: Seed of all random numbers.
@@ -49,7 +50,7 @@ class Settings:
         return self.rate * (0.525 + 0.475 * math.cos(math.pi * done))
 
     def shape_facts(self) -> dict[str, int]:
-        """Returns the sizes that a saved model must have, without the mesh."""
+        """Returns the sizes of a saved model, which do not include the mesh."""
         return {
             "context": self.context,
             "dim": self.dim,

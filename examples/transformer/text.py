@@ -1,4 +1,4 @@
-"""Source code as windows of characters."""
+"""Reads source code as windows of characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HELD_OUT = 0.1
 
 
 class Characters:
-    """A vocabulary of the most frequent characters; row 0 is for all others.
+    """A vocabulary of the most frequent characters; all others share row 0.
 
     >>> characters = Characters("abba c", size=3)
     >>> characters.rows("abc").tolist()
@@ -31,7 +31,7 @@ class Characters:
         """Creates a vocabulary of at most `size` rows from `text`."""
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         found, counts = np.unique(points, return_counts=True)
-        # Sorted by frequency, then by code point.
+        # Characters are sorted by frequency, and then by code point.
         kept = found[np.argsort(-counts, kind="stable")][: size - 1]
         self.names = "\ufffd" + "".join(map(chr, kept))
         self._row_of = {char: row for row, char in enumerate(self.names) if row}
@@ -60,7 +60,7 @@ class Text:
       characters: Vocabulary of the training files.
       training: `[num_characters]` uint8 rows of the training files.
       held_out: `[num_characters]` uint8 rows of the held-out files.
-      facts: Rows of the report.
+      facts: Names and values that the report prints.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Text:
         """Reads every `*.py` below `root`.
 
         Raises:
-          DataError: There are fewer than two files, or too little text.
+          DataError: The folder has fewer than two files, or too little text.
         """
         documents = read_files(root, skips)
         held_out = held_out_documents(
@@ -147,5 +147,5 @@ def read_files(root: Path, skips: frozenset[str]) -> dict[str, str]:
             with tokenize.open(path) as file:
                 documents[path.relative_to(root).as_posix()] = file.read()
         except (SyntaxError, ValueError, OSError):
-            continue  # The file is not text in its declared encoding.
+            continue  # The file cannot be decoded with its declared encoding.
     return documents

@@ -1,4 +1,4 @@
-"""Training with `fit`; the model is saved after each epoch and resumed."""
+"""Trains with `fit`, saves the model after each epoch, and resumes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def batches(
         rows = tf.cast(tf.gather(text, starts + places), tf.int32)
         return rows[:, :-1], rows[:, 1:]
 
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     return (
@@ -81,7 +81,8 @@ def make_or_load(
             return model
         try:
             return keras.saving.load_model(saved)
-        # A truncated file raises different errors in zip, JSON and HDF5.
+        # The zip, JSON and HDF5 readers raise different errors for a truncated
+        # file.
         except Exception as error:
             reason = str(error).strip().splitlines() or [repr(error)]
             raise DataError(
@@ -122,7 +123,8 @@ def train(
         validation_data=(windows[:, :-1], windows[:, 1:]),
         validation_batch_size=settings.batch_size,
         shuffle=False,
-        # A log file cannot redraw a progress bar, so it gets a line per epoch.
+        # Log files cannot show a progress bar, so `fit` prints a line per
+        # epoch.
         verbose=1 if sys.stdout.isatty() else 2,
         callbacks=[
             keras.callbacks.LearningRateScheduler(settings.rate_of),

@@ -1,4 +1,4 @@
-"""The include rules of the folders in `cc/`, checked in the sources."""
+"""The sources in `cc/` follow the include rules of their folders."""
 
 import pathlib
 import re
@@ -30,7 +30,7 @@ INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
 
 
 def core_files(folder: str) -> list[pathlib.Path]:
-    """Returns the files of a folder, except tests, which have no rule."""
+    """Returns the files of a folder except tests, which have no rule."""
     return sorted(
         path
         for path in (CC / "core" / folder).iterdir()
@@ -52,7 +52,8 @@ def test_core_folders_include_only_earlier_folders(folder):
     assert files
     allowed = set(CORE[: CORE.index(folder) + 1])
     for path in files:
-        # The sources per instruction set also include the update rules.
+        # Sources that are compiled per instruction set may also include the
+        # update rules.
         rules = {"optimizers"} if path.name.endswith("_isa.cc") else set()
         included = set(INCLUDE.findall(path.read_text(encoding="utf-8")))
         assert included <= allowed | rules, path

@@ -1,6 +1,6 @@
-"""Folders are small and documented, and imports have no cycles.
+"""Checks that folders are small and documented, and imports have no cycles.
 
-The tests only read sources and import nothing.
+The tests read the sources and do not import them.
 """
 
 import ast
@@ -10,7 +10,7 @@ import re
 from tests.architecture import test_levels
 
 ROOT = pathlib.Path(__file__).parents[2]
-# `__init__.py` and BUILD do not count.
+# `__init__.py` and BUILD are not counted.
 MOST_FILES = 25
 SOURCES = {".py", ".cc", ".h"}
 
@@ -59,7 +59,7 @@ def test_a_package_has_at_least_four_modules_or_packages():
 
 
 def test_a_module_has_at_most_700_lines():
-    # The module of private TensorFlow names is longer because of its imports.
+    # The module that imports private TensorFlow names is longer than the limit.
     long = [
         f"{path.relative_to(ROOT)}: {lines}"
         for path in test_levels.PACKAGE.rglob("*.py")
@@ -70,10 +70,10 @@ def test_a_module_has_at_most_700_lines():
 
 
 def imports():
-    """Returns, by module, the imported modules of this package.
+    """Maps each module to the modules of this package that it imports.
 
     Imports inside functions count. Imports for type checkers also count, except
-    in packages, where they repeat the names that are imported lazily.
+    in `__init__.py`, where they repeat the lazy imports.
     """
     found = {}
     for module in test_levels.modules():
@@ -92,7 +92,7 @@ def imports():
 
 
 def cycles(graph):
-    """Returns groups of modules that reach each other (Tarjan's algorithm)."""
+    """Returns groups of modules that import each other (Tarjan's algorithm)."""
     index, low, stack, found = {}, {}, [], []
 
     def visit(module):

@@ -1,8 +1,8 @@
-"""The layers of the architecture, checked by reading the imports.
+"""Checks the levels of the architecture by reading the imports.
 
-Imports point to a lower level or stay inside a folder. Only a few modules may
-import private names or native code. The tests only read sources, so they also
-work if a module cannot be imported.
+A module imports only modules of lower levels or of its own folder. Only a few
+modules may import private names or native code. The tests only read sources, so
+they also work if a module cannot be imported.
 """
 
 import ast
@@ -17,9 +17,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "tf_layoutmap"
 CORE = ROOT / "cc" / "core"
 
-# A module may import modules of lower levels and of its own folder. An entry
-# also applies to all modules inside it. If several entries match a module, the
-# longest one applies.
+# A module may import modules of lower levels and of its own folder. The entry
+# of a package also applies to all modules in the package. If several entries
+# match a module, the longest one applies.
 LEVELS = {
     # No TensorFlow.
     "_build_info": 0,
@@ -48,7 +48,7 @@ LEVELS = {
     "embedding.spec": 0,
     "serving.packing": 0,
     "serving.report": 0,
-    # Private names, native ops, files.
+    # Modules for private names, native ops and files.
     "dtensor": 1,
     "_core": 1,
     "_core.files": 2,
@@ -105,9 +105,9 @@ LEVELS = {
     "": 15,  # tf_layoutmap/__init__.py
 }
 
-# These modules contain rows of the patch table. Their functions import the
-# replacements, from any level, when a group of patches is first used. Importing
-# the modules does not import the replacements.
+# These modules contain entries of the patch table. Importing these modules does
+# not import the replacement functions. The replacements can be on any level and
+# are imported when their group of patches is first used.
 ROW_MODULES = {
     "_patches.mesh_rows",
     "_patches.keras_rows",
@@ -127,7 +127,7 @@ LOADERS = {"load_op_library", "load_library", "CDLL", "dlopen"}
 
 @functools.cache
 def modules() -> list[str]:
-    """Returns dotted names below the package; "" is the package itself."""
+    """Returns the modules of the package; "" is the package itself."""
     names = []
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -149,7 +149,7 @@ def only_for_types(node: ast.AST) -> bool:
 
 
 def nodes_of(tree: ast.AST):
-    """Yields all nodes that run; code for type checkers is skipped."""
+    """Yields all syntax nodes except code that only type checkers read."""
     for node in ast.iter_child_nodes(tree):
         if only_for_types(node):
             for other in node.orelse:
@@ -163,7 +163,7 @@ def nodes_of(tree: ast.AST):
 def imports_of(
     tree: ast.AST, module: str, is_package: bool, walk=nodes_of
 ) -> set[str]:
-    """Returns full dotted names that the source of `module` imports.
+    """Returns the full names of the modules and objects that `module` imports.
 
     `from a import b` counts as `a.b`, because b may be a module. `walk` yields
     the nodes to examine.
@@ -219,7 +219,7 @@ def folder(module: str) -> str:
 
 
 def no_offenders(rule: str, offenders) -> None:
-    """Asserts that a rule has no offenders, and lists all of them."""
+    """Asserts that `offenders` is empty; the error lists all of them."""
     assert not offenders, rule + "\n" + "\n".join(map(str, offenders))
 
 
@@ -231,7 +231,7 @@ def test_every_module_has_a_level():
 
 
 def points_up(module: str, imported: str) -> bool:
-    """Returns whether the imported module is not at a level below `module`."""
+    """Returns whether the imported module is not on a lower level."""
     target = own_module(imported)
     if target is None or target in (module, "_native"):
         return False
@@ -284,9 +284,10 @@ def test_pure_modules_are_type_checked_strictly():
 
 @functools.cache
 def spelled(module: str) -> frozenset[str]:
-    """Returns names that a module imports or uses without an import."""
+    """Returns the names that a module imports, or uses without an import."""
     tree, imported = read(module)
-    # `tf.python.x` needs no import, and ast does not see `import_module` calls.
+    # `tf.python.x` is used without an import, and `import_module` calls are not
+    # import statements.
     strings = {
         node.value
         for node in ast.walk(tree)
@@ -388,7 +389,7 @@ def test_the_core_has_sources():
 
 
 def including(pattern: str, paths) -> list[str]:
-    """Returns the includes that match a pattern, with their files."""
+    """Returns the includes that match a pattern, with the including files."""
     return [
         f"{path.relative_to(CORE)} includes {name}"
         for path in paths
@@ -415,8 +416,9 @@ def test_processor_headers_stay_in_simd():
 
 
 def test_bodies_per_instruction_set_include_no_templates():
-    # The linker might keep the AVX-512 version of an inline function of the
-    # standard library as the only copy, for every CPU.
+    # If these sources used inline functions of the standard library, the linker
+    # might keep only the copy that is compiled for AVX-512, which fails on
+    # other CPUs.
     bodies = sorted((CORE / "simd").glob("*_isa.cc"))
     assert bodies
     seen, todo = set(), list(bodies)

@@ -28,7 +28,7 @@ def label(row):
 
 @pytest.fixture(scope="module", autouse=True)
 def device():
-    """Initializes DTensor's device, which the tests do not reset."""
+    """Initializes DTensor's device, which stays initialized after the tests."""
     tlm.layout.to_mesh(
         [1.0],
         dtensor.Layout.replicated(
@@ -106,7 +106,7 @@ def test_uninstall_restores_every_name(restored):
     changed = values()
     assert all(changed[key] is not before[key] for key in before)
     assert len(tlm.patches()) == len(ROWS)
-    # The order differs from the order of the table.
+    # The groups are uninstalled in a different order than in the patch table.
     for group in sorted(engine.GROUPS):
         engine.uninstall(group)
     after = values()
@@ -157,8 +157,8 @@ def test_the_table_lists_all_replaced_names(group, restored):
         id(inspect.getattr_static(engine.owner_of(row), row.name))
         for row in engine.rows_of(group)
     }
-    # Each patch is reported once, even if TensorFlow stores it in several
-    # places.
+    # Each patch is found once, even if TensorFlow stores the function in
+    # several places.
     assert 0 < len(found) <= len(placed)
 
 
@@ -166,7 +166,8 @@ class CalledError(Exception):
     pass
 
 
-# These patches always apply, so there is no case without a context.
+# These patches do not depend on a context, so they are not tested outside of a
+# context.
 ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",
@@ -185,7 +186,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("row", PLAIN, ids=label)
 def test_without_a_context_the_original_receives_the_same_arguments(row):
-    """Calls each replacement with objects that do not use this package."""
+    """Calls each replacement with arguments unrelated to this package."""
     signature = inspect.signature(getattr(engine.owner_of(row), row.name))
     needed = {
         name: argument_of(row, name)
@@ -203,7 +204,7 @@ def test_without_a_context_the_original_receives_the_same_arguments(row):
     ours = row.ours
     with pytest.raises(CalledError):
         result = engine.around(original, ours)(*expected.args)
-        # A context manager runs when it is entered.
+        # The code of a context manager runs when the context is entered.
         result.__enter__()
     for one in (expected, *seen):
         one.apply_defaults()
@@ -272,7 +273,7 @@ class Named:
 
 
 class Plain:
-    """Stand-in for a layer, variable or model outside of any context."""
+    """Stands in for a layer, variable or model that is on no mesh."""
 
     train_function = test_function = predict_function = None
     variables = ()
@@ -377,7 +378,7 @@ def test_importing_every_public_name_installs_no_patches():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    # Creating a layer without building it also installs no patches.
+    # Like an import, creating an unbuilt layer installs no patches.
     assert done.stdout.strip() == "[]"
 
 

@@ -1,4 +1,4 @@
-"""Programs for keras.distribution run with a different import."""
+"""Programs for keras.distribution run after only their import is changed."""
 
 import threading
 
@@ -21,7 +21,7 @@ def clear_distribution():
 
 
 def program(distribution, **options):
-    """Runs a keras.distribution program with the module `distribution`."""
+    """Runs a keras.distribution program that uses `distribution` instead."""
     assert distribution.get_device_count("cpu") >= 4
     mesh = distribution.DeviceMesh(
         shape=(2, 2),
@@ -109,7 +109,7 @@ def test_a_model_created_earlier_raises_until_the_distribution_is_reset(
         ),
     ):
         use()
-    # Prediction neither trains nor creates anything.
+    # `predict` does not train the model or create variables.
     np.testing.assert_array_equal(
         model.predict(pairs.FEATURES, verbose=0), expected
     )

@@ -1,4 +1,4 @@
-"""Keras' own tests of keras.distribution, applied to our classes."""
+"""Keras' own tests of keras.distribution, applied to this package's classes."""
 
 import keras
 import numpy as np
@@ -107,7 +107,8 @@ def test_a_map_raises_the_keras_errors(mesh):
         ),
     ):
         layout_map["dense_2/bias"]
-    # An equal key takes precedence over keys that match as patterns.
+    # A key that equals the path takes precedence over keys that match as
+    # patterns.
     assert layout_map["dense/kernel"].axes == (None, "model")
 
 
@@ -194,7 +195,7 @@ def test_invalid_arguments_of_distributions_raise_the_keras_errors():
         ):
             DataParallel("mesh")
     layout_map = LayoutMap(mesh_of(batch=2))
-    # Older programs also pass the mesh here.
+    # Programs written for older Keras versions also pass `device_mesh`.
     assert ModelParallel(layout_map=layout_map, device_mesh=None)
     with pytest.raises(TypeError, match="'devices'"):
         ModelParallel(layout_map=layout_map, devices=CPUS)

@@ -1,4 +1,4 @@
-"""Our functions accept keras.distribution objects, and Keras accepts ours."""
+"""This package and Keras accept each other's distribution objects."""
 
 import keras
 import numpy as np
@@ -81,7 +81,8 @@ def test_keys_of_a_keras_map_match_full_paths_only(place):
         ("model", None),
         (None, None),
     ]
-    # Keras matches only the path of a variable, not its other names.
+    # Keras matches keys only with the path of a variable, not with its other
+    # names.
     del layout_map["d/kernel"]
     layout_map[r"d\.kernel"] = ("model", None)
     with place(layout_map):
@@ -133,7 +134,8 @@ def test_keras_set_distribution_accepts_our_distributions():
     theirs.set_distribution(distribution)
     assert ours.distribution() is theirs.distribution() is distribution
     assert_sharded(pairs.dense_model())
-    # A scope and our `set_distribution` take precedence over Keras' setting.
+    # A scope of this package takes precedence over the distribution that is set
+    # in Keras.
     with ours.DataParallel(mesh_of(batch=4)).scope() as layout_map:
         assert named("d").kernel.mesh == layout_map.mesh_in_use()
     theirs.set_distribution(None)
@@ -173,7 +175,7 @@ def test_our_classes_are_instances_of_the_keras_classes():
         ours.DataParallel(devices=CPUS),
         theirs.ModelParallel | ours.ModelParallel,
     )
-    # Keras converts our objects to these types.
+    # Keras' classes accept objects of this package.
     their_map = theirs.LayoutMap(mesh)
     their_map["a"] = layout = ours.TensorLayout(("model",))
     assert their_map["a"] is layout and layout.device_mesh is mesh

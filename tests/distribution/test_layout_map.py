@@ -1,4 +1,4 @@
-"""The documented example of `keras.distribution.LayoutMap`."""
+"""Tests the documented example of `keras.distribution.LayoutMap`."""
 
 import pytest
 

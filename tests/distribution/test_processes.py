@@ -1,4 +1,4 @@
-"""Initialization of one process, alone or as one of several."""
+"""Tests the initialization of a single process and of several processes."""
 
 import subprocess
 import sys

@@ -130,7 +130,7 @@ def test_a_relayout_keeps_the_value(before, after, traced):
 
 @pytest.mark.parametrize("before", [("batch", "model"), ("model", None)])
 def test_a_sharded_tensor_is_copied_to_another_mesh_in_full(before):
-    # copy_to_mesh would copy only the first shard, without an error.
+    # `dtensor.copy_to_mesh` would copy only the first shard, without an error.
     first, second = mesh_of(batch=2, model=2), mesh_of(model=1)
     tensor = distribute_tensor(VALUE, layout_of(first, *before))
     moved = distribute_tensor(tensor, layout_of(second, None, None))

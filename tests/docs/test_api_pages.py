@@ -23,7 +23,7 @@ SPACES = [
 
 
 def public_names(space: types.ModuleType) -> list[str]:
-    """Returns the public names of a module: `__all__` or its definitions."""
+    """Returns `__all__`, or the public names that a module defines."""
     return getattr(space, "__all__", None) or [
         name
         for name, value in vars(space).items()
@@ -54,7 +54,7 @@ def test_each_public_name_has_one_entry():
 
 
 def test_all_public_modules_are_checked():
-    """Fails if a new public module is not listed above."""
+    """Fails if `SPACES` does not contain every public module."""
     modules = {
         id(value)
         for space in SPACES

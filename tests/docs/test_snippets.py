@@ -10,8 +10,8 @@ import pytest
 import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 
 ROOT = pathlib.Path(__file__).parents[2]
-# This page registers kernels permanently, so tests/emulation runs it in another
-# process.
+# The snippets of this page register kernels permanently, so tests/emulation
+# runs them in a separate process.
 EMULATION = ROOT / "docs" / "guides" / "emulation.md"
 PAGES = (
     [EMULATION]
@@ -22,7 +22,7 @@ PAGES = (
         if page != EMULATION
     ]
 )
-# A snippet inside a list is indented.
+# Snippets inside a list are indented.
 SNIPPET = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +50,7 @@ def test_the_snippets_of_a_page_run_in_order(
     names = {"__name__": "snippet"}
     for line, code in snippets(page):
         code = code.replace("/tmp/tlm_docs", str(tmp_path))
-        # Leading blank lines make errors show the line number of the page.
+        # With leading blank lines, errors report the line number in the page.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     # A comment after a print shows the expected output.
     promised = [

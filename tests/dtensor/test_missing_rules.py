@@ -1,4 +1,4 @@
-"""Ops that DTensor has no rule for, compared with numpy.
+"""Compares ops for which DTensor has no rule with numpy.
 
 Each op runs forward and backward, eagerly and in a function, on a sharded
 tensor.
@@ -13,9 +13,10 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap._core import dtensor_ops
 
-# Segments of one, two and four rows: their means are exact.
+# Segments have one, two or four rows, so their means are exact.
 SEGMENTS = np.array([0, 0, 1, 1, 1, 1, 2, 3])
-# Distinct integers: results are not rounded, and each segment has one maximum.
+# The values are distinct integers, so results are exact and each segment has a
+# single maximum.
 X = 1.0 + np.random.default_rng(0).permutation(32).reshape(8, 4).astype(
     np.float32
 )
@@ -45,7 +46,8 @@ REFERENCES = {
     ).items()
 }
 
-# Ops used only by gradients of layers; see test_agreement_of_missing_ops.
+# These ops occur only in gradients of layers, which
+# test_agreement_of_missing_ops covers.
 GRADIENTS = {
     "DepthwiseConv2dNativeBackpropFilter",
     "DepthwiseConv2dNativeBackpropInput",

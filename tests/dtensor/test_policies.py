@@ -1,4 +1,4 @@
-"""Registration of ops with tf.dtensor."""
+"""Tests the registration of ops with tf.dtensor."""
 
 import keras
 import numpy as np

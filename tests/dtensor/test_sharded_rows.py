@@ -137,7 +137,7 @@ def test_an_out_of_range_id_raises_and_writes_nothing(mesh):
                     np.array([1.0], np.float32), [UNSHARDED], mesh
                 ),
             )
-            # An op without outputs reports its error at the next read.
+            # The error of an op without outputs is raised by the next read.
             to_numpy(table.read_value(), mesh)
     np.testing.assert_array_equal(to_numpy(table.read_value(), mesh), rows)
 
@@ -175,7 +175,7 @@ def test_cached_mesh_tensors_are_dropped_with_the_dtensor_device(mesh):
     assert dtensor_ops._shard_index(mesh, "model") is kept
     device = tf_private.dtensor_api._dtensor_singleton
     try:
-        # This is the state after `dtensor.shutdown_accelerator_system`.
+        # `dtensor.shutdown_accelerator_system` also sets this variable to None.
         tf_private.dtensor_api._dtensor_singleton = None
         other = dtensor_ops._shard_index(mesh, "model")
         assert other.device != kept.device

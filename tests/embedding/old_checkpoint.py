@@ -1,4 +1,4 @@
-"""Checkpoints as TensorFlow's class wrote them without a registered saver."""
+"""Writes checkpoints in the older format of TensorFlow's class."""
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ class OldEmbedding(tf.Module):
     """
 
     def __init__(self, values: dict):
-        """Creates the variables from arrays by `"table"` and `"table/slot"`."""
+        """Creates variables from arrays with names such as `"table/slot"`."""
         super().__init__()
         by_table = {}
         for name, value in values.items():

@@ -7,7 +7,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def features():
-    """Returns tables whose optimizers TensorFlow has, too."""
+    """Returns tables with optimizers that TensorFlow's class also supports."""
     words = tpu.TableConfig(
         20, 5, tf.ones_initializer(), tpu.Adagrad(0.1), "mean", name="words"
     )
@@ -24,7 +24,8 @@ def tables_in(path):
     """Returns the variables that TensorFlow's class restores, by name.
 
     Raises:
-      AssertionError: The checkpoint and the class have different variables.
+      AssertionError: The variables in the checkpoint differ from the variables
+        of the class.
     """
     embedding = tpu.TPUEmbedding(features(), tpu.SGD(0.1))
     embedding.build()

@@ -1,4 +1,4 @@
-"""Two replicas with calls in any order match a reference in plain Python."""
+"""Calls of two replicas in any order match a reference in plain Python."""
 
 import contextlib
 import faulthandler
@@ -19,7 +19,7 @@ tpu = tf.tpu.experimental.embedding
 NUM_ROWS, DIM, NUM_REPLICAS, MAX_PENDING = 5, 2, 2, 4
 ROWS = np.arange(NUM_ROWS * DIM, dtype=np.float32).reshape(NUM_ROWS, DIM)
 RATE = np.array([0.5], np.float32)
-# An error takes milliseconds; a hang never ends.
+# A call that raises an error takes milliseconds, so a longer wait is a hang.
 HANG_SECONDS = 300
 
 replica_ids = st.integers(0, NUM_REPLICAS - 1)
@@ -65,7 +65,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.sizes = {}
 
     def on_replica(self, replica, call):
-        """Runs a call on one replica only; returns its result."""
+        """Runs a call on only one replica, and returns the result."""
         found = []
 
         def run():
@@ -77,7 +77,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         return found[0]
 
     def both(self, real, model):
-        """Calls embedding and reference; returns None if both raise."""
+        """Calls the embedding and the reference; returns None if both raise."""
         try:
             expected = model()
         except ref.OrderError:
@@ -149,7 +149,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def full_step(self, ids):
-        """Runs a step in a valid order, so that long runs complete steps."""
+        """Runs a complete step, which random orders rarely contain."""
         self.enqueue_a_training_step(ids)
         for rule in (self.dequeue, lambda r: self.apply(r, 1)):
             for replica in range(NUM_REPLICAS):
@@ -157,7 +157,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(ids=st.tuples(id_lists, id_lists))
     def evaluate_by_steps(self, ids):
-        """Runs a forward-only step on both replicas after pending steps."""
+        """Runs a forward-only step on both replicas while steps are pending."""
         for replica in range(NUM_REPLICAS):
             self.enqueue(replica, ids[replica], False)
         for replica in range(NUM_REPLICAS):

@@ -1,4 +1,4 @@
-"""Checkpoints that TensorFlow writes in a separate thread."""
+"""Tests checkpoints that TensorFlow writes in a separate thread."""
 
 import numpy as np
 import pytest

@@ -13,7 +13,7 @@ from tf_layoutmap.embedding.tpu.backend import TPUBackend
 
 
 def members(protocol):
-    """Returns the members that a protocol itself declares, by name."""
+    """Returns the members that a protocol declares and does not inherit."""
     attributes = dict.fromkeys(inspect.get_annotations(protocol))
     methods = {
         name: value
@@ -72,7 +72,7 @@ def test_a_backend_implements_each_member_of_its_protocol(
 
 
 def own_imports(folder):
-    """Maps each module of a folder to the tf_layoutmap modules it imports."""
+    """Maps each module of a folder to its imports from tf_layoutmap."""
     return {
         module: {
             test_levels.own_module(name) for name in test_levels.read(module)[1]

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.build_shapes: the shapes passed to `build`."""
+"""Tests tf_layoutmap.embedding.build_shapes: shapes that `build` accepts."""
 
 import collections
 

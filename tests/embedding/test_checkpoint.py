@@ -262,7 +262,7 @@ def test_a_truncated_checkpoint_changes_nothing(num_shards, tmp_path):
     data.write_bytes(data.read_bytes()[:-60])
     found = built_of(num_shards)
     before = state_of(found)
-    # TensorFlow's reader reports a short file as an IndexError.
+    # TensorFlow's reader raises an IndexError for a truncated file.
     with pytest.raises((IndexError, tf.errors.OpError), match="less bytes"):
         restore(found, path)
     check_same(state_of(found), before)

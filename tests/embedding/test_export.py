@@ -1,4 +1,4 @@
-"""Exported embeddings serve with TensorFlow only."""
+"""Exported embeddings can be served with only TensorFlow installed."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
 
-# This code runs where tf_layoutmap cannot be imported.
+# This program runs in a process that cannot import tf_layoutmap.
 SERVE = """
 import sys
 sys.modules["tf_layoutmap"] = None
@@ -96,7 +96,7 @@ def test_a_process_without_the_package_serves_equally(
         capture_output=True,
     )
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
-    # The export did not change the model.
+    # The export must not change the model.
     np.testing.assert_array_equal(
         model.serve(*ids)["activations"].numpy(), wanted
     )

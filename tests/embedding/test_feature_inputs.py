@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.inputs: input types of the engine."""
+"""Tests tf_layoutmap.embedding.inputs: input types of the engine."""
 
 import numpy as np
 import pytest

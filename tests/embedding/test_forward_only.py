@@ -1,4 +1,4 @@
-"""Detection of forward-only functions, and step names."""
+"""Tests the detection of forward-only functions, and names of steps."""
 
 import gc
 

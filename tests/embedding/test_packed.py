@@ -247,7 +247,8 @@ def test_referenced_activations_do_not_change():
     for seed in range(6):
         found = tf.nest.flatten(train(embedding, tlm.pack(batch(seed))))
         held.append([(one, one.numpy()) for one in found])
-        # Other activations, of this size and another, are created and freed.
+        # Meanwhile, activations of the same and of a different size are created
+        # and freed.
         train(embedding, batch(seed))
         train(embedding, batch(seed, 3))
     for step in held:

@@ -18,7 +18,7 @@ PATHS = ["a", "b/0", "b/1"]
 
 @st.composite
 def batches(draw):
-    """Draws the ids of three features by sample, and weights for some."""
+    """Draws ids of three features, and weights of some features."""
     num_samples = draw(st.integers(0, 5))
     ids, weights = [], []
     for _ in PATHS:
@@ -83,7 +83,7 @@ def test_pack_and_unpack_match_the_reference(batch, weighted, traced):
     assert_rows(packed, wanted[0])
     if weighted:
         assert_rows(found[1], wanted[1])
-    # Unpacking uses stock TensorFlow ops.
+    # `read_packed` uses only TensorFlow's own ops.
     specs = [config.FeatureSpec(path, 0, 0) for path in PATHS]
     read = packing.read_packed(
         packed, found[1] if weighted else None, structure([0, 1, 2])
@@ -213,7 +213,7 @@ def test_datasets_can_rebatch_packed_samples():
             "same number of samples.*'x' with 2, feature 'y' with 3",
         ),
         ({"x": "text"}, None, ValueError, "unknown type"),
-        # The first id of the second sample is not in column 0.
+        # The second sample has a gap before its first id, which is in column 1.
         (
             {"x": tf.SparseTensor([[0, 0], [1, 1]], [4, 5], [2, 2])},
             None,

@@ -1,4 +1,4 @@
-"""Pipelined execution: lookups miss the update of the previous step."""
+"""With pipelined execution, lookups do not see the previous step's update."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def embedding_of(strategy=None, *, optimizer=None, pipelined=True):
 
 
 class Reference:
-    """Reference whose lookups see all updates except the last one."""
+    """Reference whose lookups see all updates except the most recent update."""
 
     def __init__(self):
         self.rows = np.ones([NUM_ROWS, 2], np.float32)

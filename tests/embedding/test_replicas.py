@@ -1,4 +1,4 @@
-"""TPUEmbedding under the strategies of tf.distribute."""
+"""Trains a TPUEmbedding under the strategies of tf.distribute."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_gradients_of_replicas_are_summed_in_one_update(two):
     embedding = embedding_under(two)
     embedding.enqueue(per_replica(two, [[1, 2], [2, 3]]))
     two.run(apply_ones, args=(embedding,))
-    # The sum is not divided by the number of replicas.
+    # Gradients of replicas are summed, not averaged.
     assert rows_of(embedding)[:5] == [1, 0.5, 0, 0.5, 1]
     assert embedding.stats()["num_updates"] == 1
 

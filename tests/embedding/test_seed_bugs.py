@@ -1,4 +1,4 @@
-"""Regression tests, one for each bug of earlier implementations."""
+"""Contains one regression test for each bug of an earlier implementation."""
 
 import inspect
 import os
@@ -188,7 +188,7 @@ def test_serving_can_skip_checks_of_ids():
             for op in function.get_concrete_function(ids).graph.get_operations()
         }
 
-    # A check is an Assert in the branch of an If.
+    # Checks in a graph are `If` ops whose branch contains an `Assert` op.
     checks = {"If", "StatelessIf", "Assert"}
     assert ops_of(True) & checks
     assert not ops_of(False) & checks

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.serving: lookups with stock ops."""
+"""Tests tf_layoutmap.embedding.serving: lookups with TensorFlow's own ops."""
 
 import numpy as np
 import pytest

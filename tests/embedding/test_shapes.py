@@ -1,4 +1,4 @@
-"""Inputs and activations with several sample dimensions."""
+"""Tests inputs and activations with several sample dimensions."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def embedding_of(shape=None, *, length=0, combiner="sum"):
 
 
 def look_up(embedding, value, weights=None):
-    """Looks up with the engine, and checks that serving equals it."""
+    """Returns the engine's activations; checks that serving is equal."""
     embedding.enqueue(value, weights, training=False)
     found = embedding.dequeue()
     np.testing.assert_array_equal(embedding(value, weights), found)
@@ -193,7 +193,7 @@ def test_weights_of_an_output_shape_sequence_raise():
         embedding_of([2, 2]).enqueue(ids, ids.with_values(tf.ones([3])))
 
 
-# Shapes passed to `build`.
+# The following tests pass shapes to `build`.
 
 SEQUENCES = [[1, 2, 3], [], [4], [5, 6]]
 TRUNCATED = np.zeros([4, 2, 2], np.float32)
@@ -216,7 +216,7 @@ def test_sequences_fill_the_built_shape(wrap, combiner):
     np.testing.assert_array_equal(
         look_up(embedding, wrap(SEQUENCES)), TRUNCATED
     )
-    # An embedding without `build` trains equally.
+    # Training is the same if `build` was not called.
     tables = []
     for one in (embedding, embedding_of(length=2, combiner=combiner)):
         one.enqueue(wrap(SEQUENCES))
@@ -287,7 +287,7 @@ def test_ragged_samples_fill_the_built_shape(shape):
     embedding.build([tf.TensorShape(shape)])
     found = look_up_only(embedding, tf.ragged.constant(SEQUENCES))
     expected = np.zeros([*shape[:2], 2], np.float32)
-    if shape[0] == 2:  # There are as many samples as positions.
+    if shape[0] == 2:  # In this case, there are as many samples as positions.
         expected[:] = np.reshape(
             [ROWS[ids].sum(axis=0) for ids in ([1, 2, 3], [], [4], [5, 6])],
             [2, 2, 2],
@@ -309,7 +309,7 @@ def test_build_with_shapes_of_another_feature_raises(shape):
     embedding = embedding_of([2, 4])
     with pytest.raises(ValueError, match="Inconsistent shape found"):
         embedding.build([tf.TensorShape(shape)])
-    # The failed call changed nothing.
+    # After the failed call, `build` can be called again.
     embedding.build([tf.TensorShape([2, None, None])])
     assert look_up(embedding, ids_of(2, 4, 1)).shape == (2, 4, 2)
 
@@ -339,7 +339,8 @@ def test_ragged_serving_uses_a_1d_output_shape():
         with pytest.raises(ValueError, match="divides the"):
             serve(ids, shape)
     assert serve(ids, [4]).shape == [4, 2]
-    # With fewer samples, samples are sequences, like in TensorFlow.
+    # If fewer samples are given, each sample is treated as a sequence, as in
+    # TensorFlow.
     stock = tpu.serving_embedding_lookup(
         ids,
         None,
@@ -375,7 +376,8 @@ def test_features_can_have_different_types_and_batch_sizes():
     embedding.apply_gradients(found)
 
 
-# Results of TensorFlow's class, for inputs that it supports.
+# The following test compares with TensorFlow's class, for inputs that the class
+# supports.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.inputs: nested structures and their paths."""
+"""Tests tf_layoutmap.embedding.inputs: nested structures and their paths."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.tables: variables of tables and slots."""
+"""Tests tf_layoutmap.embedding.tables: table and slot variables."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def create(optimizer=None, *, num_shards=None, num_rows=10, **settings):
 
 
 def rows_by_number(shape, shard_info=None, dtype=None):
-    """Initializes row r to [2 r, 2 r + 1], for the requested shard."""
+    """Initializes row r of the requested shard to [2 r, 2 r + 1]."""
     assert tuple(shape) == (10, 2)
     full = tf.reshape(tf.range(20, dtype=dtype), shape)
     if shard_info is None:

@@ -1,4 +1,4 @@
-"""tf_layoutmap.TPUEmbedding: arguments, results and errors of each call."""
+"""Tests the arguments, results and errors of tf_layoutmap.TPUEmbedding."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def words(num_rows=10, dim=2, **settings):
 
 
 def embedding_of(table=None, optimizer="sgd", *, length=0, **options):
-    """Returns an embedding of one feature, `ads/clicks`, on one table."""
+    """Returns an embedding with one table and one feature, `ads/clicks`."""
     feature = tpu.FeatureConfig(
         words() if table is None else table, max_sequence_length=length
     )
@@ -101,7 +101,7 @@ def test_sequence_features_have_a_position_axis():
     activations = embedding.dequeue()
     assert activations["ads"]["clicks"].shape == [3, 3, 2]
     embedding.apply_gradients(tf.nest.map_structure(tf.ones_like, activations))
-    # Row 4 is looked up after the last position, so it is truncated.
+    # Row 4 is not updated, because its id is after the maximum sequence length.
     assert rows_of(embedding)[:6] == [1, 0, 0.5, 0.5, 1, 1]
 
 
@@ -408,7 +408,8 @@ def test_gradients_of_wrong_type_or_shape_raise(gradient, error, words_):
     activations = embedding.dequeue()
     with pytest.raises(error, match=words_):
         embedding.apply_gradients(clicks(gradient))
-    embedding.apply_gradients(activations)  # The failed call kept the step.
+    # After the failed call, the step is still pending.
+    embedding.apply_gradients(activations)
 
 
 def test_wrong_structures_raise():
@@ -546,7 +547,7 @@ def test_stats_raises_in_a_function():
         tf.function(embedding.stats)()
 
 
-# Invalid inputs, checked by the engine; nothing is enqueued.
+# The engine rejects these invalid inputs and does not enqueue a step.
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from tests.embedding import trainer
 from tests.embedding.trainer import Feature, Plan, Table
 from tests.reference.dense_reference import Bag
 
-# Each root and each quotient is rounded once. The dense reference computes them
-# in another order.
+# Each square root and each quotient is rounded once. The dense reference
+# computes them in a different order.
 ROUNDED = 1e-6
 
 
 def two_tables(**options):
-    """Returns two tables and four features, one weighted, one a sequence."""
+    """Returns two tables and four features of different kinds."""
     return {
         "tables": {
             "words": Table(7, 3, **options),
@@ -118,7 +118,7 @@ def test_features_can_have_different_batch_sizes():
     trainer.check_equal(Plan(tables, features, [[step]]))
 
 
-# Each example is a training run, so there are fewer examples than usual.
+# Each example is a training run, so fewer examples than usual are drawn.
 @settings(max_examples=settings.default.max_examples // 4)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -1,4 +1,4 @@
-"""`tf.variable_creator_scope` of user code sees and shards the tables."""
+"""A `tf.variable_creator_scope` in user code can shard the tables."""
 
 import functools
 from typing import NamedTuple
@@ -40,12 +40,12 @@ def aware(shape, dtype=tf.float32, shard_info=None):
 
 
 def strict(shape, dtype=tf.float32, *, shard_info):
-    """Initializer that requires a shard."""
+    """Initializer that requires the argument `shard_info`."""
     return aware(shape, dtype, shard_info)
 
 
 class TensorFlowInitializer:
-    """Initializer like tf.keras': partition_shape and partition_offset."""
+    """Initializer that accepts partition_shape and partition_offset."""
 
     def __call__(self, shape, dtype=None, **parts):
         first = parts.get("partition_offset", (0, 0))[0]

@@ -1,4 +1,4 @@
-"""Trains one plan twice: with the host engine, and densely."""
+"""Trains the same data with the host engine and with a dense reference."""
 
 import dataclasses
 
@@ -18,12 +18,13 @@ class Table:
     num_rows: int = 7
     dim: int = 2
     combiner: str = "sum"
-    # A rule of DenseTables, ("sgd", rate) or ("adagrad", rate, initial); or the
-    # name of a TPU optimizer, its rate and a dict of its other settings.
+    # Either an optimizer of DenseTables, ("sgd", rate) or ("adagrad", rate,
+    # initial accumulator); or a tuple of the name of a TPU optimizer, its rate
+    # and a dict of its other settings.
     optimizer: tuple = ("sgd", 0.5)
 
     def starting_rows(self) -> np.ndarray:
-        """Returns small integers, with all rows different."""
+        """Returns rows of small integers. All rows are different."""
         size = self.num_rows * self.dim
         return (np.arange(size, dtype=np.float32) % 11 - 5).reshape(
             self.num_rows, self.dim
@@ -65,7 +66,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Training data. `bags[step][replica][feature]` are the inputs."""
+    """Training data; the inputs are `bags[step][replica][feature]`."""
 
     tables: dict
     features: dict
@@ -93,7 +94,7 @@ def random_plan(
 
     def bag(feature):
         num_rows = tables[feature.table].num_rows
-        # Samples of a dense input have equally many ids.
+        # All samples of a dense input have the same number of ids.
         sizes = (
             np.full(num_samples, 3)
             if feature.form == "dense"
@@ -122,7 +123,7 @@ def random_plan(
 
 
 def inputs_of(bag: dense_reference.Bag, feature: Feature):
-    """Returns the ids and the weights (or None) in the feature's input type."""
+    """Returns ids and weights (or None) in the input type of the feature."""
     if feature.form == "dense":
         return tf.constant(bag.ids, tf.int32), None
     ids = tf.ragged.constant(bag.ids, dtype=tf.int64)
@@ -138,7 +139,7 @@ def inputs_of(bag: dense_reference.Bag, feature: Feature):
 
 
 def coefficients(plan: Plan, step: int, replica: int) -> dict:
-    """Returns the gradient of each activation, as small integers."""
+    """Returns gradients of the activations, which are small integers."""
     rng = np.random.default_rng([step, replica])
     found = {}
     for name, feature in plan.features.items():
@@ -289,7 +290,7 @@ def _distribute(strategy, parts):
 
 
 def check_equal(plan: Plan, *, rtol: float = 0):
-    """Trains both ways and checks activations, tables and slots."""
+    """Trains both ways; compares activations, tables and slots."""
     dense, expected = train_dense(plan)
     embedding, configs, found = train_on_engine(plan)
     for wanted, got in zip(expected, found, strict=True):

@@ -1,6 +1,7 @@
-"""Keeps the programs out of the process of other tests.
+"""Excludes the programs from the process that runs other tests.
 
-Doctest collection would import a program, which enables the emulation.
+The collection of doctests would import the programs, and each program enables
+the emulation.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Runs test modules in separate processes.
 
 The emulation registers kernels for TensorFlow's ops permanently, so it must not
-be enabled in the process of other tests. A process emulates only one TPU.
+be enabled in the process of other tests. Each process emulates one TPU.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def environment() -> dict[str, str]:
-    """Returns an environment that imports this checkout from any directory."""
+    """Returns an environment in which this checkout can be imported."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "TF_LAYOUTMAP_PROGRAM": "1", "PYTHONPATH": path}
 
@@ -32,7 +32,7 @@ def _pytest(*arguments: str, seconds: float, **variables: str):
 def run(
     path: str, *arguments: str, seconds: int = 300, **variables: str
 ) -> None:
-    """Runs a file below tests/ with pytest; raises if a test fails.
+    """Runs a file below tests/ with pytest; raises an error if a test fails.
 
     `variables` are set in the environment of the process.
     """
@@ -49,12 +49,12 @@ def run(
 def run_programs(
     *names: str, seconds: int = 900, **variables: str
 ) -> dict[str, str]:
-    """Runs several files of programs/ in one process, one after the other.
+    """Runs several files of programs/ one after the other in one process.
 
-    All files must require the same TPU: equal numbers of cores and hosts.
+    All files must use a TPU with the same numbers of cores and hosts.
 
     Returns:
-      The failures of each file, by its name; an empty string if all passed.
+      The failures by file. The text is empty if all tests of the file passed.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.xml")

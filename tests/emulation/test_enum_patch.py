@@ -1,4 +1,4 @@
-"""The patch with which TensorFlow's optimizers write their config."""
+"""Tests the patch that makes TensorFlow's optimizers write their config."""
 
 import google.protobuf
 import pytest

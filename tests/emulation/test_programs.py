@@ -36,7 +36,8 @@ def two_hosts():
 def one_host_of_four(tmp_path_factory):
     """Returns the failures of each program for four cores on one host."""
     exchange = str(tmp_path_factory.mktemp("exchange"))
-    # The programs with another number of hosts read these files.
+    # The program `saving` reads these files when it runs with another number of
+    # hosts.
     four_hosts = runner.run_programs(
         "saving", TF_LAYOUTMAP_NUM_HOSTS="4", TF_LAYOUTMAP_EXCHANGE=exchange
     )

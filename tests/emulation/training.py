@@ -12,16 +12,18 @@ tpu = tf.tpu.experimental.embedding
 
 CLASSES = {"stock": tpu.TPUEmbedding, "ours": tlm.TPUEmbedding}
 
-NUM_SAMPLES = 8  # Samples of a global batch.
+NUM_SAMPLES = 8  # Number of samples in a global batch.
 LENGTH = 3
-# Values: combiner, number of rows, dim. Tables have more rows than fit in one
-# register, and the number of hosts does not divide the number of rows.
+# Each value contains the combiner, the number of rows and the dim. `ads` and
+# `words` have more rows than a CPU register has elements. No number of rows is
+# divisible by the number of hosts.
 TABLES = {
     "ads": ("sum", 23, 5),
     "words": ("mean", 17, 4),
     "few": ("sqrtn", 3, 2),
 }
-# Values: table, input type, whether weighted, maximum sequence length.
+# Each value contains the table, the input type, whether the feature has
+# weights, and the maximum sequence length.
 FEATURES = {
     "clicked": ("ads", "sparse", True, 0),
     "shown": ("ads", "ragged", False, 0),
@@ -59,7 +61,7 @@ def _initializer_of(name: str):
 
 
 def feature_config(optimizer):
-    """Returns the configuration; calls `optimizer` once for each table."""
+    """Returns the feature configs; calls `optimizer` once for each table."""
     tables = {}
     for name, (combiner, num_rows, dim) in TABLES.items():
         tables[name] = tpu.TableConfig(
@@ -79,7 +81,7 @@ def feature_config(optimizer):
 
 
 def parts_of(seed: int, step: int, num_parts: int) -> list[Part]:
-    """Returns the global batch of a step, split over replicas."""
+    """Returns the global batch of a step, split over the replicas."""
     rng = np.random.default_rng([seed, step])
     size = NUM_SAMPLES // num_parts
     columns = {name: _column(rng, *one) for name, one in FEATURES.items()}
@@ -123,7 +125,8 @@ def _ids(form, ids, weights, scale, part):
         return tf.constant(np.concatenate(ids[part]), tf.int64)
     ragged = _ragged(ids[part], tf.int64)
     if form == "gappy":
-        # The first position and the gaps differ between samples.
+        # The position of the first id differs between samples, and all ids have
+        # gaps between them.
         sparse = _to_sparse(ragged)
         sample, position = tf.unstack(sparse.indices, axis=1)
         return tf.SparseTensor(
@@ -143,7 +146,7 @@ def _weights(form, ids, weights, scale, part):
 
 
 def _to_sparse(ragged):
-    # All steps have one width, which avoids retracing.
+    # The inputs of all steps have the same width, which avoids retracing.
     sparse = ragged.to_sparse()
     return tf.SparseTensor(sparse.indices, sparse.values, [ragged.nrows(), 6])
 
@@ -216,14 +219,14 @@ def _distribute(strategy, parts):
 
 
 def host_embedding(optimizer, num_replicas=1, **options):
-    """Returns tf_layoutmap's class on the host engine, in the current scope."""
+    """Returns a `tlm.TPUEmbedding` that uses the host engine."""
     embedding = tlm.TPUEmbedding(feature_config(optimizer), None, **options)
     embedding.build(NUM_SAMPLES // num_replicas)
     return embedding
 
 
 def tpu_embedding(kind, strategy, optimizer, *, is_built=True, **options):
-    """Restarts the emulated TPU and returns an embedding of CLASSES on it."""
+    """Restarts the emulated TPU; returns an embedding of a class in CLASSES."""
     tlm.emulation.initialize_tpu_system()
     with strategy.scope():
         embedding = CLASSES[kind](feature_config(optimizer), None, **options)
@@ -233,14 +236,14 @@ def tpu_embedding(kind, strategy, optimizer, *, is_built=True, **options):
 
 
 def values_of(embedding) -> dict:
-    """Returns rows by table and slot, such as `"ads/accumulators"`."""
+    """Returns tables and slots by name, such as `"ads/accumulators"`."""
     with tempfile.TemporaryDirectory() as directory:
         path = tf.train.Checkpoint(it=embedding).write(directory + "/it")
         return values_in(path)
 
 
 def values_in(path: str) -> dict:
-    """Returns the same rows from a checkpoint of an object `it`."""
+    """Returns tables and slot variables in a checkpoint of an object `it`."""
     reader = tf.train.load_checkpoint(path)
     end = "/.ATTRIBUTES/VARIABLE_VALUE"
     return {
@@ -251,8 +254,9 @@ def values_in(path: str) -> dict:
 
 
 def _table_and_slot(key: str) -> str:
-    # An object has two paths to each variable, and a file can contain either:
-    # "ads.Smomenta" or "_variables/ads/momenta". A restore follows both.
+    # An embedding has two paths to each variable, and a checkpoint can contain
+    # either path: "ads.Smomenta" or "_variables/ads/momenta". A restore accepts
+    # both.
     return (
         key.replace(".S", "/")
         .removeprefix("_variables/")
@@ -268,7 +272,7 @@ def assert_same(got: dict, wanted: dict) -> None:
 
 
 def mirrored(num_replicas: int) -> tf.distribute.Strategy:
-    """Returns a MirroredStrategy on CPUs that sums in the order of replicas."""
+    """Returns a MirroredStrategy that sums in the order of its replicas."""
     return tf.distribute.MirroredStrategy(
         [f"CPU:{replica}" for replica in range(num_replicas)],
         cross_device_ops=tf.distribute.ReductionToOneDevice(),

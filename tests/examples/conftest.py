@@ -1,4 +1,4 @@
-"""Fixtures of the examples' tests, which import modules of `examples/`."""
+"""Fixtures for tests of the examples, which import modules of `examples/`."""
 
 import shutil
 import sys
@@ -33,8 +33,8 @@ def start(request):
 def error_message(capsys):
     """Returns a function that returns the error message of a run.
 
-    The function takes a callable that runs an example in this process, which
-    saves the import of TensorFlow in a new process.
+    The function takes a callable that runs an example. The example runs in this
+    process, because a new process would import TensorFlow again.
     """
     from completion.data.corpus import DataError
     from ending import in_a_sentence

@@ -1,4 +1,4 @@
-"""`keras_hub_on_a_mesh.py` trains as on one device and shards its weights."""
+"""`keras_hub_on_a_mesh.py` matches a single device and shards its weights."""
 
 import re
 import subprocess
@@ -22,7 +22,7 @@ def test_mesh_trains_as_one_device_and_shards_the_weights(start):
     )
     (first, last, accuracy), on_mesh = (list(map(float, row)) for row in rows)
     assert last < first and accuracy > 30
-    # The sums on a mesh are added in another order.
+    # Devices of a mesh add numbers in a different order.
     assert on_mesh == pytest.approx([first, last, accuracy], abs=2e-4)
     once = int(re.search(r"unsharded +│ (\d+) KiB", printed)[1])
     fullest = int(re.search(r"fullest device +│ (\d+) KiB", printed)[1])

@@ -1,4 +1,4 @@
-"""A tower on a mesh trains like a tower on the host."""
+"""Training a tower on a mesh matches training it on the host."""
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from tests.layout.meshes import axes_of, mesh_of  # noqa: E402
 NUM_ROWS = {"history": 40, "marks": 9, "place": 7, "scope": 8, "pieces": 50}
 ROWS_OF = {"bag": "history", "echo": "history", "recent": "history"}
 LOG_SHARES = np.full(40, -3.0, np.float32)
-# Devices add numbers in another order.
+# Devices of a mesh add numbers in a different order.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 
 def plan_of(**options):
-    # Dropout draws other numbers on a mesh.
+    # Dropout is disabled, because it draws different numbers on a mesh.
     return Plan(
         NUM_ROWS,
         Settings(

@@ -17,9 +17,10 @@ def test_host_and_emulated_tpu_agree_bit_by_bit(start):
         "bitwise identical",
         ended.stdout,
     )
-    # Training lowers the loss.
+    # The last loss is lower than the first loss.
     assert float(row[2]) < float(row[1])
-    # 20 losses, and 300 rows of 8 columns with a slot variable.
+    # The results are 20 losses, and 300 rows of 8 columns, each with a slot
+    # variable of the same size.
     assert "agree in all 4,820 numbers" in ended.stdout
 
 

@@ -1,4 +1,4 @@
-"""The two-tower example: its data, its metrics and a small run."""
+"""Tests the data, the metrics and a small run of the two-tower example."""
 
 import doctest
 import re
@@ -34,7 +34,7 @@ def test_last_view_of_each_user_is_held_out():
 def test_purchase_rate_matches_the_true_probabilities():
     shop = generate(num_users=400, num_items=200, views_per_user=10, seed=3)
     views = shop.training
-    # Four standard deviations of a mean of 3,600 draws.
+    # The bound is four standard deviations of a mean of 3,600 draws.
     assert abs(np.mean(views.purchases) - np.mean(views.probabilities)) < (
         4 * 0.5 / len(views) ** 0.5
     )

@@ -1,7 +1,8 @@
-"""Simulates a full disk: files of this process have a size limit.
+"""Simulates a full disk by limiting the file size of this process.
 
 The kernel fails each write beyond the limit, in Python and in C++. The error
-is "File too large", where a full disk reports "No space left on device".
+message is "File too large" instead of "No space left on device", as on a full
+disk.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import resource
 
 @contextlib.contextmanager
 def full_disk(num_bytes=256):
-    """Limits files written inside the `with` block to `num_bytes`."""
+    """Limits the size of files that the `with` block writes to `num_bytes`."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""States of a folder if a process is killed between two file operations."""
+"""Records the folder states that a killed process could leave behind."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import shutil
 
 from tf_layoutmap._core import ops
 
-# All operations that create, rename, remove or flush files.
+# These operations create, rename, remove or flush files.
 _OPERATIONS = (
     "fsync",
     "mkdir",
@@ -22,7 +22,8 @@ class Snapshots:
     """Copies of a folder, taken before and after each file operation.
 
     Attributes:
-      folders: The copies, each in the state that SIGKILL would leave behind.
+      folders: The copies. Each has the state that SIGKILL would leave behind at
+        this time.
       calls: The operations as pairs of name and first argument.
     """
 
@@ -55,7 +56,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def of_operations(self, monkeypatch):
-        """Copies the folder around all operations in the `with` block."""
+        """Copies the folder before and after each file operation."""
         with monkeypatch.context() as patched:
             for module, names in (
                 (os, _OPERATIONS),

@@ -79,7 +79,7 @@ def test_a_folder_is_complete_whenever_a_writer_is_killed(
     found = [text_of(one / "target") for one in copies.folders]
     assert found == sorted(found, reverse=True)
     assert {*found} == {"old", "new"}
-    # All files are on the disk before the folder gets its final name.
+    # All files are flushed to disk before the folder gets its final name.
     names = [name for name, _ in copies.calls]
     assert names.index("exchange_paths") > names.index("fsync") + 3
     # The next writer removes the files that a killed writer left.
@@ -90,7 +90,7 @@ def test_a_folder_is_complete_whenever_a_writer_is_killed(
 
 
 def test_the_old_folder_of_a_killed_writer_is_restored(tmp_path):
-    """Covers a killed writer on a file system without folder exchange."""
+    """Covers file systems that cannot exchange two folders atomically."""
     target = tmp_path / "target"
     folder_of(tmp_path / f"target.partial-{'0' * 16}" / "old", "old")
     with files.staged(str(target)):
@@ -109,7 +109,7 @@ def test_files_of_live_writers_are_kept(tmp_path):
     )
     live = f"{target}.partial-{'1' * 16}"
     os.mkdir(live)
-    # Folders with other names and plain files must be kept.
+    # Folders with other names, and files that are not folders, must be kept.
     others = [
         f"{target}.partial-1",
         f"{target}2.partial-{'0' * 16}",
@@ -152,7 +152,8 @@ def test_a_file_system_without_locks_is_supported(tmp_path, monkeypatch):
     leftover.mkdir()
     replace(tmp_path / "target", "one")
     assert text_of(tmp_path / "target") == "one"
-    assert leftover.exists()  # Its writer may be alive.
+    # The folder is kept, because its writer may still be running.
+    assert leftover.exists()
 
 
 def test_a_link_to_a_file_is_kept(tmp_path):

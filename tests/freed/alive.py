@@ -9,9 +9,10 @@ from tf_layoutmap._core import tf_private
 
 
 def remaining_after(program, times=2):
-    """Runs a program again, and returns the additional objects that remain.
+    """Runs a program repeatedly and counts the objects that remain.
 
-    The first run is not counted, because it may create permanent objects.
+    Objects of the first run are not counted, because it may create permanent
+    objects.
     """
     program()
     before = _alive()
@@ -21,7 +22,8 @@ def remaining_after(program, times=2):
 
 
 def _alive():
-    # Freed objects can have finalizers that free more objects.
+    # Several passes are needed, because finalizers of freed objects can free
+    # more objects.
     for _ in range(3):
         gc.collect()
     return collections.Counter(
@@ -29,8 +31,8 @@ def _alive():
         for one in gc.get_objects()
         if isinstance(one, (tf_private.FuncGraph, tf.Variable))
         or
-        # Counts handles, because the last handle frees the memory of a
-        # variable.
+        # Handles are counted too, because a variable's memory is freed when its
+        # last handle is deleted.
         (
             isinstance(one, tf.Tensor)
             and not tf.is_symbolic_tensor(one)

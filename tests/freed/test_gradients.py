@@ -1,7 +1,7 @@
 """Tests that gradients of `tf.custom_gradient` are unchanged and are freed.
 
-In graphs that use no variable of this package, the gradients remain registered,
-as in TensorFlow.
+Gradients of graphs that use no variable of this package stay registered, as in
+TensorFlow.
 """
 
 import gc
@@ -20,7 +20,7 @@ from tf_layoutmap._patches import engine
 
 
 def table(values):
-    """Returns a table of this package; graphs that read it are freed."""
+    """Returns a sharded variable; gradients in its graphs are freed."""
     return tlm.ShardedVariable([tf.Variable([value]) for value in values])
 
 
@@ -99,7 +99,7 @@ def test_second_order_gradients_are_computed():
 
 
 def test_a_gradient_is_found_by_name_while_its_graph_exists(tmp_path):
-    """A SavedModel looks gradients up by name."""
+    """TensorFlow looks up custom gradients by name when it saves a model."""
 
     def save():
         module = tf.Module()
@@ -246,7 +246,7 @@ def test_ragged_and_python_results_are_supported(kind):
 
 
 def test_tensorflow_without_the_patch_does_not_free_them():
-    """If this test fails, TensorFlow frees them: remove the patch row."""
+    """If this test fails, TensorFlow frees gradients: remove the patch."""
     engine.ensure("memory")
     installed = engine._counts["memory"]
     for _ in range(installed):

@@ -1,4 +1,4 @@
-"""Strategies and helpers of the op tests: partitions, ids, variables."""
+"""Hypothesis strategies and helpers for the tests of ops."""
 
 import dataclasses
 
@@ -37,7 +37,7 @@ class Sharding:
 
 @st.composite
 def shardings(draw, *, min_rows=1):
-    """Draws any placement, also with empty shards or more shards than rows."""
+    """Draws a placement, possibly with empty shards or too many shards."""
     placement = draw(st.sampled_from(PLACEMENTS))
     if placement == "offsets":
         sizes = draw(
@@ -71,7 +71,7 @@ def ragged(draw, num_rows, *, dtype=None, max_samples=6):
 
 
 def floats(*shape, seed=0) -> np.ndarray:
-    """Returns values in [-1, 1) with full mantissas, so that sums round."""
+    """Returns values in [-1, 1) whose sums must be rounded."""
     return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
@@ -97,7 +97,7 @@ def handles(variables) -> list[tf.Tensor]:
 
 
 def assert_bitwise_equal(actual, expected):
-    """Asserts that values are bitwise equal, with equal dtypes and shapes."""
+    """Asserts that two values have equal bits, dtypes and shapes."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape

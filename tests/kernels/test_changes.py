@@ -1,4 +1,4 @@
-"""Rows that `TakeChanges` copies, compared with numpy copies of the tables."""
+"""Compares the rows that `TakeChanges` copies with numpy copies of tables."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def embedding(num_shards):
-    """Returns a 16-bit closed table, and a keyed table with two slots."""
+    """Returns a 16-bit closed table, and an open table with two slots."""
     rows = tpu.TableConfig(
         70,
         3,
@@ -49,7 +49,7 @@ def embedding(num_shards):
 
 
 def values(one):
-    """Returns all variables, as `[num_rows, ...]` where they have rows."""
+    """Returns all variables; shards are concatenated to `[num_rows, ...]`."""
     found = {}
     for table, by_name in one._variables.items():
         found[table] = {}
@@ -100,7 +100,8 @@ def test_changed_rows_are_copied_once(num_shards, also, program):
                     "keys": tf.constant(keys, tf.int64),
                 }
             )
-            if kind == "enqueue":  # Keys get rows, but no row is updated.
+            # This step inserts keys but does not update rows.
+            if kind == "enqueue":
                 one.reset()
                 continue
             one.dequeue()
@@ -125,7 +126,9 @@ def test_changed_rows_are_copied_once(num_shards, also, program):
                         continue
                     other = (bits(value) != bits(before[table][name])).any(1)
                     assert set(np.flatnonzero(other)) <= set(rows.tolist())
-                    if name in LANES:  # Excludes the row of unknown keys.
+                    # These variables have no value for the row of unknown keys,
+                    # so one is added.
+                    if name in LANES:
                         value = np.append(
                             value,
                             np.array(

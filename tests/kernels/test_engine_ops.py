@@ -1,4 +1,4 @@
-"""The host engine's ops match a reference made of lists."""
+"""The host engine's ops match a list-based reference."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def attrs(**changes) -> dict:
 
 
 class Engine:
-    """The ops with their variables, and a reference with the same calls."""
+    """The engine's ops and a reference that receives the same calls."""
 
     def __init__(self, num_replicas=1, **changes):
         self.handle = ops.create_host_engine(
@@ -114,7 +114,7 @@ class Engine:
         return [one.numpy() for one in self.shards + self.slots]
 
     def check(self):
-        """Compares all state of the reference with the ops."""
+        """Checks that the ops and the reference have equal state."""
         model = self.ref
         assert self.describe() == (
             [model.pending(r) for r in range(model.num_replicas)],
@@ -142,7 +142,7 @@ class Engine:
 
 
 def random_batch(seed, num_samples=3):
-    """Returns lists of (id, weight) by feature and by sample."""
+    """Returns a list of (id, weight) for each feature and sample."""
     rng = np.random.default_rng(seed)
     batch = []
     for feature in FEATURES:
@@ -163,7 +163,7 @@ def random_batch(seed, num_samples=3):
 
 
 def inputs_of(batch, dtype=np.int64, form="ragged"):
-    """Returns the inputs of the op; docs/ops.md describes `form`."""
+    """Returns the inputs of the op in the given form (see docs/ops.md)."""
     inputs = {
         "ids": [],
         "splits": [],
@@ -218,7 +218,8 @@ def test_training_is_bitwise_identical_to_the_reference(
     for step in range(5):
         batches = [random_batch(step * 10 + r) for r in range(num_replicas)]
         if form == "dense":
-            # Each sample has two ids.
+            # All samples of a dense input must have the same number of ids,
+            # which is two in this test.
             batches = [
                 [
                     [
@@ -245,7 +246,7 @@ def test_training_is_bitwise_identical_to_the_reference(
 
 
 def actual_and_reference(engine, verb, replica, seed):
-    """Returns the same call for the ops and for the reference."""
+    """Returns two functions: the call for the ops and for the reference."""
     model = engine.ref
     if verb == "dequeue":
         return (lambda: engine.dequeue(replica), lambda: model.dequeue(replica))

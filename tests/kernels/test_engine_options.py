@@ -1,4 +1,4 @@
-"""Options of the host engine: quantized, pipelined, out-of-range ids."""
+"""Tests quantization, pipelining and out-of-range ids of the host engine."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,8 @@ REFERENCES = {
     "mul": np.multiply.at,
     "min": np.minimum.at,
     "max": np.maximum.at,
-    "div": None,  # Integers round towards zero, unlike numpy.
+    # TensorFlow rounds integer quotients towards zero, unlike numpy.
+    "div": None,
     "update": lambda table, ids, values: table.__setitem__(ids, values),
 }
 NUMBERS = (
@@ -120,7 +121,8 @@ def test_every_verb_equals_numpy(
     ref = draw_table(dtype, sharding.num_rows, row_shape, seed)
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, sharding.num_rows, ids_shape)
-    # Division by powers of two is exact; two factors do not overflow int8.
+    # Division by powers of two is exact. The factors 1 and 2 do not overflow
+    # int8.
     choices = [1, 2] if verb in ("mul", "div") else [1, 2, 3]
     updates = rng.choice(
         choices, () if is_scalar else (*ids_shape, *row_shape)
@@ -173,8 +175,8 @@ def test_verbs_not_supported_by_a_dtype_raise(dtype, verb):
 @pytest.mark.parametrize("num_ids", [7, 5000])
 @pytest.mark.parametrize("dim", [1, 64])
 def test_equal_ids_are_applied_in_order(num_ids, dim):
-    # Rounded sums depend on the order, and so does `update`; 5000 ids are
-    # enough to run on several threads.
+    # Rounded sums and `update` depend on the order of the ids. The op uses
+    # several threads for 5000 ids.
     sharding = cases.Sharding("mod", (0, 4, 7, 10))
     table = cases.floats(10, dim)
     ids = np.random.default_rng(1).integers(0, 10, num_ids)

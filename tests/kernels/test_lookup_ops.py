@@ -1,4 +1,4 @@
-"""LookupRows and ApplyRowGradients against references in numpy."""
+"""LookupRows and ApplyRowGradients match references in numpy."""
 
 import functools
 
@@ -28,7 +28,7 @@ def look_up(variables, sharding, ids, row_splits, gains, **attrs):
 
 
 def in_graph(call, *tensors):
-    """Calls in a `tf.function` with unknown sizes."""
+    """Calls a function in a `tf.function` with unknown sizes."""
     signature = [
         tf.TensorSpec([None] * np.ndim(t), np.asarray(t).dtype) for t in tensors
     ]
@@ -348,7 +348,7 @@ def test_an_invalid_update_writes_nothing(case):
 
 
 def invalid_variables():
-    """Yields (error, invalid variable, expected words)."""
+    """Yields tuples of a case name, an invalid variable and expected words."""
     yield "dtype", tf.Variable(np.zeros([3, 3])), "float.*Received: double"
     yield "size", tf.Variable(np.zeros([4, 3], np.float32)), r"\[4,3\]"
     yield "dim", tf.Variable(np.zeros([3, 2], np.float32)), r"\[3,2\]"
@@ -364,7 +364,7 @@ def test_an_invalid_shard_raises_and_nothing_is_written(case, place):
     variables = {"shards": problem.variables, "slots": problem.slot_variables}[
         place
     ]
-    # The last variable is invalid; the variables before it are valid.
+    # Only the last variable is invalid.
     changed = cases.handles([*variables[:2], variable])
     with pytest.raises(
         tf.errors.InvalidArgumentError, match=f"shard 2 must be.*{words}"
@@ -479,7 +479,8 @@ def test_invalid_handles_raise():
         return look_up(tf.stack(cases.handles(problem.variables))[:size])
 
     for size in (0, 1, 3):
-        # In eager mode, TensorFlow itself rejects a tensor without handles.
+        # In eager mode, TensorFlow itself raises an error for an empty tensor
+        # of handles.
         with pytest.raises(Failures, match="must have rank 0|Empty resource"):
             look_up(tf.stack(shards)[:size])
         with pytest.raises((*Failures, ValueError), match="rank 0"):

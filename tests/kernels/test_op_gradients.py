@@ -14,7 +14,7 @@ _OP = "LayoutMap>LookupRows"
 
 
 def plain_gradients(table, ids, row_splits, gains, coefficients):
-    """Returns gradients of a dense table and of the gains from a tape."""
+    """Returns gradients of a dense table and gains, computed by a tape."""
     table, gains = tf.constant(table), tf.constant(gains)
     with tf.GradientTape() as tape:
         tape.watch([table, gains])
@@ -46,7 +46,7 @@ def op_gradients(variables, sharding, ids, row_splits, gains, coefficients):
 
 
 def integer_rows(table) -> np.ndarray:
-    """Returns an integer-valued table: sums are exact in any order."""
+    """Rounds a table to integers, so that sums are exact in any order."""
     return np.round(table * 8).astype(np.float32)
 
 
@@ -133,7 +133,7 @@ def test_indexed_slices_hold_one_local_row_per_id():
 
 
 def lookup_ops(function) -> int:
-    """Returns how many LookupRows ops an optimized graph contains."""
+    """Returns the number of LookupRows ops in an optimized graph."""
     graph = function.get_concrete_function().graph
     must_run = list(graph.control_outputs) + [t.op for t in graph.outputs]
     seen, found = set(), 0
@@ -165,7 +165,8 @@ def test_an_unused_gradient_of_gains_is_pruned():
         wanted = [variable, gains] if of_gains else [variable]
         return tape.gradient(found, wanted)
 
-    # One is the forward pass; the gradient of the gains reads the rows again.
+    # The forward pass has one lookup. The gradient of the gains adds a second
+    # lookup.
     assert lookup_ops(tf.function(lambda: gradients(False))) == 1
     assert lookup_ops(tf.function(lambda: gradients(True))) == 2
 

@@ -1,4 +1,4 @@
-"""AssignPartition, RouteIds and FindUniqueRows against references in numpy."""
+"""AssignPartition, RouteIds and FindUniqueRows match numpy references."""
 
 import functools
 
@@ -21,7 +21,7 @@ def vector(dtype):
 
 @functools.cache
 def graph(op: str, dtype, **attrs):
-    """Returns the op in a `tf.function` with unknown sizes."""
+    """Wraps the op in a `tf.function` with unknown sizes."""
     call = functools.partial(getattr(ops, op), **attrs)
     inputs = {
         "assign_partition": [tf.TensorSpec(None, dtype), vector(tf.int64)],
@@ -36,7 +36,7 @@ def graph(op: str, dtype, **attrs):
 
 
 def check(op, expected, *inputs, **attrs):
-    """Checks the op eagerly and in a `tf.function`."""
+    """Checks the results of the op, eagerly and in a `tf.function`."""
     for call in (
         functools.partial(getattr(ops, op), **attrs),
         graph(op, inputs[0].dtype.type, **attrs),
@@ -172,7 +172,8 @@ def test_the_last_row_of_the_largest_table_is_supported():
 
 
 def test_a_table_with_more_than_2_32_rows_raises():
-    # Rows have 32 bits internally: id 2^32 + 5 must not become 5.
+    # Row indices have 32 bits internally, so id 2^32 + 5 must not be treated as
+    # 5.
     for num_rows in (2**32 + 1, 2**40, 2**62):
         with pytest.raises(InvalidArgument, match="0 to 2\\^32 rows"):
             ops.find_unique_rows(
@@ -346,7 +347,8 @@ def test_static_shapes_are_inferred_from_unknown_sizes():
 def test_wrong_ranks_raise_while_tracing(op, inputs, attrs):
     @tf.function
     def trace():
-        # Values are unknown while tracing, ranks are not.
+        # Because of `tf.cast`, the values are unknown during tracing, but the
+        # ranks are known.
         types = [tf.int64, tf.int64, tf.float32]
         getattr(ops, op)(
             *(

@@ -1,4 +1,4 @@
-"""Our random ops are bitwise identical to TensorFlow's."""
+"""This package's random ops are bitwise identical to TensorFlow's ops."""
 
 import hypothesis
 import numpy as np
@@ -20,7 +20,8 @@ def test_floats_are_bitwise_identical_to_tensorflow(shape, dtype, seeds):
     sizes = tf.constant(shape, tf.int32)
 
     def drawn(op):
-        # Kernels keep the generator state, so the function draws twice.
+        # The function draws twice, because a kernel keeps the state of its
+        # generator.
         return tf.function(
             lambda: [
                 op(shape=sizes, seed=seeds[0], seed2=seeds[1], dtype=dtype)
@@ -95,7 +96,8 @@ words = st.integers(0, 2**64 - 1)
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
-    # Sizes around the block of 2,048 numbers and the group of 4.
+    # These sizes include products near 2,048, the number of values in a block,
+    # and near multiples of 4.
     st.lists(st.integers(0, 70), max_size=3),
     st.sampled_from([tf.float16, tf.bfloat16, tf.float32, tf.float64]),
     st.sampled_from([*STATELESS, "constant"]),

@@ -52,7 +52,7 @@ print(_ops.native.cpu_level(), digest.hexdigest())
 
 
 def run(num_threads: int, level: str) -> list[str]:
-    """Returns the instruction set in use and a hash of all results."""
+    """Returns the name of the instruction set and a hash of all results."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(num_threads)],
         text=True,

@@ -1,4 +1,4 @@
-"""Ops of steps over parameter servers match a reference made of lists."""
+"""Ops of steps over parameter servers match a list-based reference."""
 
 import json
 
@@ -53,7 +53,7 @@ def plan_attrs(shard_servers, num_servers, **changes) -> dict:
 
 @st.composite
 def batches(draw):
-    """Draws lists of (id, weight) by feature and by sample."""
+    """Draws a list of (id, weight) for each feature and sample."""
     num_samples = draw(st.integers(0, 4))
     batch = []
     for feature in FEATURES:
@@ -91,7 +91,7 @@ def inputs(batch, id_type=np.int64) -> dict:
 
 
 class Cluster:
-    """Servers in one process: the ops, and a reference with the same calls."""
+    """Servers in one process: ops, and a reference with the same calls."""
 
     def __init__(self, shard_servers, num_servers=2, wire="float32"):
         self.plan_attrs = plan_attrs(
@@ -201,8 +201,8 @@ def needed(batch, shards):
     return [servers.rows_of_shard(FEATURES, batch, one) for one in shards]
 
 
-# Server of each of the five shards. Some shards are empty, and some servers
-# have only one shard.
+# Draws the server of each of the five shards. Some shards are empty, and a
+# server can have a single shard.
 shardings = st.lists(st.integers(0, 1), min_size=5, max_size=5).filter(
     lambda servers: set(servers) == {0, 1}
 )
@@ -258,7 +258,8 @@ def test_combined_rows_match_the_host_engine(sharding, batch, wire):
         cases.floats(offsets[-1], DIMS[t], seed=t)
         for t, offsets in enumerate(OFFSETS)
     ]
-    # Rows were rounded once on the wire; everything else is bitwise identical.
+    # The reference starts from rows that were rounded to the wire format. All
+    # other operations are bitwise identical.
     tables = [
         host_engine.Table(
             servers.off_wire(servers.on_wire(one, wire), wire).reshape(

@@ -1,4 +1,4 @@
-"""The host engine's lookups by token against the reference."""
+"""The host engine's lookups by token match the reference."""
 
 import math
 
@@ -71,7 +71,8 @@ class TokenEngine(Engine):
 def test_training_is_bitwise_identical_to_the_reference(num_replicas, dtype):
     engine = TokenEngine(num_replicas)
     for step in range(6):
-        opened = []  # Per call: (replica, token, token of the reference).
+        # Per call: Tuples of replica, token and token of the reference.
+        opened = []
         for call in range(3):
             for r in range(num_replicas):
                 batch = random_batch(step * 100 + call * 10 + r)
@@ -82,7 +83,8 @@ def test_training_is_bitwise_identical_to_the_reference(num_replicas, dtype):
                     cases.assert_bitwise_equal(one, other)
         marks = [tf.zeros(MARK_SHAPE)] * num_replicas
         followed = []
-        # Gradients arrive in reverse order; the second lookup receives none.
+        # Gradients are passed in reverse order, and the second lookup receives
+        # no gradients.
         for r, token, its_token, call in reversed(opened):
             if call == 1:
                 continue

@@ -1,4 +1,4 @@
-"""Open vocabularies of the core match a reference of a dict and lists."""
+"""Open vocabularies of the C++ core match a reference in plain Python."""
 
 import statistics
 
@@ -26,7 +26,7 @@ def int64(values) -> np.ndarray:
 
 
 class Pair:
-    """The core and its reference, which receive the same calls."""
+    """Vocabulary of the C++ core and its reference; both get the same calls."""
 
     def __init__(self, capacity, *, num_shards=1, num_threads=1, **policy):
         self.core = native.Vocabulary(
@@ -115,7 +115,7 @@ POLICIES = st.fixed_dictionaries(
 
 @st.composite
 def calls(draw):
-    """Draws the operations of a program on a vocabulary, step by step."""
+    """Draws the next operation on a vocabulary and its arguments."""
     kind = draw(
         st.sampled_from(["admit"] * 6 + ["evict", "evict_expired", "resize"])
     )
@@ -179,13 +179,13 @@ def test_the_core_matches_the_reference(
     ids=["lru", "count_lfu"],
 )
 def test_half_a_million_operations_match_the_reference(policy):
-    """The two parametrized runs make one million operations in 64 segments."""
+    """The two parameters together run one million operations in 64 segments."""
     rng = np.random.default_rng(0)
     pair = Pair(2048, num_shards=3, num_threads=2, **policy)
     done, step = 0, 0
     while done < 500_000:
         step += 1
-        # The set of frequent keys changes with time.
+        # The frequent keys change over time.
         keys = (rng.zipf(1.3, 1000) * 7919 + step // 40) % 30_000
         pair.admit(
             keys,
@@ -199,7 +199,7 @@ def test_half_a_million_operations_match_the_reference(policy):
             pair.evict_expired(step, step)
             pair.check(keys.tolist())
             done += 100
-        if step % 50 == 0:  # Restores into another capacity.
+        if step % 50 == 0:  # The vocabulary is moved to a different capacity.
             pair.resize(
                 int(rng.integers(1500, 2600)), step, int(rng.integers(1, 8))
             )
@@ -255,7 +255,7 @@ def test_rows_in_flight_are_never_evicted():
 def test_a_known_key_is_not_evicted_by_new_keys_of_its_step():
     one = native.Vocabulary(8, evict="lru")
     one.admit(int64(range(8)), 1, 1, int64([]))
-    # Seven keys are new and come first; key 0 has the least recently used row.
+    # Seven new keys precede key 0, which has the least recently used row.
     found = one.admit(int64([*range(10, 17), 0]), 2, 2, int64([]))
     assert (found["rows"] >= 0).all()
     assert found["evicted"].tolist() == list(range(1, 8))
@@ -336,7 +336,7 @@ def test_initial_values_have_the_requested_distribution(kind):
     low = normal.cdf(-2) if kind == "truncated_normal" else 0.0
     quantiles = np.linspace(0.01, 0.99, 33)
     expected = [normal.inv_cdf(low + one * (1 - 2 * low)) for one in quantiles]
-    # With 100,000 draws, the deviation of a quantile is below 0.012.
+    # For 100,000 draws, the standard deviation of each quantile is below 0.012.
     np.testing.assert_allclose(
         np.quantile(found, quantiles), expected, atol=0.04
     )

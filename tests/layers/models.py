@@ -1,8 +1,8 @@
-"""Small models with known gradients, and their dense reference in NumPy.
+"""Small models with known gradients, and a dense reference in NumPy.
 
-The loss of a sample is the sum of its rows, each multiplied by a row of `y`.
-The gradient of a row is therefore `y / num_samples`, summed over the positions
-of its id.
+The loss of a sample is the sum over its positions of the looked-up row times a
+row of `y`. The gradient of a table row is therefore the sum of
+`y / num_samples` over all positions of its id.
 """
 
 import keras
@@ -48,7 +48,7 @@ def assert_same_tables(first, second):
 
 
 def settings(rule):
-    """Returns the settings of an optimizer, with values exact in binary."""
+    """Returns optimizer settings whose values are exact in binary."""
     config = tf.tpu.experimental.embedding
     return {
         "sgd": config.SGD(LEARNING_RATE),
@@ -68,14 +68,14 @@ def make_layer(optimizer, num_shards=3, **kwargs):
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
-    """Returns a model with one layer, and the layer."""
+    """Returns a model with one embedding layer, and the layer."""
     ids = keras.Input([LENGTH], dtype="int64")
     layer = make_layer(optimizer, num_shards, **kwargs)
     return keras.Model(ids, layer(ids)), layer
 
 
 def batches(num_batches, seed=1):
-    """Returns ids with repetitions and integer gradients of their rows."""
+    """Returns ids with repetitions, and integer gradients of the rows."""
     rng = np.random.default_rng(seed)
     num_samples = num_batches * NUM_SAMPLES
     ids = rng.integers(0, NUM_ROWS, (num_samples, LENGTH))
@@ -85,7 +85,7 @@ def batches(num_batches, seed=1):
 
 
 class DenseReference:
-    """One table that is trained with dense gradients."""
+    """A table that is trained with dense gradients in NumPy."""
 
     def __init__(self, rule, rows=None, initial_accumulator=0.25):
         self.rule = rule
@@ -111,8 +111,8 @@ def assert_trained(layer, ref):
     if ref.rule == "sgd":  # Integers divided by powers of two are exact.
         np.testing.assert_array_equal(rows, ref.rows)
         return
-    # The square root and the quotient are each rounded once, in a different
-    # order.
+    # The layer and the reference evaluate the square root and the quotient in a
+    # different order.
     np.testing.assert_allclose(rows, ref.rows, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(
         layer.optimizer.accumulators.numpy(), ref.accumulators, rtol=2e-6

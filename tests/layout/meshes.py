@@ -1,4 +1,4 @@
-"""Functions that create meshes of logical CPUs and layouts on them."""
+"""Functions that create meshes of logical CPUs, and layouts on such meshes."""
 
 import tensorflow as tf
 
@@ -11,9 +11,8 @@ dtensor = tf.experimental.dtensor
 def mesh_of(**sizes: int):
     """Returns a mesh with these axes over the first logical CPUs.
 
-    DTensor is initialized first, as in user programs: the test that calls this
-    function may be the first of its process, and without the initialization
-    an error in a later test could end the process.
+    Also prepares the process for DTensor, as user programs do. Without this
+    step, an error in a later test could end the process.
     """
     count = 1
     for size in sizes.values():
@@ -32,7 +31,7 @@ def layout_of(mesh, *axes: str | None):
 
 
 def axes_of(variable) -> tuple[str | None, ...]:
-    """Returns the mesh axes of the stored value, not of the planned layout."""
+    """Returns the mesh axes by which the stored value is actually sharded."""
     return tuple(
         None if s == dtensor.UNSHARDED else s
         for s in variable.value.layout.sharding_specs

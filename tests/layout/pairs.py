@@ -16,8 +16,8 @@ IMAGES = RNG.normal(size=(32, 8, 8, 3)).astype(np.float32)
 TOKENS = RNG.integers(0, 16, size=(32, 6))
 LABELS = RNG.integers(0, 4, size=32)
 
-# Sharded sums are added in another order, and the square root in an optimizer
-# amplifies the differences in the last bits.
+# Sums over shards are computed in a different order, and the square root in an
+# optimizer amplifies the differences in the last bits.
 TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 DENSE = {
@@ -34,7 +34,7 @@ def dense_model():
 
 
 def sequential(shape, *layers):
-    """Returns a model of `layers` with a head of four logits."""
+    """Returns a model of `layers` and a Dense layer of four logits."""
     return keras.Sequential(
         [
             keras.Input(shape),
@@ -45,9 +45,9 @@ def sequential(shape, *layers):
     )
 
 
-# Models without a mesh. `fit` runs them eagerly if they take at most this
-# number of steps: tracing and compiling a step takes as much processor time as
-# 12 to 30 eager steps.
+# Models without a mesh. `fit` runs these models eagerly for at most
+# `_MAX_EAGER_STEPS` steps, because tracing and compiling a step takes as long
+# as 12 to 30 eager steps.
 _PLAIN = weakref.WeakSet()
 _MAX_EAGER_STEPS = 12
 
@@ -60,7 +60,7 @@ def plain(make):
 
 
 def on_mesh(make, axes=None, mesh=None, **options):
-    """Returns the model of `plain(make)` on a mesh, with identical weights."""
+    """Returns the same model as `plain(make)` on a mesh, with equal weights."""
     mesh = mesh or mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh)
     for key, value in (DENSE if axes is None else axes).items():
@@ -88,9 +88,9 @@ def fit(
 ):
     """Trains `model` and returns the history as `{name: values}`.
 
-    By default, short runs without a mesh are eager. Pass `run_eagerly=False`
-    for a model that calls `tf.random`, because these operations draw different
-    numbers in a graph.
+    By default, short runs without a mesh use eager execution. Pass
+    `run_eagerly=False` for a model that calls `tf.random`, because these
+    operations draw different numbers in a graph.
     """
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, **options}
     if run_eagerly is None:
@@ -109,7 +109,7 @@ def fit(
 
 
 def assert_alike(first, second, **tolerance):
-    """Compares the numbers in two equal structures."""
+    """Compares the numbers in two nested structures."""
     keras.tree.assert_same_structure(first, second)
     for a, b in zip(keras.tree.flatten(first), keras.tree.flatten(second)):
         np.testing.assert_allclose(a, b, **(tolerance or TOLERANCE))
@@ -121,8 +121,8 @@ def assert_same_weights(first, second, *, but=(), **tolerance):
     Args:
       first: Model.
       second: Model with the same weights.
-      but: Names of weights that are not compared, because their gradient
-        contains rounding errors only.
+      but: Names of weights that are not compared, because their gradients
+        consist of rounding errors.
       **tolerance: `rtol` and `atol`.
     """
     pairs = list(zip(first.weights, second.weights, strict=True))
@@ -144,8 +144,8 @@ def _reference(make, x_id, optimizer, options):
     return model, fit(model, _X[x_id], optimizer=optimizer(), **dict(options))
 
 
-# The arrays that `_reference` was called with, by `id`, so that the ids remain
-# valid.
+# Maps the `id` of each array to the array. `_reference` is cached by this id,
+# and the reference to the array keeps the id valid.
 _X = {}
 
 
@@ -171,7 +171,7 @@ def assert_trains_alike(make, x, axes, *, mesh=None, optimizer=adam, **options):
 
 
 def assert_slots_have_layouts_of_weights(model):
-    """Checks that slots of the shape of a weight have the weight's layout."""
+    """Checks that slots with the same shape as a weight have its layout."""
     weights = {w.path.replace("/", "_"): w for w in model.trainable_weights}
     slots = 0
     for slot in model.optimizer.variables:

@@ -1,9 +1,9 @@
 """Compares random Keras models under random layouts with a single device.
 
-A program is plain data that is drawn from a seed, so that it can be printed,
-repeated and minimized. Its model is trained in float64 with and without a mesh,
-starting from the same weights. Losses, weights and predictions must agree
-within `TOLERANCE`.
+A program consists of plain data that is drawn from a seed. It can therefore be
+printed, repeated and minimized. Its model is trained in float64 with and
+without a mesh, starting from the same weights. Losses, weights and predictions
+must agree within `TOLERANCE`.
 
     python -m tests.layout.random_models --first 0 --seconds 3600
     python -m tests.layout.random_models --only 17 --minimize
@@ -27,7 +27,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 
-# Results differ by the order of sums only. Gradients have magnitudes near 1.
+# Results differ only because sums are computed in a different order. The
+# magnitude of gradients is near 1.
 TOLERANCE = 1e-7
 NUM_SAMPLES, BATCH_SIZE, EPOCHS = 10, 4, 2
 VOCABULARY = 12
@@ -78,7 +79,7 @@ def _inner_gradient(x):
 
 
 def _late_tape(x):
-    """Uses a tape that watches a tensor after the first use of the tensor."""
+    """Watches a tensor with a tape after the tensor has been used."""
     largest = tf.math.top_k(x, x.shape[-1])[0]
     factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
     with tf.GradientTape() as tape:
@@ -183,7 +184,7 @@ class Expression(L.Layer):
     The product is the input times a square weight.
 
     Args:
-      how: Key of `HOW`; selects how the first expression is used.
+      how: Key of `HOW`; determines how the first expression is used.
       first: Key of `EXPRESSIONS`; applied to the product.
       second: Key of `EXPRESSIONS`; applied to the input and added.
     """
@@ -239,8 +240,8 @@ class Residual(L.Layer):
         return x
 
 
-# Layers by kind of input. Each entry has a name and a function that returns a
-# layer with an output of the same kind.
+# Maps the name of each layer to a function that returns the layer. The output
+# of a layer has the same kind as its input.
 _ANY = {
     "Dense": lambda n: L.Dense(8, "relu", name=n),
     "Dense tanh": lambda n: L.Dense(8, "tanh", name=n),
@@ -401,7 +402,7 @@ def build(program: Program) -> keras.Model:
 
 
 def draw(seed: int) -> Program:
-    """Returns the program that `seed` selects."""
+    """Draws a program from `seed`."""
     rng = random.Random(seed)
     kind = rng.choice([*INPUTS])
     names = [*LAYERS[kind]]
@@ -429,9 +430,9 @@ def draw(seed: int) -> Program:
         seed,
     )
     if kind == "tokens" and program.end == "max":
-        # Equal ids have equal rows. Rounding errors determine which of these
-        # rows is the maximum and gets the gradient, and Adagrad squares the
-        # gradient of each row.
+        # Equal ids have equal rows, and rounding errors determine which of
+        # these rows is the maximum and receives the gradient. The result can
+        # differ, because Adagrad squares the gradient of each row separately.
         program.end = "mean"
     share = rng.choice([0.15, 0.5, 0.9])
     for position, weight in enumerate(build(program).weights):
@@ -461,10 +462,10 @@ class Result:
 
 
 def train(model: keras.Model, program: Program) -> Result:
-    """Trains a model. The last batch of an epoch is smaller."""
+    """Trains a model on batches, of which the last is smaller."""
     rng = np.random.default_rng(program.seed)
     shape = (NUM_SAMPLES, *INPUTS[program.kind])
-    # Few distinct ids are drawn, so that batches repeat them.
+    # Ids are drawn from a small range, so that ids repeat in batches.
     x = (
         rng.integers(0, VOCABULARY // 2, shape)
         if program.kind == "tokens"
@@ -555,7 +556,7 @@ def minimized(program: Program) -> Program:
         for smaller in _smaller(program):
             try:
                 same = kind_of(run(smaller)) == kind
-            except Exception:  # The smaller model is invalid.
+            except Exception:  # The smaller program is not a valid model.
                 continue
             if same:
                 program = smaller
@@ -568,8 +569,8 @@ def _smaller(program: Program):
     for position in range(len(program.layers)):
         layers = copy.deepcopy(program.layers)
         del layers[position]
-        # Positions of weights change, so each layout is tried on each weight of
-        # the same rank.
+        # The positions of the weights change, so each layout is tried for each
+        # weight of the same rank.
         yield from _relaid(dataclasses.replace(program, layers=layers))
     for position, layer in enumerate(program.layers):
         for simpler in _simpler(layer):

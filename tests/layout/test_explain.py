@@ -1,4 +1,4 @@
-"""Checks that `explain` reports what a layout map does to a model."""
+"""Checks the report that `explain` returns for a layout map and a model."""
 
 import json
 
@@ -193,14 +193,16 @@ def test_ten_thousand_unallocated_variables_are_explained(mesh):
     layout_map = tlm.LayoutMap(mesh)
     for i in range(10):
         layout_map[rf"blocks\.{i}\..*"] = layout_of(mesh, None, "model")
-    # Under the scope, creating weights allocates nothing.
+    # Creating weights under the scope must not allocate memory.
     with pytest.raises(KeyboardInterrupt):
         with tlm.layout_map_scope(layout_map):
             model = WideModel()
             for block in model.blocks:
                 block.build((None, 2))
             report = layout_map.explain(model)
-            raise KeyboardInterrupt  # The end of the scope allocates nothing.
+            # With this exception, the end of the scope does not allocate the
+            # weights.
+            raise KeyboardInterrupt
     assert len(report.variables) == 10_000
     assert sum(v.pattern is not None for v in report.variables) == 1000
 

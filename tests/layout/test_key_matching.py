@@ -35,7 +35,7 @@ def test_match_is_anchored_at_the_start_and_search_is_not():
     assert PatternTable(["dense.*kernel"], mode="search").find([key])
 
 
-# Patterns with a group use a separate code path.
+# The second pattern contains a group, which a separate code path handles.
 @pytest.mark.parametrize("pattern", ["dense.*kernel", "dense.*(kernel|bias)"])
 def test_fullmatch_matches_the_full_key(pattern):
     table = PatternTable([pattern], mode="fullmatch")

@@ -85,8 +85,8 @@ def test_next_match_applies_after_deletion(filled, layouts):
     assert filled["dense_1.kernel"] == layouts[4]
     with pytest.raises(KeyError):
         del filled[".*dense.*kernel"]
-    # Only stored keys can be deleted. A name that matches a key is not a key
-    # itself.
+    # Only stored keys can be deleted. A name that matches a key as a pattern is
+    # not a stored key.
     with pytest.raises(KeyError):
         del filled["dense_1.bias"]
 

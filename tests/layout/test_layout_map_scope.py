@@ -1,7 +1,7 @@
-"""Checks models under the scope.
+"""Checks models that are created under `tlm.layout_map_scope`.
 
-The tests cover every example of the documentation and the ways in which Keras
-creates models.
+The tests cover every example of the documentation, and every way to create a
+model in Keras.
 """
 
 import gc
@@ -70,7 +70,7 @@ def functional():
 
 
 class FunctionalSubclass(keras.Model):
-    """Functional subclass; Keras also creates one without `__init__`."""
+    """Functional subclass, which Keras also creates without `__init__`."""
 
     def __init__(self):
         inputs = keras.Input((10,))
@@ -100,7 +100,7 @@ def check(d1, d2, layouts):
     ):
         assert variable.layout == layout
         assert isinstance(variable.value, dtensor.DVariable)
-        # The values on the devices have this layout, too.
+        # The shards on the devices must also have this layout.
         parts = dtensor.unpack(variable.value.read_value())
         assert {tuple(p.shape) for p in parts} == {
             tuple(layout.local_shape_from_global_shape(variable.shape))
@@ -206,9 +206,10 @@ def test_sharded_init_follows_the_distribution_of_the_initializer(mesh):
     wide, tall = (layer.kernel.numpy() for layer in model.layers)
     assert -2 <= wide.min() < -1.99 and 2.99 < wide.max() <= 3
     assert abs(wide.mean() - 0.5) < 0.02
-    # The scale is computed for the full kernel, not for one shard.
+    # The scale of the initializer must be computed for the full kernel, not for
+    # a shard.
     assert abs(tall.std() - np.sqrt(2 / 400)) < 0.001
-    # No shard repeats the values of another shard.
+    # The shards must not have equal values.
     for value in (wide, tall):
         half = value.shape[1] // 2
         assert not np.allclose(value[:, :half], value[:, half:])
@@ -615,7 +616,7 @@ def test_scope_accepts_the_map_of_keras_distribution(mesh):
 
 
 def model_with_inner_model():
-    """Returns a model with two layers `dense`, one of them in a model `ffn`."""
+    """Returns a model with two layers named `dense`, one in a model `ffn`."""
     keras.utils.clear_session()
     return keras.Sequential(
         [

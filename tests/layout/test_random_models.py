@@ -28,7 +28,7 @@ def float64():
     keras.config.set_floatx("float64")
     yield
     keras.config.set_floatx(before)
-    # Keras stores the dtype in its default policy, too.
+    # Keras also stores the dtype in its default dtype policy.
     keras.backend.clear_session()
 
 
@@ -41,8 +41,8 @@ def _gate(second, normalization):
 
 
 FIXED = {
-    # Later uses of a tensor received a copy that `tf.stop_gradient` had
-    # created, and no tape had recorded the copy.
+    # In an earlier version, later uses of a tensor received a copy from
+    # `tf.stop_gradient`, which no tape had recorded.
     "gate": Program(
         "vector", _gate((), "GroupNormalization"), SQUARE, {2: ROWS}, seed=3
     ),
@@ -60,7 +60,7 @@ FIXED = {
         {2: ROWS},
         seed=3,
     ),
-    # The gradient of a replicated lookup became dense.
+    # In an earlier version, the gradient of a replicated lookup became dense.
     **{
         f"repeated ids, {optimizer}": Program(
             "tokens",
@@ -71,7 +71,8 @@ FIXED = {
         )
         for optimizer in ("Adam", "Adagrad", "Adam global_clipnorm")
     },
-    # No key matches the table. The next layer caused a replicated lookup.
+    # No key matches the table. In an earlier version, the lookup was replicated
+    # because of the next layer.
     "repeated ids without a key": Program(
         "tokens",
         [("BatchNormalization",)],
@@ -79,15 +80,16 @@ FIXED = {
         {2: ["model"]},
         "Adam",
     ),
-    # A permutation was replicated as if it were data.
+    # In an earlier version, a permutation was replicated in the same way as
+    # data.
     "reduce_prod": Program(
         "vector",
         [("Dense",), ("Expression", "times input", "reduce_prod")],
         SQUARE,
         {0: COLUMNS, 2: ROWS},
     ),
-    # Products stayed sharded in a fully replicated step, and the op that
-    # DTensor rejected had no name.
+    # In an earlier version, products stayed sharded in a fully replicated step,
+    # and the error did not contain the name of the unsupported op.
     "tile": Program(
         "sequence",
         [("Dense",), ("MultiHeadAttention",)],
@@ -114,7 +116,7 @@ def test_fixed_program_matches_a_single_device(name):
     assert random_models.run(FIXED[name]) == "equal"
 
 
-# Seed 5 diverges on a single device.
+# The program of seed 5 diverges on a single device.
 @pytest.mark.parametrize(
     "seed",
     [
@@ -131,7 +133,7 @@ def test_random_model_matches_a_single_device(seed):
 
 
 def test_comparison_detects_a_difference():
-    """Checks that the comparison detects another learning rate."""
+    """Checks that the comparison detects a different learning rate."""
     program = Program("vector", [("Dense",)], PAIR, {0: COLUMNS})
     model = random_models.build(program)
     values = model.get_weights()

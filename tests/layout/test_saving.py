@@ -1,4 +1,4 @@
-"""Checks that weights and optimizer state move between meshes by files.
+"""Checks that files move weights and optimizer state between meshes.
 
 A model that is saved on one mesh is loaded on another mesh or without a mesh.
 """
@@ -46,7 +46,7 @@ def at(place, builder=make):
 
 
 def build_under(place, builder):
-    """Calls `builder` under the scope of `place`, without a fixed seed."""
+    """Calls `builder` under the scope of `place`, if `place` has a mesh."""
     return (
         builder()
         if PLACES[place] is None
@@ -94,7 +94,7 @@ def test_h5_weights_move_between_meshes(written, tmp_path, writer, reader):
     model.optimizer.build(model.trainable_variables)
     model.load_weights(path)
     check_place(model, reader)
-    # Saving and loading compute nothing, so the values are bitwise identical.
+    # Saving and loading do not change values, so they are bitwise identical.
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
@@ -146,7 +146,7 @@ def test_exported_model_runs_without_a_mesh(written, tmp_path):
     np.testing.assert_allclose(
         loaded.serve(X).numpy(), expected, **pairs.TOLERANCE
     )
-    # The model is still on its mesh.
+    # After the export, the original model must still work on its mesh.
     np.testing.assert_array_equal(source.predict(X, verbose=0), expected)
 
 
@@ -203,7 +203,7 @@ def test_callbacks_save_and_resume_training(tmp_path):
 
 
 def with_tables(place):
-    """Returns a model, a sliced table and the table of a layer."""
+    """Returns a model, a sliced table and the table of the model's layer."""
 
     def builder():
         return keras.Sequential(

@@ -1,4 +1,4 @@
-"""Tests processes, output and shutdown of a cluster on this machine."""
+"""Tests the processes, output and shutdown of a cluster on this machine."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from tests.processes import ROOT
 from tf_layoutmap import local_cluster
 
-# Starts a child process, prints its process id, and waits.
+# Program that starts a child process, prints its process id, and waits.
 SLEEPER = textwrap.dedent("""
     import subprocess, sys, time
     child = subprocess.Popen(
@@ -30,7 +30,8 @@ def is_running(pid):
         state = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie has ended, but its parent has not read its exit code yet.
+    # State Z is a zombie: the process has ended, but its parent has not read
+    # the exit code.
     return state.rpartition(")")[2].split()[0] != "Z"
 
 
@@ -44,7 +45,7 @@ def all_ended(pids, seconds=20.0):
 
 
 def start_cluster(*arguments):
-    # A shell that runs the tests in the background ignores SIGINT, and all
+    # If a shell runs the tests in the background, SIGINT is ignored, and all
     # child processes inherit this setting.
     return subprocess.Popen(
         [sys.executable, "-m", "tf_layoutmap.local_cluster", *arguments],
@@ -89,7 +90,7 @@ def test_addresses_and_environment_of_a_task(monkeypatch):
         "cluster": cluster,
         "task": {"type": "worker", "index": 1},
     }
-    # An existing environment variable is kept.
+    # An environment variable that is already set is not changed.
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     assert (
         local_cluster.environment_of(cluster, "chief", 0)[
@@ -114,8 +115,8 @@ def test_a_missing_program_ends_with_an_error():
     assert code and "no-such-program" in printed
 
 
-# Runs as every worker. The worker that fails ends the other worker, which must
-# have created the file before.
+# Program of each worker. When the first worker fails, the cluster ends the
+# second worker. The second worker must have created its file before that.
 WORKER = textwrap.dedent("""
     import json, os, pathlib, sys, time
     task = json.loads(os.environ["TF_CONFIG"])["task"]
@@ -149,7 +150,7 @@ def test_each_worker_runs_the_program_if_there_are_no_servers(tmp_path):
     assert len(pids_in(printed)) == 2 and all_ended(pids_in(printed))
 
 
-# Runs as the coordinator of a cluster.
+# Program of the coordinator of a cluster.
 CHIEF = textwrap.dedent("""
     import sys
     import tensorflow as tf
@@ -170,7 +171,8 @@ def test_a_program_trains_on_parameter_servers(monkeypatch):
         "--ps", "2", "--workers", "1", "--", sys.executable, "-c", CHIEF
     )
     assert code == 0, printed
-    # TensorFlow's log does not hide the lines of the program.
+    # TensorFlow's log messages are not printed between the lines of the
+    # program.
     assert not re.findall(
         r"(?m)^\[\S+\] (?:[IWE]\d{4} |WARNING: All).*", printed
     )
@@ -205,8 +207,8 @@ def test_no_process_remains_after_a_signal(number):
         process.send_signal(number)
         code = process.wait(30)
         assert all_ended(pids)
-        # The exit code is the same as in a shell, because the signal was
-        # forwarded to the programs.
+        # As in a shell, the exit code is 128 plus the number of the signal,
+        # which was forwarded to the programs.
         assert code == (-9 if number == signal.SIGKILL else 128 + number)
     finally:
         process.kill()
@@ -214,7 +216,7 @@ def test_no_process_remains_after_a_signal(number):
 
 
 def test_an_ended_process_is_restarted(capfd, monkeypatch):
-    """A process that ends early is restarted, with increasing delays."""
+    """A process that ends early is restarted after increasing delays."""
     monkeypatch.setattr(local_cluster, "DELAYS", (0.0, 0.25, 0.5))
     printed = ""
     with local_cluster.Group() as group:

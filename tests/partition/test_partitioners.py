@@ -1,4 +1,4 @@
-"""Partitioners match TensorFlow's where TensorFlow's results are valid."""
+"""Partitioners match TensorFlow's partitioners if their results are valid."""
 
 import numpy as np
 import pytest

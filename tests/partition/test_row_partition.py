@@ -18,7 +18,8 @@ partitions = st.one_of(
     ),
     st.builds(
         lambda num_rows, num_shards: RowPartition.from_callable(
-            # The last shard comes first; no built-in placement does this.
+            # Rows are assigned to the last shard first, unlike in any built-in
+            # placement.
             lambda rows: (
                 num_shards - 1 - rows % num_shards,
                 rows // num_shards,

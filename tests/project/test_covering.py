@@ -1,4 +1,4 @@
-"""`make test` runs enough cases of a test that has the mark `covering`."""
+"""`make test` covers all values or pairs of tests marked `covering`."""
 
 import itertools
 import types
@@ -11,7 +11,7 @@ VALUES = ["abc", "de", "fghi"]
 
 
 def items_of(strength):
-    """Returns items as pytest collects them for a product of parameters."""
+    """Returns the items that pytest collects for a product of parameters."""
     return [
         types.SimpleNamespace(
             parent="file",

@@ -1,7 +1,7 @@
-"""No text of the project contains a phrase from a list.
+"""Checks that the texts of the project contain no phrase of a list.
 
 The list is short on purpose. It contains phrases that were common in earlier
-texts of this project, and a standard wording for each.
+texts of this project, and a standard replacement for each phrase.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Statements about the project on pages and in settings are true."""
+"""Checks statements about the project on pages and in settings files."""
 
 import ast
 import pathlib
@@ -12,7 +12,7 @@ from tf_layoutmap._core import requirements
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "tf_layoutmap").rglob("*.py"))
 
-# Each of these modules can run code from the data that it reads.
+# Each of these modules can execute code that is contained in its input data.
 UNPICKLERS = {
     "cloudpickle",
     "dill",
@@ -29,7 +29,7 @@ def text_of(name: str) -> str:
 
 
 def code_from_data(source: str) -> list[str]:
-    """Returns the parts of a Python source that run code from data."""
+    """Returns the code in a Python source that can execute data as code."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def test_the_search_finds_pickles():
 
 
 def test_data_is_never_run_as_code():
-    assert "uses no pickle" in text_of("SECURITY.md")
+    assert "do not use `pickle`" in text_of("SECURITY.md")
     assert SOURCES
     assert not {
         path: found

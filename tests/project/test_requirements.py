@@ -1,4 +1,4 @@
-"""Supported versions in the package match the metadata that pip reads."""
+"""Versions that the package supports match the metadata that pip reads."""
 
 import pathlib
 import re
@@ -19,7 +19,7 @@ def test_pip_requirements_match_the_checked_versions():
     for name in ("tensorflow", "tensorflow-cpu"):
         wanted = f"{name}=={requirements.TENSORFLOW}.*"
         assert extras[name] == [wanted]
-        # An isolated build compiles against this version on some platform.
+        # Builds with build isolation compile against this version.
         (built_against,) = [
             requirement
             for requirement in PYPROJECT["build-system"]["requires"]
@@ -31,7 +31,8 @@ def test_pip_requirements_match_the_checked_versions():
         f"keras>={major}.{minor},<{major}.{int(minor) + 1}"
         in (PROJECT["dependencies"])
     )
-    # Each tf_keras version has the minor version of its TensorFlow.
+    # A tf_keras version has the same minor version as the TensorFlow version
+    # that it supports.
     assert requirements.TF_KERAS == requirements.TENSORFLOW
 
 
@@ -47,7 +48,7 @@ def test_the_makefile_finds_the_minor_version_of_tensorflow():
 
 
 def test_the_package_does_not_require_tensorflow():
-    """Two packages own TensorFlow's files; pip would overwrite either one."""
+    """With such a requirement, pip could overwrite `tensorflow-cpu`."""
     for requirement in PROJECT["dependencies"]:
         assert not requirement.startswith(("tensorflow", "tf_keras"))
 

@@ -1,4 +1,4 @@
-"""setup.py reports its steps, and shuts down only the Bazel that it started."""
+"""setup.py reports its steps and shuts down only Bazel servers it started."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# Records its arguments and fails, because there are no outputs to copy.
+# Stand-in for Bazel, which records its arguments and fails.
 BAZEL = """#!/bin/sh
 echo "$*" >> "$CALLS"
 [ "$1" = build ] || exit 0
@@ -21,7 +21,7 @@ exit 1
 """
 
 
-# The flags for an output that is not a terminal.
+# Arguments of Bazel if the output is not a terminal.
 BUILD = (
     "build --show_progress --curses=no --show_progress_rate_limit=20 "
     "//cc:native"
@@ -75,7 +75,7 @@ def run_setup(checkout, *arguments):
 def test_a_bazel_server_started_by_pip_is_shut_down(checkout):
     printed, calls = run_setup(checkout, "build")
     assert calls == [BUILD, "shutdown"]
-    # A long step first reports its kind, duration and memory.
+    # Before a long step, setup.py prints its description, duration and memory.
     for word in ("native parts with Bazel", "minutes", "GB of memory"):
         assert word in printed
     assert len(printed.splitlines()) == 1
@@ -87,7 +87,7 @@ def test_an_in_place_build_keeps_the_server(checkout):
 
 
 def test_a_running_server_is_not_shut_down(checkout):
-    # A process that looks like a Bazel server in the list of processes.
+    # Starts a process that looks like a Bazel server in the list of processes.
     server = subprocess.Popen(
         [
             sys.executable,
@@ -106,7 +106,7 @@ def test_a_running_server_is_not_shut_down(checkout):
 
 @pytest.fixture
 def isolated(checkout, tmp_path):
-    """Runs setup.py like pip before 26, with packages from PYTHONPATH."""
+    """Runs setup.py as pip before 26 does, with packages from PYTHONPATH."""
 
     def run(version, **environment):
         folder = tmp_path / "overlay"

@@ -1,4 +1,4 @@
-"""Texts of the project: comments, docstrings, messages and pages."""
+"""Reads the texts of the project: comments, docstrings, messages and pages."""
 
 import ast
 import dataclasses
@@ -27,8 +27,8 @@ class Text:
     """A comment, docstring, string or paragraph.
 
     Attributes:
-      path: Path below the root of the project.
-      line: Number of the first line, from 1.
+      path: Path relative to the root of the project.
+      line: Number of the first line, starting from 1.
       kind: `"comment"`, `"docstring"`, `"string"` or `"page"`.
       text: The text, without comment markers.
     """
@@ -133,7 +133,22 @@ def all_texts() -> tuple[Text, ...]:
 
 
 def sentences(text: Text) -> list[str]:
-    """Returns the sentences of a text that have at least four words."""
-    plain = re.sub(r"\s+", " ", text.text)
-    parts = re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"'(*-])", plain)
-    return [part for part in parts if len(part.split()) >= 4]
+    """Returns the sentences of a text that have at least four words.
+
+    Sentences end at a full stop, at the end of a table cell, at an item of a
+    list and at the description of an argument. Doctests are not included.
+    """
+    lines = [
+        # The name of an argument, `name: description`, is not part of the
+        # sentence.
+        re.sub(r"^\s*(?:\w+(?:, \w+)*|\*+\w+): ", " .. ", line)
+        if text.kind == "docstring"
+        else line
+        for line in text.text.split("\n")
+        if not re.match(r"\s*(>>>|\.\.\. )", line)
+    ]
+    plain = re.sub(r"\s+", " ", "\n".join(lines))
+    parts = re.split(
+        r"(?<=[.!?:])\s+(?=[A-Z`\"'(*-])|\s+\.\.\s+|\s*\|\s*|\s+[*-]\s+", plain
+    )
+    return [part.strip() for part in parts if len(part.split()) >= 4]

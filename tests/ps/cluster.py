@@ -1,4 +1,4 @@
-"""Cluster of processes on the loopback interface that a test can kill."""
+"""Cluster of local processes that a test can kill and restart."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _SERVER = ["-m", "tf_layoutmap.server"]
 
 
 class Cluster:
-    """Servers, workers and a coordinator, which end with the `with` block."""
+    """Servers, workers and a coordinator, which run during a `with` block."""
 
     def __init__(
         self, folder: pathlib.Path, num_servers: int = 2, num_workers: int = 2
@@ -42,7 +42,7 @@ class Cluster:
             process.wait()
 
     def start(self, job: str, index: int = 0, command=None, **environment):
-        """Starts a process; a previous one with its name must have ended."""
+        """Starts a process; an earlier process of this name must have ended."""
         self.num_started += 1
         log = self.log(job, index)
         self.processes[job, index] = ForkedProcess(
@@ -82,7 +82,7 @@ class Cluster:
     def wait_for(
         self, words: str, seconds: float, job: str = "chief", index: int = 0
     ) -> str:
-        """Returns the first line that contains `words`."""
+        """Waits for a line that contains `words`, and returns this line."""
         deadline = time.monotonic() + seconds
         while True:
             text = self.log(job, index).read_text(errors="replace")
@@ -103,7 +103,7 @@ class Cluster:
         self.wait_for("serves grpc", seconds, job, index)
 
     def finish(self, seconds: float) -> dict:
-        """Ends the training, and returns the coordinator's results."""
+        """Makes the coordinator stop training, and returns its results."""
         (self.folder / "stop").touch()
         found = self.wait_for("FOUND ", seconds)
         return json.loads(found.partition("FOUND ")[2])

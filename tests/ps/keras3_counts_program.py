@@ -1,4 +1,4 @@
-"""Counts steps in variables of Keras 3, in a run with two workers.
+"""Counts steps in variables of Keras 3, in a program with two workers.
 
 python -m tests.ps.keras3_counts_program FOLDER
 

@@ -1,11 +1,12 @@
-"""A program whose cluster does not answer; test_faults.py starts it.
+"""Program whose cluster does not respond; test_faults.py starts it.
 
 python -m tests.ps.no_answer_program FOLDER [OPTION]
 
 Trains until a step misses its deadline, then exits with code 3. With
 `--before-first-step`, the program first waits for the file FOLDER/stopped. With
-`--before-save`, it waits for the file after its first steps, and then saves.
-With `--only-connect`, it only connects, and fails after one second.
+`--before-save`, the program waits for the file after its first steps, and then
+saves. With `--only-connect`, the program only connects, with a timeout of one
+second.
 """
 
 import pathlib
@@ -26,7 +27,8 @@ def main():
     strategy = tlm.ps.connect(timeout_seconds=60)
     with strategy.scope():
         embeddings = embedding()
-    # Is freed when this function returns, before the interpreter shuts down.
+    # This function is freed when `main` returns, before the interpreter shuts
+    # down.
     traced = tf.function(lambda value: value + 1)
     traced(tf.constant(1))
 

@@ -1,4 +1,4 @@
-"""Uses `tlm.ps.Run` without process failures; test_run.py starts it.
+"""Program that uses `tlm.ps.Run` without failures; test_run.py starts it.
 
 python -m tests.ps.run_program FOLDER
 
@@ -17,7 +17,7 @@ import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
 from tf_layoutmap.ps import rounds
 
-# Test runs that collect this file do not pass a folder.
+# `sys.argv` contains no folder if pytest imports this file.
 tpu = tf.tpu.experimental.embedding
 FOLDER = pathlib.Path(sys.argv[-1])
 
@@ -84,7 +84,8 @@ def calls_add_up(strategy):
 def a_step_that_is_a_tf_function(strategy):
     one = make_embedding(strategy)
     step = tf.function(step_of(one))
-    step(tf.constant([ROW]))  # Creates a trace that has no closure.
+    # This call traces the function outside of a closure.
+    step(tf.constant([ROW]))
     run(strategy, one, "function", step).steps(3)
     return is_exact(one, 4)
 
@@ -97,7 +98,7 @@ def a_function_that_was_traced_before(strategy):
 
 
 def some_steps_apply_nothing(strategy):
-    """Runs more closures than a server's window; most apply no gradients."""
+    """Runs many closures without gradients, more than a server's window."""
     one = make_embedding(strategy)
     step = step_of(one)
 
@@ -117,7 +118,7 @@ def some_steps_apply_nothing(strategy):
 def a_step_without_gradients(strategy):
     """Checks that a training step without gradients is warned about once.
 
-    A step that only looks rows up causes no warning.
+    A step that only looks up rows causes no warning.
     """
     one = make_embedding(strategy)
     warnings = []
@@ -141,13 +142,13 @@ def a_dataset_that_ends(strategy):
 
 
 def a_dataset_with_input_context(strategy):
-    """Passes a dataset function that uses its input context."""
+    """Passes a dataset function that reads its input context."""
     one = make_embedding(strategy)
     seen = []
 
     def dataset_fn(context):
         seen.append(context.num_input_pipelines)
-        # The first worker's pipeline id is 0, so its ids are unchanged.
+        # The pipeline id of the first worker is 0, so its ids are unchanged.
         return endless().map(
             lambda ids: ids + tf.cast(context.input_pipeline_id, ids.dtype)
         )
@@ -198,7 +199,7 @@ def a_missing_object(strategy):
 
 
 def keys_and_16_bit_rows_are_restored(strategy):
-    """The checkpoint stores as one variable what shards hold as several."""
+    """A checkpoint stores all shards of a table as one variable."""
 
     def keyed():
         with strategy.scope():
@@ -235,7 +236,7 @@ def changes_between_steps_are_saved(strategy):
 
 
 def a_step_without_a_batch(strategy):
-    """Runs a step with operations that do not use its batch."""
+    """Runs a step whose operations do not depend on its batch."""
     with strategy.scope():
         count = tf.Variable(0)
         nested = tf.Variable(0)
@@ -339,7 +340,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-2000:]
     print("FOUND " + json.dumps(found), flush=True)
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

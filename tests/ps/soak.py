@@ -1,12 +1,12 @@
-"""Trains for a long time while workers are killed; not part of `make test`.
+"""Trains for a long time while workers are killed. Not part of `make test`.
 
 python -m tests.ps.soak --minutes=30 --kill_every=60
 
 The cluster has two servers and two workers. A Keras model learns synthetic
 clicks by `fit`. The program kills and restarts a worker at regular intervals.
-It prints the memory of each process over time. At the end, it prints the
-held-out metrics, and for comparison the metrics of a run with the same number
-of steps and without failures.
+During training, the program prints the memory of each process. At the end, it
+prints the held-out metrics. For comparison, it also prints the metrics of a run
+with the same number of steps and without failures.
 """
 
 import collections
@@ -77,7 +77,7 @@ class Memory:
 
 
 def run(num_steps: int | None) -> dict:
-    """Trains once. Kills workers if `num_steps` is None."""
+    """Runs one training. Kills workers if `num_steps` is None."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Cluster(pathlib.Path(folder)) as cluster,

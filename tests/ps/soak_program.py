@@ -1,7 +1,8 @@
 """Coordinator of `soak.py`: a model that learns synthetic clicks by `fit`.
 
-The arguments are a folder, the number of steps (0: until FOLDER/stop exists),
-and the seconds of rest after each epoch.
+The arguments are a folder, the number of steps, and the pause after each epoch
+in seconds. If the number of steps is 0, the program trains until FOLDER/stop
+exists.
 """
 
 import json
@@ -34,7 +35,7 @@ def batch_of(seed):
 def training(context):
     import tensorflow as tf
 
-    # A restarted worker gets other batches than before.
+    # The batches depend on the time, so a restarted worker gets new batches.
     began = tf.cast(tf.timestamp() * 1000, tf.int64)
     return tf.data.Dataset.counter(dtype=tf.int64).map(
         lambda number: batch_of(
@@ -121,7 +122,7 @@ def train(folder: pathlib.Path, num_steps: int, rest_seconds: float):
         "FOUND " + json.dumps({"num_steps": progress.done, **figures}),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tests that training continues if a checkpoint cannot be written.
 
-The last complete checkpoint must remain.
+The last complete checkpoint must not be removed.
 """
 
 import json
@@ -19,7 +19,7 @@ _OPTIONS = json.dumps({"survives": True, "save_every": "1s"})
 
 
 def saved(cluster) -> list[int]:
-    """Returns the closure counts of all checkpoints that are complete."""
+    """Returns the closure count of each complete checkpoint."""
     return [
         int(one.removeprefix("closure-"))
         for one in cluster.checkpoints()
@@ -30,7 +30,7 @@ def saved(cluster) -> list[int]:
 def newest(cluster) -> int:
     """Returns the closure count of the newest checkpoint.
 
-    Checks that all checkpoints are complete.
+    Also checks that all checkpoints are complete.
     """
     found = cluster.checkpoints()
     assert all(one.startswith("closure-") for one in found), found
@@ -40,7 +40,7 @@ def newest(cluster) -> int:
 
 
 def wait_for_newer(cluster, than: int, seconds: float):
-    """Waits for a checkpoint with more than `than` closures."""
+    """Waits for a checkpoint of more than `than` closures."""
     deadline = time.monotonic() + seconds
     while max(saved(cluster), default=0) <= than:
         assert time.monotonic() < deadline, cluster.checkpoints()
@@ -49,7 +49,7 @@ def wait_for_newer(cluster, than: int, seconds: float):
 
 def check_goes_on(cluster, at_least: int):
     """Checks that a restarted run continues from its newest checkpoint."""
-    # Waits for the next checkpoint before the run ends.
+    # The next checkpoint must be written before the run ends.
     wait_for_newer(cluster, at_least, 60)
     found = cluster.finish(60)
     check(found)

@@ -20,7 +20,7 @@ _LOSS_SECONDS = 30
 
 
 def check(found, *, first=0):
-    """Checks that every closure counts once in every table."""
+    """Checks that every closure was applied once to every table."""
     expected = -RATE * (found["num_done"] - first)
     assert found["rows"] == [[expected] * 4] * 2, found
 
@@ -31,7 +31,8 @@ def check(found, *, first=0):
 def test_each_closure_counts_once_if_workers_restart(tmp_path, restarts):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
-        # Most of a closure's time is after its updates reach the servers.
+        # With these options, a closure takes most of its time after its updates
+        # were sent, so workers often die at that time.
         cluster.train(json.dumps({"work": 30000, "chunk": 4}))
         cluster.wait_for("DONE", _START)
         for _ in range(restarts):
@@ -41,7 +42,8 @@ def test_each_closure_counts_once_if_workers_restart(tmp_path, restarts):
         found = cluster.finish(60)
     assert found["num_updates"] == found["num_done"] >= 12
     check(found)
-    # Without tokens, these updates would have been applied twice.
+    # The servers recognize these repeated updates by their tokens and do not
+    # apply them twice.
     assert found["num_repeated"] > 0
 
 
@@ -127,7 +129,8 @@ def test_a_stopped_server_ends_the_step_at_its_deadline(tmp_path):
     [
         pytest.param("worker", "DONE", "", marks=pytest.mark.exhaustive),
         ("ps", "DONE", ""),
-        # TensorFlow would block while it registers the traced functions.
+        # In this case, TensorFlow would block when it registers the traced
+        # functions.
         ("worker", "READY", "--before-first-step"),
         ("worker", "DONE", "--before-save"),
         ("ps", "DONE", "--before-save"),
@@ -138,7 +141,8 @@ def test_a_program_exits_with_its_code_after_a_missed_deadline(
 ):
     with Cluster(tmp_path) as cluster:
         log = tmp_path / "program.log"
-        # Forked processes would skip the interpreter's shutdown.
+        # The program is not forked, because forked processes skip the shutdown
+        # of the interpreter.
         with open(log, "w") as file:
             program = subprocess.Popen(
                 [
@@ -231,7 +235,7 @@ def test_connecting_to_a_missing_server_raises(tmp_path):
 
 
 def test_connecting_to_a_stopped_server_raises_within_the_deadline(tmp_path):
-    """TensorFlow itself connects without a deadline."""
+    """Without this package, TensorFlow waits for servers without a deadline."""
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
         cluster.wait_for("serves grpc", _START, "ps", 0)
         cluster.wait_for("serves grpc", _START, "worker", 0)

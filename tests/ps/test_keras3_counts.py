@@ -1,4 +1,4 @@
-"""Tests that a variable of Keras 3 contains the additions of all workers."""
+"""Tests that all workers can add to the same variable of Keras 3."""
 
 import json
 

@@ -15,14 +15,15 @@ pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 def test_keys_counts_and_rows_are_exact_if_workers_restart(tmp_path):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
-        # Most of a closure's time is after its updates reach the servers.
+        # With these options, a closure takes most of its time after its updates
+        # were sent, so workers often die at that time.
         cluster.train(
             json.dumps({"work": 20000, "chunk": 4}),
             module="tests.ps.train_keys",
         )
         cluster.wait_for("DONE", 90)
-        # Restarts workers until one died after its updates had reached
-        # servers.
+        # Workers are restarted until one worker has died after its updates
+        # reached the servers.
         for deaths in range(1, 31):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
@@ -47,5 +48,6 @@ def test_keys_counts_and_rows_are_exact_if_workers_restart(tmp_path):
         == (stream["num_admitted"] - stream["num_keys"])
         > 0
     )
-    # No row contains a gradient of a key that used the row before or after.
+    # Each row contains only gradients of its current key, not of earlier keys
+    # of the row.
     assert set(found["stream_rows"]) <= {0.0, -RATE}

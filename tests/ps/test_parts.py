@@ -1,4 +1,4 @@
-"""Tests the parts of runs on parameter servers separately."""
+"""Tests the modules that runs on parameter servers use, without a cluster."""
 
 import contextlib
 import errno
@@ -174,7 +174,7 @@ def test_a_closed_port_is_reported():
 
 @contextlib.contextmanager
 def listener(answer: bytes):
-    """Yields a port that accepts connections and sends `answer`."""
+    """Yields a port on which connections are accepted and receive `answer`."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         connections = []
 
@@ -184,7 +184,7 @@ def listener(answer: bytes):
                     connections.append(listening.accept()[0])
                     connections[-1].sendall(answer)
                 except OSError:
-                    return  # The test or the other side closed the connection.
+                    return  # The test or the peer closed the connection.
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
@@ -211,7 +211,8 @@ def test_a_port_of_another_program_is_reported_within_the_deadline(
         began = time.monotonic()
         (fault,) = processes.wait_until_all_serve([process], 0.5)
         assert words.format(name=process.name) in fault
-        # The limit is 0.5 s plus a margin for a busy machine.
+        # The timeout is 0.5 s, and the bound includes a margin for busy
+        # machines.
         assert time.monotonic() - began < 30
 
 
@@ -246,7 +247,7 @@ def test_a_tensorflow_server_is_identified_by_its_task():
 
 
 class Folder:
-    """Folder of checkpoints with one file each."""
+    """Folder of checkpoints that contain one file each."""
 
     def __init__(self, path, max_to_keep=2):
         self.path = path
@@ -328,7 +329,7 @@ def test_an_incomplete_checkpoint_is_never_restored(tmp_path):
     folder = Folder(tmp_path)
     folder.save(1)
     (tmp_path / ".being-written-closure-7").mkdir()
-    # Another program's folder, which has no `run.json`.
+    # A folder of another program has no `run.json`.
     (tmp_path / "closure-8").mkdir()
     again = Folder(tmp_path)
     assert again.checkpoints.newest().num_done == 1
@@ -336,7 +337,7 @@ def test_an_incomplete_checkpoint_is_never_restored(tmp_path):
 
 
 def test_a_checkpoint_of_the_same_closure_is_replaced(tmp_path):
-    """A program may change variables between closures."""
+    """Programs may change variables without running closures."""
     folder = Folder(tmp_path)
     folder.save(1)
     for text in ("changed", "again"):
@@ -363,7 +364,7 @@ def test_a_failed_replacement_keeps_the_previous_checkpoint(tmp_path):
 
 
 def test_the_newest_checkpoint_of_the_same_closure_is_restored(tmp_path):
-    """Simulates a program that ended before it removed older checkpoints."""
+    """Simulates a program that was killed before it removed old checkpoints."""
     folder = Folder(tmp_path)
     for name in ("closure-2", "closure-2.9", "closure-2.10", "closure-1.20"):
         (tmp_path / name).mkdir()
@@ -382,7 +383,7 @@ def test_interrupted_removals_are_completed(tmp_path):
 
 
 class TestCheckObjects:
-    """Tests objects that differ from the objects of the checkpoint."""
+    """Tests restores into objects that differ from the checkpoint."""
 
     @pytest.fixture
     def prefix(self, tmp_path):
@@ -529,7 +530,7 @@ def test_a_run_requires_a_strategy_of_connect(changes, error, words, tmp_path):
 
 
 BAD_ID = "Feature 'a', sample 0: id 9 is outside table 'a' with 8 rows"
-# Error of a cluster in which a server and a worker reported it.
+# Message of an error that both a server and a worker reported.
 LONG = f"""Graph execution error:
 
 2 root error(s) found.
@@ -546,7 +547,7 @@ task:0 while calling /tensorflow.WorkerService/RecvTensor:
 
 @pytest.fixture
 def without_level(monkeypatch):
-    """The environment of the tests may set TensorFlow's log level."""
+    """Removes TensorFlow's log level from the environment."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
@@ -562,7 +563,7 @@ def without_level(monkeypatch):
             "CANCELLED\nAdditional GRPC error information from x:\n:UNKNOWN:no",
             "CANCELLED",
         ),
-        # A message without a sentence is kept.
+        # A message that contains no reason is not changed.
         ("Graph execution error:", "Graph execution error:"),
         ("", ""),
     ],
@@ -597,7 +598,7 @@ def test_log_level_0_keeps_full_messages(monkeypatch):
 
 
 def logged_lines(monkeypatch, lines):
-    """Returns the log records for lines of TensorFlow's coordinator."""
+    """Returns what is logged when TensorFlow's coordinator logs `lines`."""
     found = []
     monkeypatch.setattr(
         messages.absl_logging,
@@ -655,7 +656,7 @@ def test_repeated_lines_are_counted(monkeypatch):
 
 
 def test_tensorflows_coordinator_logs_the_filtered_messages():
-    """The filter recognizes messages by their words."""
+    """Checks that TensorFlow still contains the filtered messages."""
     names = tf.distribute.coordinator.ClusterCoordinator.__init__.__globals__
     source = pathlib.Path(names["__file__"]).read_text(encoding="utf-8")
     for words in (

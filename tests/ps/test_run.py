@@ -21,7 +21,8 @@ def found(tmp_path_factory):
 
 def test_calls_accumulate_steps_also_after_a_restart(found):
     results, passed, num_done, is_right, is_right_again = found["calls_add_up"]
-    # Sum of the row before the last closure: 4 values of -1 / 2 each.
+    # The results are sums of the row before the last closure. Each closure
+    # subtracts 1/2 from each of 4 values.
     assert results == [-4.0, None, -12.0]
     assert passed == [7, None, None, None]
     assert num_done == 9

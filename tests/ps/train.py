@@ -1,10 +1,10 @@
-"""Trains one row on parameter servers; tests of failures start this program.
+"""Trains a row on parameter servers; started by tests of failures.
 
 python -m tests.ps.train FOLDER [OPTIONS AS JSON]
 
 Each closure applies the gradient 1 to one row of two tables, so that with SGD
 the row is `-RATE * closures`. The program trains until the file FOLDER/stop
-exists, and then prints the tables. Other errors are not caught.
+exists, and then prints the tables. Errors are not caught.
 """
 
 import json
@@ -20,7 +20,7 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 RATE = 0.5
 ROW = 3
-CHUNK = 40  # Number of closures between two DONE lines.
+CHUNK = 40  # A DONE line is printed after this number of closures.
 
 
 def embedding():
@@ -45,7 +45,7 @@ def rows(one):
 
 
 def worked(times: int) -> tf.Tensor:
-    """Returns a tensor that takes time to compute."""
+    """Returns a tensor whose computation takes time."""
     matrix = tf.random.uniform([64, 64])
     for _ in tf.range(times):
         matrix = tf.linalg.l2_normalize(matrix @ matrix)
@@ -67,7 +67,8 @@ def main():
     def dataset_fn():
         ids = tf.data.Dataset.from_tensors([ROW]).repeat()
         if bad is not None:
-            # `bad` is the batch number in its worker, not the closure number.
+            # `bad` counts the batches of one worker, so it is not a closure
+            # number.
             wrong = tf.data.Dataset.from_tensors([9])
             ids = ids.take(bad).concatenate(wrong).concatenate(ids)
         return ids
@@ -125,7 +126,7 @@ def main():
         ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Trains keys on parameter servers; test_key_faults.py starts this program.
+"""Trains open vocabularies on servers; test_key_faults.py starts it.
 
 python -m tests.ps.train_keys FOLDER [OPTIONS AS JSON]
 
-Each closure applies the gradient 1 to the rows of two keys of `words` for each
-use. It also looks up new keys of `stream`, more than its table can hold. The
-program trains until the file FOLDER/stop exists, and then prints the tables.
+For each use of a key, a closure applies the gradient 1 to the row of the key.
+Each closure uses two keys of the table `words`. Each closure also looks up new
+keys of the table `stream`. In total, there are more keys than `stream` has
+rows. The program trains until the file FOLDER/stop exists, and then prints the
+tables.
 """
 
 import json
@@ -63,7 +65,8 @@ def found_in(embeddings):
         },
         "words": words.stats(),
         "stream": stream.stats(),
-        # Each use of a key that has a row applied a gradient of 1.
+        # Each row must be 0 or -RATE, because each key is used once with
+        # gradient 1.
         "stream_rows": np.unique(
             rows["stream"][stream.lookup(stream.keys()).numpy()]
         ).tolist(),
@@ -91,7 +94,7 @@ def main():
         embeddings = embedding()
 
     def dataset_fn():
-        # All workers and all datasets produce different keys.
+        # The datasets of all workers contain different keys.
         return tf.data.Dataset.random(rerandomize_each_iteration=True).batch(24)
 
     def step(fresh):
@@ -128,7 +131,7 @@ def main():
         ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

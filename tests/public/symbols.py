@@ -1,4 +1,4 @@
-"""Lists every public name with its signature, one per line.
+"""Lists every public name with its signature on a separate line.
 
     python -m tests.public.symbols
 
@@ -21,12 +21,12 @@ from tests.public import type_checking_blocks
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/public_symbols.txt"
 
-# Public packages that are not attributes listed in `tlm.__all__`.
+# Public packages that `tlm.__all__` does not contain.
 IMPORTED_BY_NAME = ("partition", "sharded")
 
 
 def public_modules() -> dict[str, types.ModuleType]:
-    """Returns each public module under the name that programs use."""
+    """Returns the public modules by the name that user code imports."""
     package = importlib.import_module("tf_layoutmap")
     found = {"tlm": package}
     todo = [("tlm", package)]
@@ -45,7 +45,7 @@ def public_modules() -> dict[str, types.ModuleType]:
 
 
 def signature(function: Any, *, bound: bool = False) -> str:
-    """Returns names, kinds and defaults; annotations are omitted.
+    """Returns the signature of a function without annotations.
 
     >>> def f(a, *, b: int = 2, c=len): pass
     >>> signature(f)
@@ -68,11 +68,12 @@ def signature(function: Any, *, bound: bool = False) -> str:
 
 
 class _Shown:
-    """A default value with the same text in every process."""
+    """Default value of an argument, with the same text in every process."""
 
     def __init__(self, value: Any):
         text = repr(value)
-        # The text of functions and objects contains their address.
+        # The `repr` of functions and objects contains their address, so their
+        # name or type is used instead.
         self._text = (
             text
             if " at 0x" not in text and "<" not in text
@@ -138,14 +139,15 @@ def _lines_of_class(path: str, cls: type) -> Iterator[str]:
 
 
 def lines() -> list[str]:
-    """Returns one line per public name; members of aliases are omitted."""
+    """Returns one line per public name, without the members of aliases."""
     found = []
     first = {}
     for path, module in public_modules().items():
         for name in sorted(module.__all__):
             value = getattr(module, name)
             full = f"{path}.{name}"
-            # Equal plain values are not aliases.
+            # Plain values, such as strings, are not treated as aliases if they
+            # are equal.
             if hasattr(value, "__module__"):
                 if id(value) in first:
                     found.append(f"alias {full} = {first[id(value)]}")
@@ -160,7 +162,8 @@ def main() -> None:
     for package in changed:
         print(f"Written: {type_checking_blocks.source_of(package)}", flush=True)
     if changed:
-        # This process imported the packages before the change.
+        # A new process is started, because this process has imported the
+        # packages before the change.
         os.execv(sys.executable, [sys.executable, "-m", "tests.public.symbols"])
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text("\n".join(lines()) + "\n", encoding="utf-8")

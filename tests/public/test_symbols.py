@@ -92,7 +92,8 @@ def test_type_checking_blocks_match_the_lazy_imports(package):
         f"In {package}/__init__.py the block `if TYPE_CHECKING:` or `__all__` "
         f"differs from `_HOMES`. {UPDATE}"
     )
-    # Parses the text above: each name and the module that it is imported from.
+    # Maps each name in the generated block to the module from which it is
+    # imported.
     imported = {}
     for node in ast.walk(
         ast.parse(

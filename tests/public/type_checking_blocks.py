@@ -1,8 +1,8 @@
 """Generates the `if TYPE_CHECKING:` blocks of the packages that use `_lazy`.
 
 Type checkers and editors do not run code, so each `__init__.py` with `_HOMES`
-repeats its lazy imports as plain imports in such a block. The block follows
-from `_HOMES`; `python -m tests.public.symbols` writes it.
+repeats its lazy imports as plain imports in such a block.
+`python -m tests.public.symbols` generates the block from `_HOMES`.
 """
 
 import importlib
@@ -54,7 +54,8 @@ def block(homes: dict[str, str]) -> str:
     for module, names in sorted(members.items()):
         line = f"from {module} import {', '.join(names)}"
         if len(names) > 1:
-            # The order matches ruff: constants, classes, then the rest.
+            # The names are sorted as ruff sorts them: constants, classes, other
+            # names.
             names.sort(
                 key=lambda name: (
                     not name.isupper(),
@@ -84,7 +85,7 @@ def all_names(package: str, homes: dict[str, str]) -> str:
 
 
 def rewritten(package: str) -> str:
-    """Returns the source of `package` with its generated parts updated."""
+    """Returns the source of `package` after updating its generated parts."""
     homes = homes_of(package)
     source = source_of(package).read_text(encoding="utf-8")
     for pattern, text in (

@@ -1,4 +1,4 @@
-"""`make real`: third-party models and programs, with and without a mesh.
+"""Runs third-party models and programs with and without a mesh (`make real`).
 
     python -m tests.real                        all cases
     python -m tests.real --only gpt2            cases with `gpt2` in their name
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def report(options: argparse.Namespace, done: list[results.Result]) -> int:
-    """Prints and writes the results; returns the exit code."""
+    """Prints the results and writes them to files; returns the exit code."""
     results.print_table(done)
     if options.markdown:
         results.write_page(options.markdown, done)

@@ -1,4 +1,4 @@
-"""Compares one case with and without a mesh, check by check."""
+"""Compares the checks of one case with and without a mesh."""
 
 import contextlib
 import json
@@ -10,7 +10,8 @@ import numpy as np
 
 from tests.real.results import Check
 
-# Tolerance of losses in float32, because devices add in a different order.
+# Tolerance of float32 losses, which differ because devices add in a different
+# order.
 CLOSE = 1e-6
 # Errors that Python itself raises do not explain the problem to a user.
 NO_SENTENCE = (
@@ -24,11 +25,11 @@ NO_SENTENCE = (
 
 
 class DifferentError(Exception):
-    """Results with and without a mesh differ in shape, length or NaN."""
+    """Raised if results differ in their shapes, lengths or NaN values."""
 
 
 def say(word: str, **values) -> None:
-    """Prints a line for the parent process, which parses it."""
+    """Prints a line that the parent process parses."""
     print(word, json.dumps(values), flush=True)
 
 
@@ -66,9 +67,9 @@ def judge(found: Check, close: float, rounding) -> None:
 
     Args:
       found: The check, with its difference.
-      close: Difference that is always accepted.
-      rounding: Function that measures the difference that rounding errors
-        explain; infinity if they explain every difference.
+      close: Largest difference that is always accepted.
+      rounding: Function that returns the largest difference that rounding
+        errors explain, or infinity if they explain any difference.
     """
     if found.difference is None or found.difference <= close:
         return
@@ -103,12 +104,13 @@ def check(name: str, close: float = 0.0, rounding=None):
 
     Args:
       name: Name of the check.
-      close: Difference that is accepted.
-      rounding: Function that measures the difference that rounding errors
-        explain, called for a larger difference. None if they explain none.
+      close: Largest difference that is accepted without `rounding`.
+      rounding: Function that returns the largest difference that rounding
+        errors explain. It is called only if the difference exceeds `close`.
+        None if rounding errors explain no difference.
 
     Yields:
-      The check. The block stores its difference there.
+      The check. The block stores its result in the attribute `difference`.
     """
     say("START", name=name)
     found = Check(name)
@@ -128,7 +130,7 @@ def check(name: str, close: float = 0.0, rounding=None):
 
 @contextlib.contextmanager
 def without_mesh():
-    """Reports an error of the block as a fault of the case."""
+    """Reports an error in the block as "broken": the case itself is wrong."""
     say("START", name="without a mesh")
     try:
         yield

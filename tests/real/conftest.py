@@ -1,3 +1,3 @@
-"""Excludes modules without tests, which are slow or need other packages."""
+"""Excludes modules of cases, which are slow or require other packages."""
 
 collect_ignore_glob = ["hub/*", "library/*", "programs/*"]

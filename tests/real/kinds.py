@@ -1,4 +1,4 @@
-"""Kinds of cases and the modules that list them."""
+"""Maps the kinds of test cases to the modules that define the cases."""
 
 import importlib
 from typing import Any
@@ -22,5 +22,5 @@ SELF_TEST = {"self test": "tests.real.self_test"}
 
 
 def cases(kind: str) -> dict[str, Any]:
-    """Returns the cases of a kind by name; each case has a method `run`."""
+    """Returns the test cases of a kind, by name. Cases have a method `run`."""
     return importlib.import_module({**KINDS, **SELF_TEST}[kind]).CASES

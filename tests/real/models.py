@@ -44,13 +44,13 @@ class ModelCase:
     generate: Callable[[keras.Model], Any] | None = None
 
     def run(self) -> None:
-        """Runs the case and prints each check when it ends."""
+        """Runs the test case and prints the result of each check."""
         with warnings_reported():
             _run(self)
 
 
 def _fresh(case: ModelCase) -> keras.Model:
-    """Returns the model, with the same weights each time."""
+    """Returns the model of a case; the weights are equal in every call."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     return case.make()
@@ -129,8 +129,8 @@ def _run(case: ModelCase) -> None:
 
     _reset_seeds(model)
     with check("predict", CLOSE, rounding_of_outputs) as found:
-        # Both models have the weights of the model without a mesh at this
-        # point.
+        # At this point, both models have the weights of the model without a
+        # mesh.
         found.difference = _largest(zip(predicted, _predict(model, x)))
     if case.generate:
         with check("generate") as found:
@@ -138,11 +138,12 @@ def _run(case: ModelCase) -> None:
 
 
 def _through_a_file(case: ModelCase, plain: keras.Model, x):
-    """Returns which weights a file restores without a mesh, and predictions.
+    """Saves and loads a model without a mesh, and compares its weights.
 
     Returns:
-      One bool per weight: whether loading restores the saved value (some models
-      compute a weight from others); and the predictions after loading.
+      Two values. The first is a list with one bool per weight: whether loading
+      restores the saved value, which is False for weights that a model computes
+      from other weights. The second is the predictions after loading.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "plain.weights.h5"
@@ -157,7 +158,7 @@ def _through_a_file(case: ModelCase, plain: keras.Model, x):
 
 
 def _reset_seeds(model: keras.Model) -> None:
-    """Sets the seeds that some models use in `predict`; files have none."""
+    """Sets seeds that some models use in `predict` and that files lack."""
     for variable in model.non_trainable_variables:
         if variable.name == "seed_generator_state":
             variable.assign(np.arange(2))
@@ -170,7 +171,7 @@ def _files(
     model: keras.Model,
     kept: list[bool],
 ) -> None:
-    """Checks that weight files move between a mesh and a plain model."""
+    """Checks weight files that are saved on a mesh or without a mesh."""
 
     def largest(first: keras.Model, second: keras.Model) -> float:
         return _largest(

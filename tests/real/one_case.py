@@ -1,4 +1,4 @@
-"""Runs one case; `sweep.py` reads the output."""
+"""Runs one test case; `sweep.py` reads its output."""
 
 import argparse
 

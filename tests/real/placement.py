@@ -1,4 +1,4 @@
-"""Mesh of all cases, and a layout map for models without a layout map."""
+"""Defines the mesh of all test cases, and layout maps for their models."""
 
 import re
 
@@ -19,20 +19,20 @@ def mesh():
 def generic_axes(path: str, shape: tuple[int, ...]) -> tuple | None:
     """Returns the axes of a weight in a generic layout map.
 
-    Embedding tables are sharded by rows, and projections of attention by heads.
-    Other matrices are sharded over "model" along their larger dimension, if it
-    is divisible: the first matrix of a pair that widens and narrows is sharded
-    by columns, and the second by rows.
+    Embedding tables are sharded by rows, and attention projections are sharded
+    by heads. Other matrices are sharded over "model" along their larger
+    dimension if it is divisible. In an MLP, the first matrix is therefore
+    sharded by columns, and the second matrix by rows.
 
     Returns:
-      One axis or None per dimension; None if the weight is replicated.
+      One mesh axis or None per dimension, or None if the weight is replicated.
     """
     if len(shape) < 2:
         return None
     last = len(shape) - 1
     if path.endswith("embeddings"):
         dimensions = [0, last]
-    # Kernel of an EinsumDense layer with attention heads.
+    # This is the kernel of an EinsumDense layer with attention heads.
     elif len(shape) == 3:
         dimensions = [0, 1] if "output" in path else [1, 2]
     elif shape[0] > shape[last]:
@@ -55,8 +55,8 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
             shapes.setdefault(weight.path, set()).add(tuple(weight.shape))
     layout_map = tlm.LayoutMap(mesh)
     for path, found in shapes.items():
-        # Layers with equal names share one key, which cannot match every
-        # shape.
+        # The layers have equal names, so one key would match weights of
+        # different shapes.
         if len(found) > 1:
             continue
         axes = generic_axes(path, found.pop())
@@ -66,12 +66,12 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
 
 
 def key_of(path: str) -> str:
-    """Returns a key that matches the path of one weight and no longer path."""
+    """Returns a key that matches the path of a weight, but no longer paths."""
     return re.escape(path) + "$"
 
 
 def own_map(backbone) -> tuple[tlm.LayoutMap, str]:
-    """Returns the layout map of a keras-hub backbone, and a remark.
+    """Returns the layout map of a keras-hub backbone, and a comment on it.
 
     Args:
       backbone: Class of the backbone.

@@ -1,4 +1,4 @@
-"""Runs a training program once without and once with a mesh."""
+"""Runs a training program without a mesh and with a mesh."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -34,13 +34,13 @@ class ProgramCase:
     scope: bool = False
 
     def run(self) -> None:
-        """Runs the case and prints each check when it ends."""
+        """Runs the test case and prints the result of each check."""
         with warnings_reported():
             _run(self)
 
 
 def _from_start(program: Callable[[], Trained]) -> Trained:
-    """Runs a program with the names and random numbers of a new process."""
+    """Runs a program with fresh names and seeds, as in a new process."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     return program()
@@ -68,7 +68,8 @@ def _run(case: ProgramCase) -> None:
         found.difference = losses_differ_by(expected, losses)
     if found.status not in ("trained", "differs"):
         return
-    # A program that trains without a mesh by mistake would have equal losses.
+    # Equal losses do not prove that the program used the mesh, so the mesh is
+    # also checked.
     with check("sharded"):
         missing = [
             weight.path
@@ -82,7 +83,7 @@ def _run(case: ProgramCase) -> None:
 
 
 def losses_move(losses: Sequence[float]) -> bool:
-    """Returns whether the losses change, so that the program trains."""
+    """Returns whether the losses change, as they do if a program trains."""
     return len({float(loss) for loss in losses}) > 1
 
 

@@ -1,4 +1,4 @@
-"""Results of cases, check by check, and tables of the results."""
+"""Results of test cases and their checks, and tables of results."""
 
 import collections
 import dataclasses
@@ -12,9 +12,9 @@ import rich.markup
 import rich.table
 
 # Statuses from the best to the worst. "unsupported": a check raised an error
-# with a clear message. "crashed": a check raised an error that only authors of
-# this package understand. "broken": the case fails without a mesh, so it tests
-# nothing.
+# with a message for users. "crashed": a check raised an error whose message
+# does not help users. "broken": the case fails without a mesh, so it cannot be
+# compared.
 STATUSES = ("trained", "unsupported", "differs", "crashed", "broken")
 FAILURES = ("differs", "crashed", "broken")
 
@@ -38,7 +38,7 @@ class Result:
       name: Name of the case.
       checks: Checks of the case, in the order in which they ran.
       whole: Warnings about operations that every device replicates.
-      reason: Reason why this case has a larger tolerance than other cases.
+      reason: Reason for the larger tolerance of this case, if it has one.
       seconds: Run time of the case.
     """
 
@@ -120,7 +120,7 @@ def _number(difference: float | None) -> str:
 
 
 def _operations(warning: str) -> str:
-    """Returns the part of a warning that lists the replicated operations.
+    """Returns the list of replicated operations in a warning.
 
     >>> _operations(
     ...     "The train step of model 'm' contains ...: 2 Split (no rule). "
@@ -129,8 +129,8 @@ def _operations(warning: str) -> str:
     'to train: 2 Split (no rule)'
 
     Args:
-      warning: Message of a `LayoutMapWarning`. The message is returned
-        unchanged if it has another form.
+      warning: Message of a `LayoutMapWarning`. If the message has another
+        format, it is returned unchanged.
     """
     found = re.match(
         r"The (\w+) step of model '[^']*' .*?: (.*?)(?:\. Every .*)?$", warning
@@ -147,14 +147,14 @@ def _remark(result: Result, length: int) -> str:
     text = "; ".join(" ".join(remark.split()) for remark in remarks if remark)
     if len(text) <= length:
         return text
-    # Each complete entry of the list of operations ends with ")". The last
+    # In the list of operations, each complete entry ends with ")". The last
     # entry can be cut off.
     entries, separator, _ = text[: length - 6].rpartition("); ")
     return f"{entries}); ..." if separator else text[: length - 3] + "..."
 
 
 def print_table(results: Iterable[Result]) -> None:
-    """Prints a table and the counts of each kind on the terminal."""
+    """Prints a table of all results and the counts for each kind."""
     console = rich.console.Console()
     for kind, found in by_kind(results).items():
         table = rich.table.Table(title=kind)
@@ -182,7 +182,7 @@ def _escaped(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
-# `write_page` keeps a page up to this line.
+# `write_page` does not change the lines of a page before this line.
 MARK = "<!-- `make real` writes the rest of this page. -->\n"
 
 
@@ -218,7 +218,7 @@ def to_markdown(results: Iterable[Result]) -> str:
 
 
 def write_page(page: pathlib.Path, results: Iterable[Result]) -> None:
-    """Replaces the tables of a page by the tables of `results`."""
+    """Replaces the tables of a page by new tables of `results`."""
     text = page.read_text(encoding="utf-8")
     before, mark, _ = text.partition(MARK)
     if not mark:

@@ -19,14 +19,16 @@ from tests.real.compare import losses_differ_by
 LAST_BIT = 2.0**-24
 # Larger differences are never accepted as rounding errors.
 MOST = 1e-4
-# A step rounds several sums, in addition to the initial weights.
+# Accepted differences are this factor larger than the effect of the initial
+# weights, because each step also rounds several sums.
 FACTOR = 10
-# The result also depends on which last bits change, so several draws are used.
+# The effect depends on which last bits are changed, so the largest effect of
+# several random changes is used.
 TIMES = 3
-# In some models, each step amplifies a rounding error by a factor of 100. A
-# difference that is smaller by the factor `IN_FLOAT64` in float64 is caused by
-# rounding in float32, because a wrong result would be equally wrong in both
-# dtypes.
+# In some models, each step amplifies a rounding error by a factor of 100. Such
+# models are also compared in float64. A difference that is smaller in float64
+# by the factor `IN_FLOAT64` is caused by rounding, because a wrong result would
+# be equally wrong in both dtypes.
 IN_FLOAT64 = 1e-4
 ROUNDING_ALONE = float("inf")
 
@@ -55,7 +57,7 @@ def _changed(original: Callable, signs: np.random.Generator) -> Callable:
 
 @contextlib.contextmanager
 def last_bits_changed(seed: int = 0):
-    """Changes the last bit of weights that are initialized in this context."""
+    """Changes the last bit of all weights that are initialized in the block."""
     signs = np.random.default_rng(seed)
     with contextlib.ExitStack() as stack:
         for kind in _RANDOM:
@@ -128,7 +130,8 @@ def allowed_of_outputs(
 
     Args:
       model: Model without a mesh. The weights are changed and restored.
-      differ_by: Function that returns the difference from the original outputs.
+      differ_by: Function that computes outputs, and returns their difference
+        from the original outputs.
     """
     values = [keras.ops.convert_to_numpy(w) for w in model.weights]
     moved = 0.0

@@ -1,4 +1,4 @@
-"""One case for each status, for the tests of the sweep."""
+"""Contains one test case for each status, for the tests of the sweep."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from tests.real.compare import (
 
 
 class LayoutMapWarning(UserWarning):
-    """Stand-in for the warning of the package; only the name matters."""
+    """Stand-in for the package's warning, which is recognized by its name."""
 
 
 def trains() -> None:

@@ -17,15 +17,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(kind: str, name: str, *, seconds: float) -> Result:
-    """Runs one case in a process.
+    """Runs one test case in a separate process.
 
     Args:
       kind: Kind of the case, a key of `kinds.KINDS`.
       name: Name of the case.
-      seconds: Deadline, after which the case counts as a crash.
+      seconds: Deadline in seconds. A case that misses the deadline counts as a
+        crash.
 
     Returns:
-      The result of the case, also if the process ends early or too late.
+      The result of the case. If the process crashes or misses the deadline, the
+      result contains this failure.
     """
     start = time.monotonic()
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:

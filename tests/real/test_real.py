@@ -1,4 +1,4 @@
-"""Runs a few third-party models and programs; `make real` runs all."""
+"""Runs a few third-party models and programs; `make real` runs all of them."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Tests that the sweep reports each status, even if a process dies."""
+"""Tests that the sweep reports each status, even if a process crashes."""
 
 import numpy as np
 import pytest

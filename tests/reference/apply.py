@@ -1,4 +1,4 @@
-"""Reference of a table update: row by row, in place."""
+"""Reference of a table update, which updates row by row in place."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def apply_row_gradients(
     optimizer: str,
     hyperparameters,
 ):
-    """Updates `table` and each of `slots` in place."""
+    """Updates `table` and `slots` in place."""
     samples = lookup.sample_of(row_splits)
     for u, row in enumerate(unique_rows):
         gradient = np.zeros(table.shape[1], np.float32)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass
 class Bag:
-    """Input of one feature: the ids of each sample and their weights."""
+    """Input of one feature: the ids and weights of each sample."""
 
     ids: list[list[int]]
     weights: list[list[float]] | None = None
@@ -26,7 +26,7 @@ class Bag:
 
 
 def gain_matrix(bag: Bag, num_rows: int, combiner: str) -> np.ndarray:
-    """Returns `[num_samples, num_rows]`: gains of the rows of each sample."""
+    """Returns the factor of each row for each sample, `[samples, rows]`."""
     matrix = np.zeros([len(bag.ids), num_rows], np.float32)
     for sample, ids in enumerate(bag.ids):
         weights = np.asarray(bag.weights_of(sample), np.float32)
@@ -42,7 +42,7 @@ def gain_matrix(bag: Bag, num_rows: int, combiner: str) -> np.ndarray:
 
 
 def sequence_matrix(bag: Bag, num_rows: int, length: int) -> np.ndarray:
-    """Returns `[num_samples, length, num_rows]`: one-hot by position."""
+    """Returns one-hot rows by position, `[num_samples, length, num_rows]`."""
     matrix = np.zeros([len(bag.ids), length, num_rows], np.float32)
     for sample, ids in enumerate(bag.ids):
         for position, id_ in enumerate(ids[:length]):

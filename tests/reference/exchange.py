@@ -1,7 +1,7 @@
 """List-based reference of a step with tables sharded over processes.
 
-A batch has the form described in `servers`: one list of samples of (id, weight)
-per feature.
+A batch is a list of features. Each feature is a list of samples, and each
+sample is a list of (id, weight), as in `servers`.
 """
 
 import collections
@@ -15,7 +15,8 @@ def part(feature, samples, first_row: int, num_rows: int):
     """Selects the ids in rows `[first_row, first_row + num_rows)`.
 
     Returns:
-      The outputs that use these rows, and the rows and gains of each output.
+      The outputs that use these rows, and for each output its local rows and
+      gains.
     """
     by_output = collections.defaultdict(list)
     for row, gain, place in servers.terms(feature, samples):
@@ -40,7 +41,7 @@ def inputs(parts) -> list[tuple]:
 
 
 def gradients(parts, by_feature) -> np.ndarray:
-    """Returns the gradients of the outputs of each part, concatenated."""
+    """Concatenates the gradients of the outputs of all parts."""
     return np.concatenate(
         [
             np.zeros(0, np.float32),

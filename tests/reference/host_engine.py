@@ -1,4 +1,4 @@
-"""List-based reference of the host engine, including its order errors.
+"""List-based reference of the host engine, including errors of call order.
 
 A batch has one list of samples per feature; a sample is a list of (id, weight)
 pairs.
@@ -39,7 +39,7 @@ class Step:
 
 
 class HostEngine:
-    """All steps and lookups of an engine; `steps` also keeps finished steps."""
+    """Reference of the engine. `steps` also contains completed steps."""
 
     def __init__(self, tables, features, *, num_replicas, max_pending_steps):
         self.tables = tables
@@ -66,7 +66,8 @@ class HostEngine:
         disagrees = begun and self.steps[step_number].training != training
         if full or disagrees or not valid:
             self.poisoned = self.num_replicas > 1
-            # An invalid value is reported before an invalid order.
+            # If the value and the order of calls are both invalid, the error is
+            # about the value.
             raise OrderError if valid else ValueError
         if not begun:
             self.steps.append(Step(training))
@@ -102,7 +103,7 @@ class HostEngine:
             self.num_updates += 1
 
     def open(self, replica, batch):
-        """Opens a lookup by token; returns its token and activations."""
+        """Starts a lookup; returns its token and its activations."""
         self.num_opened[replica] += 1
         token = replica, self.num_opened[replica]
         self.opened[token] = batch
@@ -112,7 +113,7 @@ class HostEngine:
         ]
 
     def apply_followed(self, followed, hyperparameters):
-        """Applies one update from all `(token, factor, gradients)` tuples."""
+        """Applies all `(token, factor, gradients)` tuples as one update."""
         step = Step(True)
         nth = [0] * self.num_replicas
         for token, factor, gradients in sorted(
@@ -136,7 +137,7 @@ class HostEngine:
             raise OrderError
 
     def _terms(self, feature, samples):
-        """Yields (row, gain, index of the output row) of each used id."""
+        """Yields (row, gain, index of the output row) for each used id."""
         for s, sample in enumerate(samples):
             if feature.max_sequence_length:
                 for p, (row, _) in enumerate(
@@ -165,8 +166,8 @@ class HostEngine:
             collections.defaultdict(lambda: np.float32(0)) for _ in self.tables
         ]
         for f, feature in enumerate(self.features):
-            # The order is by replica; for lookups by token, by lookup and
-            # replica.
+            # Gradients are added in the order of replicas. For lookups by
+            # token, the order is by lookup, and then by replica.
             for key in sorted(step.batches):
                 gradient = step.gradients[key][f]
                 terms = self._terms(feature, step.batches[key][f])

@@ -1,10 +1,10 @@
-"""Reference of the pooled gather: one id after the other in float32."""
+"""Reference of the lookup, which adds one id after the other in float32."""
 
 import numpy as np
 
 
 def lookup_rows(table, ids, row_splits, gains) -> np.ndarray:
-    """Returns `[num_samples, dim]`: scaled sums of the rows of each sample."""
+    """Returns the scaled sum of the rows of each sample, `[samples, dim]`."""
     out = np.zeros([len(row_splits) - 1, table.shape[1]], np.float32)
     for sample in range(len(out)):
         for i in range(row_splits[sample], row_splits[sample + 1]):

@@ -1,8 +1,8 @@
-"""The update rules in float64, as in their published formulas.
+"""The optimizers in float64, following their published formulas.
 
-A rule takes rows, slot rows and gradients, and returns new rows and slot rows.
-Hyperparameters are first rounded to float32, as in the engine, so that the
-results do not differ by the rounding of 0.999 to 0.99900001.
+A function takes rows, slot rows and gradients, and returns the new rows and
+slot rows. Hyperparameters are first rounded to float32, as in the engine,
+because the rounding of 0.999 to 0.99900001 would otherwise change the results.
 """
 
 import math
@@ -71,7 +71,8 @@ def ftrl(
     old, linear = slots["accumulators"], slots["linears"]
     a = old + g**2
     sigma = a**-learning_rate_power - old**-learning_rate_power
-    # All terms are multiplied by the learning rate, which may be 0.
+    # The published formula divides by the learning rate, which may be 0. All
+    # terms are therefore multiplied by the learning rate.
     linear = linear * (1 if multiply_linear_by_learning_rate else lr)
     linear = linear + lr * g - sigma * p
     quotient = (
@@ -125,12 +126,12 @@ SLOTS = {
     "RowwiseAdagrad": ("accumulators",),
     "LAMB": ("momenta", "velocities", "steps"),
 }
-# Slot variables with one value per row.
+# Slot variables that have only one value per row.
 PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
 
 def rounded(value):
-    """Returns a number rounded to float32, and other values unchanged."""
+    """Rounds a float to float32; returns other values unchanged."""
     if isinstance(value, float) and math.isfinite(value):
         return float(np.float32(value))
     return value
@@ -180,7 +181,7 @@ class Table:
         self._settings = settings
 
     def train(self, contributions):
-        """Runs one step on `contributions`, (row, gradient) pairs in order."""
+        """Runs one step on (row, gradient) pairs, in the given order."""
         if not self._accumulate:
             for row, gradient in contributions:
                 self._update([row], np.asarray(gradient)[np.newaxis])

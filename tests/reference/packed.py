@@ -1,13 +1,14 @@
-"""Reference of packed batches in plain Python, with a list per sample."""
+"""Reference of packed batches in plain Python; samples are lists."""
 
 
 def pack(features, mark, weights=None, num_columns=None):
-    """Returns the rows of ids and the rows of weights of a packed batch.
+    """Returns two matrices of a packed batch: the ids and the weights.
 
     Args:
       features: Lists of ids, by feature and by sample.
-      mark: First value of each row.
-      weights: None, or for each feature None or lists in the form of `ids`.
+      mark: Number that is the first value of each row of ids.
+      weights: None if no feature has weights; otherwise, for each feature, None
+        or lists in the same format as `features`.
       num_columns: Number of columns, or None for the smallest possible number.
     """
     weights = weights or [None] * len(features)

@@ -1,10 +1,10 @@
-"""Reference of row ownership that iterates over the shards."""
+"""Reference that finds the shard of a row by iterating over all shards."""
 
 import numpy as np
 
 
 def even_offsets(num_rows: int, num_shards: int) -> np.ndarray:
-    """Returns cumulative shard sizes of the placements `div` and `mod`."""
+    """Returns the cumulative shard sizes for the placements `div` and `mod`."""
     sizes = [
         len(part) for part in np.array_split(np.arange(num_rows), num_shards)
     ]
@@ -36,7 +36,7 @@ def split(table: np.ndarray, offsets, placement: str) -> list[np.ndarray]:
 
 
 def join(shards, offsets, placement: str) -> np.ndarray:
-    """Returns the full table; the inverse of `split`."""
+    """Returns the full table of shards that `split` returned."""
     table = np.zeros([offsets[-1], *shards[0].shape[1:]], shards[0].dtype)
     for shard, value in enumerate(shards):
         table[rows_of_shard(offsets, placement, shard)] = value

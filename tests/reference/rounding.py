@@ -1,9 +1,10 @@
-"""Conversion between floats and 16-bit rows, with stochastic rounding."""
+"""Converts floats to 16-bit rows and back, with stochastic rounding."""
 
 import numpy as np
 
 _FORMATS = {
-    # Discarded mantissa bits, largest finite value, infinity, NaN.
+    # Number of discarded mantissa bits; bits of the largest finite value,
+    # infinity and NaN.
     "bfloat16": (16, 0x7F7F, 0x7F80, 0x7FC0),
     "float16": (13, 0x7BFF, 0x7C00, 0x7E00),
 }

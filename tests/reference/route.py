@@ -1,4 +1,4 @@
-"""Reference of the routing of ids that fills one list per shard."""
+"""Reference that routes ids to a list per shard."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def route_ids(ids, offsets, placement: str, *, unique: bool):
         places = [i for i in places if ids[i] not in ids[:i]]
         places.sort(key=lambda i: ids[i])
     owners = {i: partition.owner(ids[i], offsets, placement) for i in places}
-    # sorted() is stable: ids of one shard keep their order.
+    # `sorted` is stable, so ids of the same shard stay in order.
     permutation = sorted(places, key=lambda i: owners[i][0])
     shards = [owners[i][0] for i in permutation]
     splits = [0] + [shards.count(s) for s in range(len(offsets) - 1)]

@@ -1,7 +1,7 @@
 """List-based reference of a step over parameter servers.
 
-A batch has one list of samples per feature; a sample is a list of (id, weight)
-pairs.
+A batch contains one list of samples per feature. A sample is a list of (id,
+weight) pairs.
 """
 
 import collections
@@ -17,7 +17,7 @@ WINDOW = 1024
 
 @dataclasses.dataclass
 class Shard:
-    """A shard of a table on a server."""
+    """A shard of a table that a server holds."""
 
     table: int
     first_row: int
@@ -26,7 +26,7 @@ class Shard:
 
 
 def terms(feature, samples):
-    """Yields (row, gain, position of the output) of each used id."""
+    """Yields (row, gain, position of the output) for each id that is used."""
     for s, sample in enumerate(samples):
         length = feature.max_sequence_length
         if length:
@@ -40,7 +40,7 @@ def terms(feature, samples):
 
 
 def rows_of_shard(features, batch, shard: Shard) -> list[int]:
-    """Returns the local rows of a shard that a batch uses, ascending."""
+    """Returns the sorted local rows that a batch uses in a shard."""
     needed = {
         row
         for feature, samples in zip(features, batch, strict=True)
@@ -54,12 +54,12 @@ def rows_of_shard(features, batch, shard: Shard) -> list[int]:
     ]
 
 
-# Wire formats: the code in a message, and the numpy dtype of the values.
+# Maps each wire format to its code in a message and the numpy dtype of values.
 WIRES = {"float32": (0, np.float32), "bfloat16": (1, np.uint16)}
 
 
 def on_wire(values, wire: str) -> np.ndarray:
-    """Returns values in wire format; bfloat16 values round to nearest."""
+    """Converts values to the wire format; rounds to the nearest bfloat16."""
     values = np.asarray(values, np.float32).ravel()
     if wire == "float32":
         return values
@@ -80,14 +80,14 @@ def on_wire(values, wire: str) -> np.ndarray:
 
 
 def off_wire(values, wire: str) -> np.ndarray:
-    """Returns the float32 values of the result of `on_wire`."""
+    """Converts values in the wire format to float32."""
     if wire == "float32":
         return values
     return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def coded_rows(rows: list[int]) -> bytes:
-    """Returns ascending rows encoded as differences, with 7 bits per byte."""
+    """Encodes the differences of ascending rows with 7 bits per byte."""
     found = []
     for last, row in zip([0, *rows], rows, strict=False):
         rest = row - last
@@ -99,12 +99,12 @@ def coded_rows(rows: list[int]) -> bytes:
 
 
 def counts(rows: list[list[int]], wire: str) -> bytes:
-    """Returns the wire format and the number of rows of each shard."""
+    """Encodes the wire format and the number of rows of each shard."""
     return np.array([WIRES[wire][0], *map(len, rows)], np.uint32).tobytes()
 
 
 def fetch(rows: list[list[int]], wire: str = "float32") -> np.ndarray:
-    """Returns a request to a server: local rows by shard."""
+    """Returns a request to a server for local rows of its shards."""
     return as_tensor(counts(rows, wire), *map(coded_rows, rows))
 
 
@@ -114,7 +114,7 @@ def fetched(
     shards: list[Shard],
     wire: str = "float32",
 ) -> np.ndarray:
-    """Returns the answer of a server."""
+    """Returns a server's response to the request of `fetch`."""
     return as_tensor(
         struct.pack("<q", num_updates),
         *(
@@ -132,7 +132,7 @@ def apply_message(
     gradients,
     wire: str = "float32",
 ) -> np.ndarray:
-    """Returns an update for a server; the lists are by shard."""
+    """Returns a message with an update of each shard of a server."""
     return as_tensor(
         struct.pack("<4q", *token, num_updates),
         counts(rows, wire),
@@ -143,12 +143,12 @@ def apply_message(
 
 
 def as_tensor(*parts: bytes) -> np.ndarray:
-    """Returns a message as the tensor that the ops use."""
+    """Concatenates the parts of a message to a uint8 array."""
     return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
-    """Returns the gradients of the rows of `rows_of_shard`, flattened.
+    """Returns the summed gradients of the rows of `rows_of_shard`, flattened.
 
     Args:
       features: The features, in order.
@@ -176,7 +176,7 @@ def sums(features, batch, gradients, shard: Shard) -> np.ndarray:
 
 
 class Server:
-    """A server with its shards and a record of the closures it applied."""
+    """A server: its shards, and a record of the applied closures."""
 
     def __init__(self, shards: list[Shard], optimizers: list[str]):
         self.shards = shards
@@ -186,7 +186,10 @@ class Server:
         self.num_updates = 0
 
     def apply(self, token, rows, gradients, hyperparameters) -> bool | None:
-        """Returns True if applied, False if applied before, None if rejected.
+        """Applies an update, and returns True if it was applied.
+
+        Returns False if the closure was applied before, and None if the closure
+        is rejected.
 
         Args:
           token: Epoch, number and attempt of the closure.

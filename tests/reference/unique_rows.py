@@ -4,7 +4,7 @@ import numpy as np
 
 
 def gains(row_splits, weights, combiner: str) -> np.ndarray:
-    """Returns one factor per id, in order of the ids; divisors are float64."""
+    """Returns one factor per id; divisors are computed in float64."""
     out = np.zeros(row_splits[-1], np.float32)
     for start, end in zip(row_splits[:-1], row_splits[1:], strict=True):
         divisor = 0.0

@@ -1,4 +1,4 @@
-"""Reference of the core's open vocabulary, made of a dict and lists."""
+"""Reference of the C++ core's open vocabulary, with a dict and lists."""
 
 import collections
 import math
@@ -18,14 +18,17 @@ def mix(bits: int) -> int:
 
 
 def num_buckets_for(capacity: int) -> int:
-    """Returns the number of 8-row buckets, a multiple of the segments."""
+    """Returns the number of 8-row buckets, a multiple of `num_segments`."""
     needed = -(-capacity // 8)
     segments = num_segments(needed)
     return -(-needed // segments) * segments
 
 
 def num_segments(num_buckets: int) -> int:
-    """Returns the largest power of two up to 64 with 4 buckets per segment."""
+    """Returns the number of segments, the largest possible power of two.
+
+    There are at most 64 segments, and each segment has at least 4 buckets.
+    """
     segments = 1
     while segments < 64 and 8 * segments <= num_buckets:
         segments *= 2
@@ -33,7 +36,7 @@ def num_segments(num_buckets: int) -> int:
 
 
 class Key:
-    """A key that has a row."""
+    """A key in the vocabulary, which has a row."""
 
     def __init__(self, key: int, row: int, last_step: int, count: int):
         self.key, self.row = key, row
@@ -41,7 +44,7 @@ class Key:
 
 
 class Vocabulary:
-    """Equivalent of `tf_layoutmap._native.Vocabulary`, one key at a time."""
+    """Equivalent of `tf_layoutmap._native.Vocabulary` that loops over keys."""
 
     def __init__(
         self,
@@ -67,11 +70,13 @@ class Vocabulary:
         self.num_buckets = num_buckets_for(capacity)
         self.num_rows = 8 * self.num_buckets
         self.per_segment = self.num_buckets // num_segments(self.num_buckets)
-        self.rows: list = [None] * self.num_rows  # Each is a `Key` or None.
+        # Each element is a `Key` or None.
+        self.rows: list = [None] * self.num_rows
         self.known: dict[int, Key] = {}
         self.num_cells = max(16 * self.per_segment, 256)
-        self.cells = collections.Counter()  # (segment, row, cell) -> count.
-        self.seen = collections.Counter()  # Segment -> sum of counts.
+        # Count of each (segment, row, cell).
+        self.cells = collections.Counter()
+        self.seen = collections.Counter()  # Sum of counts of each segment.
 
     def bucket(self, key: int) -> int:
         return (mix(key) >> 32) * self.num_buckets >> 32
@@ -87,10 +92,11 @@ class Vocabulary:
         ]
 
     def admit(self, keys, step, oldest_in_flight, pinned_rows=()):
-        """Returns the result of the core, without the number of probes."""
+        """Returns the same result as the core, except the number of probes."""
         counts = collections.Counter(num_lookups=len(keys))
         before = self._copy() if self.fails_when_full else None
-        missing: dict[int, int] = {}  # Keys are in order of first occurrence.
+        # Keys are in the order of their first occurrence.
+        missing: dict[int, int] = {}
         for key in keys:
             if key in self.known:
                 self._count_use(self.known[key], step)
@@ -98,7 +104,7 @@ class Vocabulary:
             else:
                 missing[key] = missing.get(key, 0) + 1
         new = []
-        # sorted() is stable: keys of one segment keep their order.
+        # `sorted` is stable, so keys of the same segment stay in order.
         for key in sorted(missing, key=lambda key: self._segment(key)):
             if not self._is_admitted(key, missing[key], step):
                 counts["num_rejected"] += 1
@@ -142,7 +148,7 @@ class Vocabulary:
         ]
 
     def resize(self, capacity, step) -> list[tuple[int, int]]:
-        """Returns (from, to) of the keys that have a row after the resize."""
+        """Returns (old row, new row) of each key that remains."""
         old = sorted(
             self.known.values(),
             key=lambda one: (-self._score(one, step), one.key),
@@ -162,7 +168,7 @@ class Vocabulary:
         return moves
 
     def state(self) -> dict[str, np.ndarray]:
-        """Returns keys, steps and counts by row."""
+        """Returns arrays of the keys, steps and counts of all rows."""
         found = [one or Key(EMPTY, 0, 0, 0) for one in self.rows]
         return {
             "keys": np.array([one.key for one in found], np.int64),
@@ -260,7 +266,7 @@ class Vocabulary:
 def first_values(
     kind: str, a: float, b: float, seed: int, keys, dim: int
 ) -> np.ndarray:
-    """Returns the initial rows of keys, computed value by value."""
+    """Returns the initial rows of keys; draws one value at a time."""
     a, b = float(np.float32(a)), float(np.float32(b))
     rows = np.empty([len(keys), dim], np.float32)
     for i, key in enumerate(keys):
@@ -314,7 +320,7 @@ def _inverse_erf(x):
 
 
 def _log(x):
-    """Computes the core's logarithm, which does not use the C library."""
+    """Computes the logarithm in the same way as the C++ core."""
     mantissa, exponent = math.frexp(x)  # `mantissa` is in [1/2, 1).
     mantissa, exponent = 2 * mantissa, exponent - 1
     root = 1.4142135623730951

@@ -1,4 +1,4 @@
-"""Embeddings to export, and helpers that read the exported models."""
+"""Creates embeddings to export, and reads the exported models."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def make_rows(num_rows, dim, seed=0):
-    """Returns `[num_rows, dim]` float32 values of different magnitudes."""
+    """Returns `[num_rows, dim]` float32 values with different magnitudes."""
     random = np.random.default_rng(seed)
     return (
         random.normal(size=[num_rows, dim])
@@ -39,7 +39,7 @@ def export(subject, path, rows="float32", **kwargs):
 
 
 def run_signature_with_graph_ops(path, **inputs):
-    """Restores a model with its own graph ops; runs its signature."""
+    """Restores a model by the ops in its graph, and runs its signature."""
     v1 = tf.compat.v1
     with v1.Session(graph=tf.Graph()) as session:
         graph = v1.saved_model.load(session, ["serve"], path)
@@ -51,7 +51,7 @@ def run_signature_with_graph_ops(path, **inputs):
 
 
 def operations_of(served):
-    """Returns how often each op occurs in the graph of a function."""
+    """Counts the ops in the graph of a function."""
     found = {}
     graph = served.concrete_functions[0].graph.as_graph_def()
     functions = [one.node_def for one in graph.library.function]

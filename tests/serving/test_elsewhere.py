@@ -1,4 +1,4 @@
-"""Exported models served in a process that cannot import this package."""
+"""Exported models can be served in processes without tf_layoutmap."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Errors, files and the report of `tlm.export`."""
+"""Tests the errors, files and report of `tlm.export`."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_a_non_finite_row_raises_and_leaves_no_files(
         f"{kind}: row 777 holds nan in column 2",
     ):
         tlm.export(embedding, tmp_path / "model", kind)
-    # The model that existed before the export is unchanged.
+    # The failed export must not change the existing model.
     served = tf.saved_model.load(report.path)
     found = served.serve({"x": tf.ragged.constant([[777]], tf.int64)})["x"]
     np.testing.assert_array_equal(found[0], rows[777])
@@ -160,7 +160,7 @@ def test_a_link_to_other_files_is_not_replaced(tmp_path):
     with pytest.raises(ValueError, match="new, empty or a SavedModel"):
         tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "link")
     assert (tmp_path / "link" / "letter.txt").read_text() == "dear"
-    # The export creates the missing target of a link.
+    # If the target of a link does not exist, the export creates it.
     (tmp_path / "next").symlink_to("new/1")
     tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "next")
     assert (tmp_path / "next").is_symlink()
@@ -173,8 +173,8 @@ def test_a_full_disk_keeps_the_previous_model(tmp_path):
     with pytest.raises(OSError, match="File too large.*model"):
         with full_disk.full_disk():
             tlm.export(embedding_of(rows + 1), tmp_path / "model")
-    # Only the file of the values, which are written in blocks, exceeds the
-    # limit.
+    # Only the file with the table values, which is written in blocks, exceeds
+    # this limit.
     with pytest.raises(OSError, match="File too large.*variables"):
         with full_disk.full_disk(2**20):
             tlm.export(
@@ -221,7 +221,7 @@ def test_a_complete_model_exists_whenever_the_process_is_killed(
     assert all(len(names) == 1 for names in found)
     assert found == sorted(found, reverse=True)
     assert answer(copies.folders[-1] / "model") == [second[1].tolist()]
-    # The next writer removes the files that a killed writer left.
+    # The next export removes the files that a killed process left behind.
     left = next(one for one in copies.folders if len(os.listdir(one)) > 1)
     tlm.export(embedding_of(second), left / "model")
     assert os.listdir(left) == ["model"]
@@ -285,14 +285,15 @@ def test_writing_allocates_memory_for_one_block(tmp_path, monkeypatch):
     del table
     monkeypatch.setattr(sources, "BLOCK_BYTES", 2 * mib)
     specs = [tf.TensorSpec([None], tf.int64)]
-    # The first export allocates memory that TensorFlow keeps.
+    # The first export is not measured, because TensorFlow keeps some of its
+    # memory.
     tlm.export(layer, tmp_path / "first", "int8", input_signature=specs)
     extra = peak_memory.extra_bytes(
         lambda: tlm.export(
             layer, tmp_path / "model", "int8", input_signature=specs
         )
     )
-    # The table has 128 MiB, and 36 MiB in its stored form.
+    # The table has 128 MiB, and its exported form has 36 MiB.
     assert extra < 20 * mib
 
 

@@ -1,4 +1,4 @@
-"""`tlm.export` of a `TPUEmbedding`: all input types and all row types."""
+"""Tests `tlm.export` of a `TPUEmbedding` with all input and row types."""
 
 import numpy as np
 import pytest
@@ -226,7 +226,8 @@ def test_one_gather_reads_all_tables_of_one_width(tmp_path):
 
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_an_out_of_range_id_never_reads_the_next_table(bad, tmp_path):
-    # In a fused variable, row 3 of table t1 is row 0 of the next table.
+    # If tables are stored in one variable, row 3 of table t1 is row 0 of the
+    # next table.
     _, served = helpers.export(several(dims=(4, 4, 4)), tmp_path)
     ids = {
         **SEVERAL_IDS,

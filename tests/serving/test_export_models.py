@@ -1,4 +1,4 @@
-"""`tlm.export` of Keras and tf_keras models, on the host and on a mesh."""
+"""Tests `tlm.export` of Keras and tf_keras models, on host and mesh."""
 
 import keras
 import numpy as np
@@ -43,7 +43,8 @@ def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):
     )
     found = served.signatures["serving_default"](ids=tf.constant(IDS))
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
-    # The tables are exported once, as rows in place of the training variables.
+    # The tables are exported only once: the export contains the rows, but not
+    # the training variables.
     assert sum(np.prod(v.shape) for v in served.variables_of_model) == 26
 
 
@@ -63,7 +64,7 @@ def test_the_signature_matches_a_keras_export(tmp_path):
 
 
 def features(module=keras, layers=tlm.layers):
-    """Returns a model with a `TPUEmbedding`, a ragged and a dense input."""
+    """Returns a model with a `TPUEmbedding` and two different inputs."""
     tables = [
         helpers.table_of(
             helpers.make_rows(16, 4, seed), f"t{seed}", combiner="mean"
@@ -131,7 +132,7 @@ def test_a_model_with_strings_exports_its_vocabulary(tmp_path):
 
 
 class Subclassed(keras.Model):
-    """A model that is not a functional model."""
+    """Subclassed model, which Keras does not treat as functional."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""`tlm.export` of tf_keras models."""
+"""Tests `tlm.export` of tf_keras models."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Exports of tables with open vocabularies."""
+"""Tests exports of tables with open vocabularies."""
 
 import numpy as np
 import pytest

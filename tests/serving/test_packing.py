@@ -1,4 +1,4 @@
-"""Tests of `tf_layoutmap.serving.packing`: rows that are stored as bytes."""
+"""Tests `tf_layoutmap.serving.packing`, which stores rows as bytes."""
 
 import hypothesis.extra.numpy
 import numpy as np
@@ -28,7 +28,7 @@ def test_the_error_is_at_most_half_a_quantization_step(rows, kind):
     found = packing.unpack(stored, form).astype(np.float64)
     for row, one in zip(rows.astype(np.float64), found):
         step = (row.max() - row.min()) / form.highest_code
-        # Scale, product and sum are each rounded to float32.
+        # The scale, the product and the sum are each rounded to float32.
         rounding = 4e-7 * np.abs(row).max() + 2e-38
         assert np.abs(one - row).max() <= step / 2 + rounding
 
@@ -100,7 +100,7 @@ def test_a_range_that_overflows_float32_raises():
 def test_small_rows_are_within_half_a_quantization_step_in_a_graph(
     kind, largest
 ):
-    """TensorFlow's threads flush subnormal numbers to zero."""
+    """Uses a graph, because TensorFlow's threads flush subnormals to zero."""
     rows = (
         np.random.default_rng(0)
         .uniform(-largest, largest, [200, 8])

@@ -1,4 +1,4 @@
-"""Tests of `tf_layoutmap.serving.stored_tables`: variables of the tables."""
+"""Tests `tf_layoutmap.serving.stored_tables`: variables of exported tables."""
 
 from hypothesis import given
 from hypothesis import strategies as st

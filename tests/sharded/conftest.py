@@ -24,7 +24,7 @@ def sizes(request):
 
 @pytest.fixture(scope="module", params=["our op", "stock ops"])
 def each_route(request):
-    """Runs a test with our op on this CPU, and with TensorFlow's ops only."""
+    """Runs a test with this package's op, and with only TensorFlow's ops."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "stock ops":
             patch.setattr(parts, "is_local_cpu", lambda device: False)
@@ -35,8 +35,8 @@ def each_route(request):
 def new_objects():
     """Returns a function that lists live objects created in this test.
 
-    Older objects are frozen: a process that ran many tests holds millions of
-    objects, and iterating over all of them takes seconds each time.
+    Older objects are frozen, because a process that ran many tests holds
+    millions of objects, and iterating over all objects takes seconds.
     """
     gc.collect()
     gc.freeze()

@@ -1,14 +1,15 @@
-"""Random programs of reads and writes that are compared with numpy.
+"""Runs random programs of reads and writes, and compares with numpy.
 
-Each step draws arguments from a generator, runs one method of the table, does
-the same to a numpy array, and compares the value read and the full table.
+Each step draws arguments from a generator and runs one method of the table. It
+then runs the equivalent code on a numpy array, and compares the returned value
+and the full table.
 """
 
 import numpy as np
 import tensorflow as tf
 
-# The numpy equivalents. TensorFlow and numpy round each result in the dtype,
-# in the order of the ids, so tables are compared with `==`.
+# Numpy equivalents of the methods. TensorFlow and numpy both round each result
+# to the dtype in the order of the ids, so tables are compared with `==`.
 REFERENCES = {
     "add": np.add.at,
     "sub": np.subtract.at,
@@ -16,7 +17,7 @@ REFERENCES = {
     "div": np.divide.at,
     "min": np.minimum.at,
     "max": np.maximum.at,
-    # The last of equal ids is kept, as in numpy.
+    # If ids are equal, the last value is stored, as in numpy.
     "update": lambda table, ids, values: table.__setitem__(ids, values),
 }
 FACTORS = ("mul", "div")
@@ -58,10 +59,10 @@ DTYPES = (
 
 
 def steps_of(dtype):
-    """Returns the names of the steps that `tf.Variable` supports for a dtype.
+    """Returns the steps that `tf.Variable` supports for a dtype.
 
-    numpy rounds integer quotients down and TensorFlow rounds them towards zero,
-    so the routing tests cover integer division.
+    Integer division is excluded, because numpy rounds down and TensorFlow
+    rounds towards zero. The routing tests cover it.
     """
     kind = "f" if dtype == tf.bfloat16.as_numpy_dtype else np.dtype(dtype).kind
     left_out = {
@@ -92,7 +93,7 @@ def values_of(rng, shape, dtype, choices=range(-4, 5)):
 
 
 class Program:
-    """A table, its numpy reference, and the way its methods are called.
+    """A table and its numpy reference, on which random steps are run.
 
     Args:
       table: The table under test.
@@ -109,12 +110,12 @@ class Program:
         self._functions = {}
 
     def run(self, num_steps):
-        """Runs steps; returns the number of steps that ran."""
+        """Runs random steps; returns the number of steps that ran."""
         for _ in range(num_steps):
             step = self.rng.choice(self._steps)
             if step in READS:
                 found, wanted = self._read(step)
-                # References return scalars for single elements and bytes for
+                # Numpy returns scalars for single elements and bytes for
                 # strings.
                 found, wanted = (
                     np.asarray(found.numpy()),

@@ -1,7 +1,8 @@
 """Restores a table and prints the peak extra memory in MiB.
 
-Run as `python -m tests.sharded.restore_program CHECKPOINT OPTIONS` in a
-separate process: memory that a process freed before is not counted again.
+The program `python -m tests.sharded.restore_program CHECKPOINT OPTIONS` runs in
+a separate process, because the reuse of memory that a process has freed before
+is not measured.
 """
 
 import json
@@ -24,7 +25,7 @@ def make(value, **options):
 
 def main():
     path, options = sys.argv[1], json.loads(sys.argv[2])
-    # The first restore in a process initializes TensorFlow.
+    # A small restore initializes TensorFlow before the measurement.
     small = ShardedVariable.create(tf.ones([8, 4]), **options)
     tf.train.Checkpoint(table=small).read(
         tf.train.Checkpoint(table=small).write(path + "_small")

@@ -2,8 +2,8 @@
 
     python -m tests.sharded.server_program
 
-The servers and the worker are threads of this process and end with it. The
-program prints one line of JSON with the result or the error of each case.
+The servers and the worker are threads of this process. The program prints one
+line of JSON with the result or the error of each case.
 """
 
 import functools
@@ -11,7 +11,7 @@ import importlib
 import json
 import os
 
-# The worker must wait for servers that start later.
+# With this setting, the worker waits for servers that start later.
 os.environ["GRPC_FAIL_FAST"] = "use_caller"
 
 import numpy as np
@@ -59,12 +59,12 @@ def table_as_the_strategy_divides(strategy, coordinator):
             tf.ones_initializer(), [6, 2], tf.float32
         )
         other = tf.Variable(tf.zeros([6, 2]))
-    # The strategy still partitions variables that are created afterwards.
+    # The strategy must still partition variables that are created afterwards.
     return places(table.variables), places(other.variables)
 
 
 def first_values(strategy, coordinator):
-    """Compares values with a single process; records where they were drawn."""
+    """Compares initial values, and records which devices drew them."""
     del coordinator
     devices = []
     of_shard = initial_value.of_shard
@@ -221,7 +221,7 @@ def main():
         except Exception as error:
             found[case.__name__] = f"{type(error).__name__}: {error}"
     print("FOUND " + json.dumps(found), flush=True)
-    # The server threads never end.
+    # The servers run in threads that never end, so the process exits here.
     del servers
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Builders of tables for the tests in this folder."""
+"""Creates tables for the tests in this folder."""
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ def make_table(values, sizes, name="emb", **options):
 
 
 def backwards(num_rows, num_shards):
-    """Callable placement that assigns rows cyclically, last shard first."""
+    """Assigns rows to shards cyclically, starting with the last shard."""
     return RowPartition.from_callable(
         lambda rows: (num_shards - 1 - rows % num_shards, rows // num_shards),
         RowPartition.mod(num_rows, num_shards).sizes[::-1],
@@ -36,7 +36,7 @@ PLACEMENTS = {
 
 
 def placed(values, placement, num_shards=3, **options):
-    """Returns a table of `values` with one of PLACEMENTS, or by "columns"."""
+    """Returns a table of `values` with a placement, or sharded by columns."""
     values = np.asarray(values)
     axis = int(placement == "columns")
     rule = PLACEMENTS["div" if axis else placement]

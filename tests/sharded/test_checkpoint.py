@@ -1,4 +1,4 @@
-"""A checkpoint holds one tensor per table for any sharding."""
+"""A checkpoint contains one tensor per table for any number of shards."""
 
 import numpy as np
 import pytest
@@ -159,7 +159,7 @@ def test_a_truncated_checkpoint_raises(values, tmp_path):
 
 
 def damage(path, values):
-    """Flips one bit in the middle of the part of a file that holds `values`."""
+    """Flips one bit of a file, in the middle of the bytes of `values`."""
     with open(path + ".data-00000-of-00001", "r+b") as file:
         content = file.read()
         found = np.ascontiguousarray(values).tobytes()
@@ -173,7 +173,7 @@ SHIFTS = {"first": 100, "plain": 200, "last": 300}
 
 
 def written(values, tmp_path, kind):
-    """Writes a checkpoint of two tables and a variable with distinct values."""
+    """Writes a checkpoint of two tables and a variable; all values differ."""
     make, sizes = kind
     return tf.train.Checkpoint(
         **{
@@ -198,14 +198,16 @@ def test_a_corrupted_checkpoint_raises_and_restores_nothing(
     values, tmp_path, kind, mine, late, part
 ):
     path = written(values, tmp_path, kind)
-    damage(path, (values + SHIFTS[part])[8:])  # Skips the first rows.
+    # The damage is not in the first rows.
+    damage(path, (values + SHIFTS[part])[8:])
     objects = {
         "first": ShardedVariable.create(values, **mine),
         "plain": tf.Variable(values),
         "last": ShardedVariable.create(values, **mine),
     }
     if late:
-        # Deferred restores are checked when the objects are created.
+        # If the restore is deferred, values are checked when the objects are
+        # created.
         root = tf.train.Checkpoint()
         status = root.read(path)
         for name, table in objects.items():

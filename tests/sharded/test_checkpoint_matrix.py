@@ -1,4 +1,4 @@
-"""A checkpoint of any table restores into a table of any other layout.
+"""A checkpoint of a table restores into tables with any other sharding.
 
 Values are bitwise identical, and files are read block by block.
 """
@@ -28,13 +28,14 @@ DTYPES = (
     np.complex64,
     np.bytes_,
 )
-# TensorFlow cannot read slices of these dtypes, so its own class cannot either.
+# TensorFlow cannot read slices of these dtypes, so its ShardedVariable is not
+# tested with them.
 UNSLICEABLE = (np.float16, np.bytes_)
 
 
 @st.composite
 def makers(draw, shape, dtype):
-    """Draws a label and a function that makes a table from values."""
+    """Draws a label and a function that creates a table from values."""
     kinds = ["ours", "ours", "ours", "one", "theirs"]
     kind = draw(st.sampled_from(kinds[:-1] if dtype in UNSLICEABLE else kinds))
     if kind == "ours":
@@ -88,7 +89,8 @@ def test_any_table_restores_into_any_other(tmp_path_factory, case):
     values, blank, make_saved, make_restored = case
     prefix = str(tmp_path_factory.mktemp("checkpoint") / "c")
     slot = values[::-1].copy()
-    # An optimizer slot is another table of the same shape.
+    # The slot represents an optimizer's slot variable, which is a second table
+    # of the same shape.
     path = tf.train.Checkpoint(
         table=make_saved(values), slots=[make_saved(slot)]
     ).write(prefix)
@@ -124,7 +126,7 @@ def test_a_restore_holds_one_block_at_a_time(
 
     def noting(block, value):
         held.append(value.shape.num_elements())
-        # All live tensors of this dtype, except the shards.
+        # These are all live tensors of this dtype, except the shards.
         alive = [
             t
             for t in new_objects()
@@ -165,7 +167,8 @@ def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
     [
         ({"num_shards": 8}, 1),
         ({"num_shards": 8, "placement": "mod"}, 1),
-        # The restore holds one more block while it reads two blocks.
+        # If columns are sharded, the restore holds one block while it reads
+        # another block.
         ({"num_shards": 8, "axis": 1}, 2),
     ],
     ids=["div", "mod", "columns"],
@@ -188,7 +191,8 @@ def test_a_restore_allocates_at_most_one_extra_shard(tmp_path, options, held):
             text=True,
         ).stdout
     )
-    # A shard has 8 of the 64 MiB; 8 MiB are allowed for TensorFlow itself.
+    # The table has 64 MiB, and a shard has 8 MiB. TensorFlow itself may use 8
+    # MiB more.
     assert extra < held * 8 + 8
 
 

@@ -24,7 +24,8 @@ def unpickled(table):
 def test_a_duplicate_has_equal_values_and_no_shared_state(
     values, placement, duplicate
 ):
-    if placement == "callable":  # pickle requires a module-level function.
+    # The function is defined at module level, because pickle requires this.
+    if placement == "callable":
         table = tlm.ShardedVariable.create(
             values, name="emb", num_shards=2, placement=rows_in_turn
         )

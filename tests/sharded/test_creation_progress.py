@@ -34,7 +34,8 @@ def test_the_op_counts_the_bytes_it_writes():
 @pytest.mark.parametrize(
     "initializer",
     [
-        tf.random_uniform_initializer(seed=1),  # Drawn by our op.
+        # This package's op draws these values.
+        tf.random_uniform_initializer(seed=1),
         lambda shape: tf.ones(shape),
     ],
 )
@@ -62,7 +63,8 @@ def test_all_tables_of_an_embedding_share_one_progress_bar(
     embedding.build(per_replica_batch_size=2)
     printed = capsys.readouterr().out
     assert printed.count("Making tables") == 1
-    mib = 2 * 3 * SIZE >> 20  # The rows and two slot variables.
+    # The bar counts the bytes of the rows and two slot variables.
+    mib = 2 * 3 * SIZE >> 20
     assert f"{mib}/{mib}" in printed.splitlines()[-1]
 
 
@@ -73,7 +75,8 @@ def test_an_error_ends_the_progress_bar(show_immediately, capsys):
     with pytest.raises(KeyError, match="no such file"):
         tlm.ShardedVariable.create(fail, shape=SHAPE, num_shards=2)
     assert f"0/{SIZE >> 20}" in capsys.readouterr().out
-    with new_rows.show_progress(SIZE):  # The next bar is shown again.
+    # After the error, the next progress bar is shown.
+    with new_rows.show_progress(SIZE):
         new_rows.add_progress(SIZE)
     assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
 
@@ -81,7 +84,8 @@ def test_an_error_ends_the_progress_bar(show_immediately, capsys):
 def test_device_scopes_of_the_program_do_not_affect_progress(
     show_immediately, capsys
 ):
-    # This device does not exist in the process, so no op can be placed on it.
+    # The process does not have this device, so an op in the device scope would
+    # fail.
     with new_rows.show_progress(SIZE), tf.device("/job:ps/task:7"):
         new_rows.add_progress(SIZE)
     with tf.device("/job:ps/task:7"), new_rows.show_progress(SIZE):

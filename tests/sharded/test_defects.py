@@ -1,6 +1,7 @@
-"""Defects of TensorFlow 2.21's ShardedVariable that our class does not have.
+"""Tests that the class lacks the defects of TensorFlow's ShardedVariable.
 
-Each row with code in the table of docs/guides/sharded_variable.md has one test.
+The table in docs/guides/sharded_variable.md lists the defects (TensorFlow
+2.21). Each row of this table that contains code has one test.
 """
 
 import itertools
@@ -209,7 +210,7 @@ def test_updates_from_four_threads_are_all_applied():
         thread.start()
     for thread in threads:
         thread.join()
-    # The sum of 40,000 additions of 1 is exact in float32.
+    # 1 is added 40,000 times, which is exact in float32.
     np.testing.assert_array_equal(
         table.numpy().sum(axis=0), [4 * num_calls * ids_per_call] * 8
     )
@@ -279,7 +280,7 @@ def test_slots_restore_into_tables_with_other_shards(grid, tmp_path):
     path = tf.train.Checkpoint(
         table=make_table(grid, [2, 2, 2]), slot=make_table(grid + 1, [2, 2, 2])
     ).write(str(tmp_path / "c"))
-    # The restore is deferred until the objects are created.
+    # These objects are created after `read`, so their restore is deferred.
     checkpoint = tf.train.Checkpoint()
     checkpoint.read(path)
     checkpoint.table = make_table(np.zeros_like(grid), [3, 3])
@@ -302,7 +303,7 @@ def test_tf_keras_optimizers_train_a_table_like_one_variable(grid, kind):
         "new": tf_keras.optimizers.Adam,
         "legacy": tf_keras.optimizers.legacy.Adam,
     }[kind]
-    # Any shard names are allowed; TensorFlow's class requires `.../part_i`.
+    # Shards may have any names, but TensorFlow's class requires `.../part_i`.
     table = ShardedVariable(
         [tf.Variable(grid[:4], name="part_of_words"), tf.Variable(grid[4:])]
     )

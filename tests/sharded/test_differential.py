@@ -1,4 +1,4 @@
-"""Random programs run on a table and on numpy, with equal results."""
+"""Random programs have equal results on a table and in numpy."""
 
 import os
 
@@ -37,8 +37,8 @@ def examples(by_default, explored):
     return settings(max_examples=explored if EXPLORE else by_default)
 
 
-# Both routes run, by default 2 * (10 * 170 + 2 * 580) = 5,720 steps, and 20,560
-# with TF_LAYOUTMAP_EXPLORE=1.
+# The tests of both routes together run 2 * (10 * 170 + 2 * 580) = 5,720 steps,
+# or 20,560 steps with TF_LAYOUTMAP_EXPLORE=1.
 @pytest.mark.slow
 @examples(10, 40)
 @given(tables(), st.integers(0, 2**16))
@@ -73,8 +73,8 @@ def basic_indices(draw, shape):
             kinds.append(st.integers(-size, size - 1))
         items.append(draw(st.one_of(kinds)))
     if draw(st.booleans()):
-        # Items after an ellipsis count from the last axis, so the ellipsis must
-        # come last, unless the items use every axis.
+        # Items after an ellipsis refer to the last axes. The ellipsis is
+        # therefore the last item, unless the items use all axes.
         place = (
             len(items)
             if num_used < len(shape)
@@ -92,7 +92,8 @@ def test_any_basic_index_equals_numpy(table, data):
     values, sharded = table
     index = data.draw(basic_indices(values.shape))
     found, wanted = sharded[index], values[index]
-    # `numpy()` is required: TensorFlow makes no array of a bfloat16 scalar.
+    # `numpy()` is required: TensorFlow cannot convert a bfloat16 scalar to an
+    # array.
     found = found.numpy()
     assert np.shape(found) == np.shape(wanted)
     np.testing.assert_array_equal(found, wanted)

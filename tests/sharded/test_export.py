@@ -1,7 +1,8 @@
 """Exported models return the same results without tf_layoutmap installed.
 
-Every public method of a table runs in three ways: on the live table, on the
-exported table in a new process that does not import the package, and in numpy.
+Every public method of a table runs on the original table, on the exported table
+and in numpy. The exported table runs in a new process that does not import the
+package.
 """
 
 import json

@@ -25,7 +25,7 @@ def make(values, layout, devices):
 
 
 def use(table, ids):
-    """Reads, writes and differentiates the table; returns all results."""
+    """Reads, updates and differentiates the table; returns all results."""
     with tf.GradientTape() as tape:
         rows = tf.gather(table, ids)
         loss = tf.reduce_sum(rows**2)

@@ -51,7 +51,8 @@ def test_the_gradient_matches_a_single_variable(values, sizes, run, loss):
 
 @pytest.fixture(autouse=True)
 def _one_table(values, sizes):
-    # Variables must not be created inside a traced function.
+    # The table is created here, because traced functions must not create
+    # variables.
     global make_table_once
     table = make_table(values, sizes)
     make_table_once = lambda: table  # noqa: E731

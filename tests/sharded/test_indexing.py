@@ -1,4 +1,4 @@
-"""Invalid indices raise; test_differential.py covers valid indices."""
+"""Invalid indices raise errors; test_differential.py covers valid indices."""
 
 import numpy as np
 import pytest

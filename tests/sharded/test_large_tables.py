@@ -1,4 +1,4 @@
-"""Memory use of large tables, and updates from many threads."""
+"""Tests the memory use of large tables, and updates from many threads."""
 
 import threading
 
@@ -32,11 +32,12 @@ def test_row_access_does_not_copy_the_table():
     )  # The table has 128 MiB.
     ids = tf.range(100, dtype=tf.int64) * 5000
     for name, use in USES.items():
-        use(table, ids[:100])  # The first call of an op initializes it.
+        # The first call initializes the op and is not measured.
+        use(table, ids[:100])
         extra = peak_memory.extra_bytes(lambda use=use: use(table, ids))
         assert extra < 8 * MIB, name
-    # A dense read shows that the measurement detects a copy. It runs last,
-    # because memory that it frees can be reused without being counted.
+    # A dense read copies the table, which the measurement must detect. The read
+    # is last, because the reuse of its freed memory would not be counted.
     if peak_memory.extra_bytes(lambda: table.value()) < 100 * MIB:
         pytest.skip("memory that earlier tests freed hides what is taken")
 

@@ -34,8 +34,8 @@ def test_initial_values_are_bitwise_identical(name, seed, monkeypatch):
     for ours in (False, True):
         tf.random.set_seed(3)
         initializer = INITIALIZERS[name](seed)
-        # Unseeded initializers draw different values in each call, so each list
-        # starts again after `set_seed`.
+        # Initializers without a seed draw different values in each call.
+        # `set_seed` therefore precedes each of the two lists.
         drawn.append(
             [
                 new_rows.draw(initializer, (1001, 3), tf.float32)
@@ -103,7 +103,8 @@ def test_other_initializers_are_called_directly(monkeypatch):
         assert new_rows.draw(initializer, (4, 2), tf.float32) is None
     assert new_rows.draw(tf.ones_initializer(), (4, 2), tf.int32) is None
     uniform = tf.random_uniform_initializer()
-    # The server may run TensorFlow's own binary, without our ops.
+    # The server may run TensorFlow's own binary, which does not have this
+    # package's ops.
     with tf.device("/job:ps/replica:0/task:1/device:CPU:0"):
         assert new_rows.draw(uniform, (4, 2), tf.float32) is None
     traced = tf.function(
@@ -137,7 +138,8 @@ def test_integer_fills_match_tensorflow(value, dtype, least_size, monkeypatch):
     found = new_rows.fill((101, 8), value, dtype)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.full([101, 8], value))
-    # The result can be written in place as a variable.
+    # Updating a variable that was initialized with the result must not change
+    # the result.
     variable = tf.Variable(found)
     variable[3, 1].assign(9)
     assert variable.numpy()[3, 1] == 9 and found.numpy()[3, 1] == value

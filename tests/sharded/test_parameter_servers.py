@@ -1,11 +1,12 @@
-"""Tables in the scope of a partitioning `ParameterServerStrategy`."""
+"""Tests tables in the scope of a partitioning `ParameterServerStrategy`."""
 
 import pytest
 
 from tests import processes
 from tests.sharded.server_program import ROWS
 
-pytestmark = pytest.mark.slow  # Starts a cluster; imports two Keras versions.
+# Slow, because a cluster starts and imports two Keras versions.
+pytestmark = pytest.mark.slow
 
 _SECONDS = 150
 
@@ -34,7 +35,7 @@ def test_the_strategy_sets_the_default_number_of_shards(found):
 def test_servers_draw_initial_values_that_match_one_process(found, case):
     is_same, on_servers = found["first_values"][case]
     assert is_same
-    # User-defined initializers run in the process of the program.
+    # User-defined initializers run in this process instead of on servers.
     assert on_servers == [case != "own"] * 3
 
 

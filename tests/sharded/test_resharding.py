@@ -61,7 +61,8 @@ def test_at_most_one_shard_is_held_twice(monkeypatch, new_objects):
         tensors = sum(
             t.shape.num_elements() for t in alive if isinstance(t, tf.Tensor)
         )
-        # Emptied variables still report their original shapes.
+        # The sizes are read from the values, because variables that were
+        # emptied still report their original shapes.
         shards = sum(
             tf.size(v.read_value()).numpy()
             for v in alive
@@ -84,7 +85,7 @@ def test_at_most_one_shard_is_held_twice(monkeypatch, new_objects):
     monkeypatch.setattr(resharding, "_assemble", after_assemble)
     table.reshard(placement=backwards(64, 8))
     assert len(peaks) == 16
-    # The ids and the emptied variables take 16 bytes.
+    # The ids and the emptied variables take 16 more bytes.
     assert 64 * 8 < max(peaks) <= 64 * 8 + 64 + 16
     np.testing.assert_array_equal(table.numpy(), values)
 

@@ -1,4 +1,4 @@
-"""Tables inside TensorFlow's control flow, transformations and compilers.
+"""Tests tables in TensorFlow's control flow, transformations and compilers.
 
 Each result must be bitwise identical to the result of one `tf.Variable`.
 """
@@ -15,7 +15,7 @@ SCALE = tf.constant([1.0, 2.0])
 
 
 def on_devices(values, sizes=(4, 3, 3)):
-    """Returns a table with shards that alternate between two logical CPUs."""
+    """Returns a table whose shards alternate between two logical CPUs."""
     shards, start = [], 0
     for number, size in enumerate(sizes):
         with tf.device(f"CPU:{number % 2}"):
@@ -152,7 +152,7 @@ def test_gradients_can_be_computed_inside_branches(values, table):
 def test_forward_mode_returns_the_rows_of_the_tangents(
     values, table, only, traced
 ):
-    """Watches all shards, or with `only` one of them."""
+    """Watches all shards, or only the shard `only`."""
     rows = {
         number: index
         for number, index in enumerate(

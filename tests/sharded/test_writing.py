@@ -1,4 +1,4 @@
-"""Writes by index, by index tuples and in batches; conversions; summaries."""
+"""Tests writes by index and in batches, conversions and summaries."""
 
 import numpy as np
 import pytest

@@ -29,7 +29,7 @@ def scaled_gradient(x):
 
 
 def gradient_of(function, x=X):
-    # Frees the graph that was copied.
+    # The original graph is freed before its copy is differentiated.
     gc.collect()
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -272,7 +272,7 @@ PUBLIC = (
 
 @program
 def signatures():
-    """Returns what editors and other libraries read from functions."""
+    """Returns attributes of functions that editors and libraries read."""
     return [
         [
             one.__name__,

@@ -90,8 +90,8 @@ def differentiated(call):
     ]
 
 
-# In a function, either the operation or its gradient reports the error,
-# depending on which runs first.
+# These programs run eagerly, because in a function the error comes from either
+# the operation or its gradient, depending on which runs first.
 EAGERLY = ("scatter, outside", "gather, outside", "no such class")
 
 

@@ -159,8 +159,8 @@ OPERATIONS = {
     ),
     "host tensor": lambda x: x + numbers(4, 4),
 }
-# DTensor lacks rules for these operations; `enable_missing_ops` adds them for
-# the process.
+# DTensor has no rules for these operations. `enable_missing_ops` adds the rules
+# for the whole process.
 ADDED = ("reverse", "where", "top")
 
 

@@ -1,4 +1,4 @@
-"""Returns the outcome of a program as JSON: values, layouts or its error.
+"""Returns the values, layouts or the error of a program as JSON.
 
 This module and the programs in this package do not use `tf_layoutmap`.
 """
@@ -39,8 +39,8 @@ def attempt(function) -> Any:
         return as_json(function())
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        # Numbers in names of functions differ between runs, so they are
-        # removed.
+        # Names of functions contain numbers that differ between runs, so these
+        # numbers are removed.
         return {
             "error": type(error).__name__,
             "line": re.sub(
@@ -57,13 +57,13 @@ def attempts(**functions) -> dict[str, Any]:
 def _same_in_all_runs(text: str) -> str:
     """Removes addresses and temporary folder names from a text.
 
-    A prefix of links to message types of TensorFlow is random and removed too.
+    Also removes a random prefix of links to TensorFlow's message types.
     """
     return re.sub(r"0x[0-9a-f]+|/\S*/tmp\w+|goo\.gle/debug\w+", "X", text)
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value as JSON; equal texts mean bitwise equal numbers."""
+    """Returns a value as JSON; numbers with equal texts are bitwise equal."""
     if isinstance(value, str):
         return _same_in_all_runs(value)
     if value is None or isinstance(value, (bool, int)):

@@ -3,9 +3,10 @@
     python -m tests.stock.run plain
     python -m tests.stock.run patched [names of programs]
 
-Prints a line with the name and the outcome of each program. For `plain`, set
-the environment variables of `tf_layoutmap.layout.dtensor_switches.SAFE`, as
-importing this package does.
+Prints a line with the name and the outcome of each program. For `plain`, the
+caller must set the environment variables in
+`tf_layoutmap.layout.dtensor_switches.SAFE`. For `patched`, importing
+`tf_layoutmap` sets the variables.
 """
 
 import json
@@ -25,7 +26,7 @@ def use_everything():
     from tf_layoutmap._patches import engine, runtime_rows
 
     dtensor = tf.experimental.dtensor
-    # The axes differ from the axes of the meshes of the programs.
+    # This mesh has other axes than the meshes of the programs.
     mesh = dtensor.create_mesh([("model", 2)], devices=["CPU:0", "CPU:1"])
     for package in (keras, tf_keras):
         layout_map = tlm.LayoutMap(mesh=mesh)
@@ -41,7 +42,8 @@ def use_everything():
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
     tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
     for group in engine.GROUPS:
-        # This group is installed only while an emulated TPU exists.
+        # The patches of this group are installed only while an emulated TPU
+        # exists.
         if group != runtime_rows.EMULATION_GROUP:
             engine.ensure(group)
 

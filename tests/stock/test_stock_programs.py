@@ -1,11 +1,11 @@
 """Tests that `tf_layoutmap` does not change programs that do not use it.
 
-Each program runs in a process that never imports this package, and in a process
-that has trained models on a mesh, has read tables and has installed all
-patches. Two process-wide effects are not compared. `enable_missing_ops` adds
-rules to DTensor, so that operations without rules run instead of raising.
-Importing this package disables passes of DTensor that compute wrong numbers;
-both processes run without these passes.
+Each program runs in a process that never imports this package, and in a second
+process. Before the program runs, the second process trains models on a mesh,
+reads tables and installs all patches. Two effects on the whole process are not
+compared. `enable_missing_ops` adds rules to DTensor, so that operations without
+rules run instead of raising. Importing this package disables passes of DTensor
+that compute wrong numbers; both processes run without these passes.
 """
 
 import json
@@ -26,8 +26,8 @@ from tests.stock import (  # noqa: F401 - they register their programs.
 )
 from tf_layoutmap.layout import dtensor_switches
 
-# Two processes train a hundred small models, which takes one minute of CPU time
-# each.
+# Each of the two processes trains a hundred small models, which takes one
+# minute of CPU time.
 pytestmark = pytest.mark.slow
 
 SECONDS = 1200
@@ -88,7 +88,7 @@ def found(tmp_path_factory, request):
 
 
 def differences(plain, patched, where=""):
-    """Returns the paths and values at which two outcomes differ."""
+    """Returns the differences of two outcomes, as paths and values."""
     if (
         isinstance(plain, dict)
         and isinstance(patched, dict)

@@ -1,4 +1,4 @@
-"""Conversion of open-vocabulary checkpoints to another capacity."""
+"""Tests the conversion of open-vocabulary checkpoints to another capacity."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def train(embedding, keys):
 
 
 def contents(embedding, config, keys):
-    """Returns rows and accumulators by key, for keys that have a row."""
+    """Returns the row and the accumulators of each key in the vocabulary."""
     rows = embedding.vocabularies[NAME].lookup(keys).numpy()
     table = cases.rows_of(embedding.embedding_tables[config])
     slot = cases.rows_of(embedding.slot_variables[config]["accumulators"])
@@ -72,7 +72,7 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     if num_dropped is not None:
         assert found.num_dropped == num_dropped
     else:
-        # The most recently used keys are kept.
+        # The most recently used keys must be kept.
         assert found.num_kept == 64
         assert set(range(195, 210)) & set(expected) <= set(kept)
         assert max(set(expected) - set(kept)) < 160

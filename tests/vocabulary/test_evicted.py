@@ -19,7 +19,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def by_key(one, config):
-    """Returns the rows and accumulators of all keys."""
+    """Returns the row and the accumulators of each key."""
     vocabulary = one.vocabularies["words"]
     keys = vocabulary.keys()
     rows = vocabulary.lookup(keys).numpy()
@@ -32,7 +32,7 @@ def by_key(one, config):
 
 
 def reported(found):
-    """Returns the same structure from the records of a callback."""
+    """Returns the records of a callback in the format of `by_key`."""
     return {
         key: (*row.tolist(), *slot.tolist())
         for one in found
@@ -117,7 +117,7 @@ def test_explicitly_evicted_keys_are_reported():
 
 def test_a_file_has_one_record_per_eviction(tmp_path):
     path = tmp_path / "some" / "evicted"
-    for number in range(2):  # The second pass is a restart.
+    for number in range(2):  # The second pass simulates a restarted program.
         one, config = cases.embedding(
             tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
         )
@@ -181,7 +181,7 @@ def test_a_folder_that_cannot_be_created_raises(tmp_path):
 
 
 class RecordingCallback:
-    """A callback that raises while `is_full` is set."""
+    """Callback that raises an error while `is_full` is True."""
 
     def __init__(self):
         self.is_full = False
@@ -254,7 +254,8 @@ def test_an_enqueue_whose_callback_raises_is_undone(is_traced, arguments):
     ):
         one.dequeue()
     callback.is_full = False
-    # A loop that skips the batch applies each gradient to its own batch.
+    # If the program skips the failed batch, the next gradients must be applied
+    # to the next batch.
     run(tf.range(4, 12))
     rows = one.vocabularies["words"].lookup(tf.range(4, 12)).numpy()
     table = cases.rows_of(one.embedding_tables[config]).astype(np.float32)
@@ -351,7 +352,8 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
         )
 
     train(0)
-    # The rows of a lookup are not evicted while its gradients may still arrive.
+    # `reset` releases the rows of this lookup, which are otherwise not evicted
+    # while its gradients may still arrive.
     layer.embedding.reset()
     callback.is_full = True
     for _ in range(2):
@@ -384,7 +386,7 @@ def test_a_step_that_the_callback_used_is_not_undone():
 
 
 def test_a_process_of_several_stops_when_its_callback_raises():
-    """Other processes ran the step, so one process cannot undo it alone."""
+    """One process cannot undo a step that other processes have run."""
     callback = RecordingCallback()
     one, _ = cases.embedding(
         tlm.OpenVocabulary(8, on_evict=callback), tpu.Adagrad(0.25)
@@ -392,7 +394,7 @@ def test_a_process_of_several_stops_when_its_callback_raises():
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
     one.apply_gradients({"ids": tf.ones([8, 3])})
-    # The engine has this setting in a `MultiWorkerMirroredStrategy` process.
+    # Simulates a process of a `MultiWorkerMirroredStrategy`.
     one._state.backend.engine._keys._in_processes = True
     callback.is_full = True
     with pytest.raises(OSError, match="no room for 8"):
@@ -427,7 +429,7 @@ def test_a_file_at_its_size_limit_ends_with_a_complete_record(tmp_path):
     size = (tmp_path / "evicted-00000").stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = by_key(one, config)
-    # Python ignores the signal, so a write beyond the limit is an error.
+    # Python ignores SIGXFSZ, so a write beyond the limit raises an error.
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
     try:
         with pytest.raises(OSError):
@@ -444,7 +446,8 @@ def test_a_file_at_its_size_limit_ends_with_a_complete_record(tmp_path):
 
 def test_a_layer_reports_evictions_during_fit():
     found = []
-    # The rows of the most recent lookups of a layer are kept.
+    # A layer does not evict the rows of its most recent lookups, so the table
+    # is large enough for them.
     config = cases.table(64)
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(config),

@@ -1,4 +1,4 @@
-"""Distributions of the initializers of all frameworks."""
+"""Tests the distributions of the initializers of all frameworks."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Conversion of checkpoints between closed and open vocabularies."""
+"""Tests the conversion of checkpoints between closed and open vocabularies."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ NAME = "some/words.1"
 def embedding(
     size, *, optimizer, keys=None, num_shards=1, dtype="float32", **settings
 ):
-    """Returns an embedding of `size` rows, or one with an open vocabulary."""
+    """Returns an embedding with a closed table or an open vocabulary."""
     config = cases.table(size, name=NAME)
     found = tlm.TPUEmbedding(
         {"ids": tpu.FeatureConfig(config)},
@@ -97,13 +97,14 @@ def test_a_closed_table_converts_to_keys(optimizer, dtype, settings, tmp_path):
         contents(closed, config, np.arange(300)),
     ):
         np.testing.assert_array_equal(actual, expected_values)
-    # The row of unknown keys has the values of a new table.
+    # The row of unknown keys must have the initial values of a new table.
     for actual, expected_values in zip(
         contents(opened, open_config, [-1]), fresh
     ):
         np.testing.assert_array_equal(actual, expected_values)
     assert vocabulary.stats()["step"] == 0
-    if dtype == "float32":  # Other dtypes round by row number.
+    # With other dtypes, the rounding depends on the row index.
+    if dtype == "float32":
         ids = np.arange(50, 250)
         np.testing.assert_array_equal(train(opened, ids), train(closed, ids))
     train(opened, np.array([7_000_000, 7_000_000]))
@@ -142,7 +143,8 @@ def test_keys_convert_to_rows(dtype, tmp_path):
     others = np.setdiff1d(np.arange(100), kept)
     table, slot = contents(closed, config, others)
     assert (table == 0.25).all() and (slot == 0.5).all()
-    # Converts back the keys that were kept and the keys of the other rows.
+    # The conversion back to an open vocabulary keeps all 100 keys, also the
+    # keys of rows that had no key before.
     again = str(tmp_path / "again")
     back = tlm.convert_vocabularies(
         target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer

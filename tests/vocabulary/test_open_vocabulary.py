@@ -1,4 +1,4 @@
-"""Settings of an open vocabulary, and the placement of its keys."""
+"""Tests the settings of an open vocabulary and the placement of its keys."""
 
 import numpy as np
 import pytest

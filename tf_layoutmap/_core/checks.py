@@ -1,4 +1,4 @@
-"""Argument checks with one format of error messages.
+"""Argument checks whose error messages have the same format.
 
 Each message contains the requirement, the received value and the location.
 """
@@ -21,8 +21,8 @@ def message(
       argument: Name of the argument.
       requirement: Requirement for the value, without "must be".
       value: Received value.
-      where: Feature, sample or table of the value; None if the call identifies
-        it.
+      where: Feature, sample or table to which the value belongs. None if the
+        arguments of the call are sufficient to find the value.
     """
     location = "" if where is None else f" ({where})"
     return (
@@ -41,7 +41,7 @@ def check_int(
 ) -> int:
     """Returns `value` as an `int`; raises an error if it is not an integer.
 
-    A bool raises an error, too: `num_shards=True` is a mistake.
+    A bool also raises an error, because `num_shards=True` is a mistake.
 
     >>> check_int("num_shards", 4, lowest=1)
     4

@@ -1,19 +1,22 @@
-"""Registers ops with tf.dtensor; looks up and updates rows of sharded tables.
+"""Registers ops with tf.dtensor, and reads and updates rows of tables.
 
-DTensor raises an error for an op without an expander. `register_op` assigns an
-op the expander of a stock op that is partitioned in the same way. DTensor does
-not verify the policy: a wrong policy gives wrong results without an error.
-TensorFlow exports the required functions but does not document them. If they
-are missing, `available()` returns False and `register_op` raises an error.
+An expander is a rule by which DTensor partitions an op. If an op has no
+expander, DTensor raises an error. `register_op` assigns an expander to an op.
+It uses the expander of a stock TensorFlow op that is partitioned in the same
+way. DTensor does not verify this choice: with a wrong policy, results are wrong
+without an error. TensorFlow's library exports the C++ functions that
+`register_op` requires, but does not document them. If they are missing,
+`available()` returns False and `register_op` raises an error.
 
-`enable_missing_ops` registers the stock ops without a rule: each device gathers
-the inputs and computes the full result, at the cost of memory and time.
+`enable_missing_ops` registers all stock ops that have no expander. Each device
+then gathers the inputs of such an op and computes the full result, which
+requires more memory and time.
 
-`lookup_rows` and `update_rows` use the rows of a sharded table. Stock DTensor
-gathers the full table on each device to look up one row, and its gradient is as
-large as the table. With `lookup_rows`, each device reads the rows that it owns,
-and the partial results are summed over the mesh. `update_rows` updates only the
-rows that were looked up.
+`lookup_rows` and `update_rows` use the rows of a sharded table. Without these
+functions, DTensor gathers the full table on each device for every lookup, and
+the gradient of a lookup is as large as the table. With `lookup_rows`, each
+device reads the rows that it owns, and the partial results are summed over the
+mesh. `update_rows` updates only the rows that were looked up.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from tensorflow.experimental import dtensor
 
 from tf_layoutmap._core import checks, literals, ops, tf_private
 
-# For each policy, a stock op with a suitable expander.
+# Maps each policy to a stock op whose expander implements the policy.
 _DONORS = {
     "elementwise": "Relu",
     "batch_parallel": "Cholesky",
@@ -49,7 +52,7 @@ def available() -> bool:
 
 
 def unavailable_reason() -> str:
-    """Returns why ops cannot be registered; an empty string if they can."""
+    """Returns the reason why ops cannot be registered; "" if they can."""
     return ops.native.expander_registry_problem()
 
 
@@ -63,12 +66,12 @@ def can_shard(name: str) -> bool:
 
 
 def register_op(name: str, policy: literals.Policy) -> None:
-    """Sets how tf.dtensor partitions op `name`, for the entire process.
+    """Sets how tf.dtensor partitions the op `name` in this process.
 
-    * `"elementwise"`: All inputs have one shape, or broadcast. Each device
-      computes its shard.
-    * `"batch_parallel"`: The first dimension is sharded, the others are
-      unsharded.
+    * `"elementwise"`: All inputs have the same shape, or can be broadcast to
+      the same shape. Each device computes its shard.
+    * `"batch_parallel"`: The first dimension is sharded. All other dimensions
+      are unsharded.
     * `"replicated"`: Inputs are gathered. Each device computes the full result.
     * `"local_update"`: The op has no outputs. Each device runs the op on its
       shard of each input, including resource handles.
@@ -77,8 +80,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
     >>> tlm.dtensor.register_op("LayoutMap>LookupShard", "batch_parallel")
 
     Call this function before the first mesh, layout map or tensor on a mesh is
-    created. Its creation registers all ops without a rule as replicated, and
-    this cannot be undone.
+    created. When such an object is created, this package registers all ops
+    without a rule as replicated. This registration cannot be undone.
 
     Args:
       name: Registered name of the op, such as `"MyNamespace>MyOp"`.
@@ -87,8 +90,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
     Raises:
       ValueError: TensorFlow has no such op, the policy does not exist, or the
         op is registered with another policy.
-      RuntimeError: Ops cannot be registered with this tf.dtensor, or it has a
-        built-in rule for the op.
+      RuntimeError: Ops cannot be registered with this version of tf.dtensor, or
+        tf.dtensor has a built-in rule for the op.
     """
     checks.check_one_of("policy", policy, POLICIES)
     if tf_private.op_def_of(name) is None:
@@ -110,7 +113,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
 
 
 # Random ops whose only state is their seeds. On a mesh, this package sets the
-# seeds. StatelessRandomGetAlg only returns the algorithm of the device.
+# seeds. StatelessRandomGetAlg uses no seed, but is also in this list. It only
+# returns the random number algorithm of the device.
 _RANDOM = frozenset(
     (
         "RandomStandardNormal",
@@ -125,8 +129,8 @@ _RANDOM = frozenset(
         "LayoutMap>RandomUniformInt",
     )
 )
-# Ops of compilers and of the runtime, and ops of this package, which have their
-# own rules.
+# Ops that are not enabled: ops of compilers and of the runtime, and ops of this
+# package, which are registered separately.
 _OTHERS = re.compile(
     r"_|LayoutMap>|DTensor|TPU|Tpu|Collective|Nccl|Xla(?!Dynamic(Update)?Slice)"
     r"|Risc|Cudnn|Debug|Boosted|Sdca|Placeholder|Batch$|Unbatch|Copy"
@@ -148,7 +152,7 @@ _CONTROL_FLOW = frozenset(
         "ImmutableConst",
     )
 )
-# Dtypes for which DTensor has no tensors.
+# Dtypes for which DTensor does not support tensors.
 _TYPES = frozenset(
     dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)
 )
@@ -180,16 +184,16 @@ _enabled: set[str] = set()
 
 
 def enable_missing_ops() -> tuple[str, ...]:
-    """Allows tf.dtensor to run stock ops without a rule, in the whole process.
+    """Allows tf.dtensor to run stock ops for which it has no rule.
 
     The ops are replicated: each device gathers the inputs and computes the full
-    result. A few elementwise ops stay sharded. Functions of this package that
-    create a mesh, a layout map or a tensor on a mesh call this function. Call
-    it in programs that use only `tf.experimental.dtensor`, or again after
-    loading an op library.
+    result. A few elementwise ops are sharded instead. The change applies to the
+    entire process. When this package creates a mesh, a layout map or a tensor
+    on a mesh, it calls this function. A program must call this function only if
+    it uses only `tf.experimental.dtensor`, or if it loads an op library later.
 
-    Ops that keep state (variables, tables, queues), call functions, or use
-    strings are not enabled. Most of DTensor does not support results whose
+    Ops are not enabled if they have state (variables, tables, queues), call
+    functions, or use strings. Most of DTensor does not support results whose
     number of rows is unknown during tracing, such as the result of `tf.unique`.
 
     >>> import tf_layoutmap as tlm
@@ -216,7 +220,7 @@ def enable_missing_ops() -> tuple[str, ...]:
 
 
 def is_replicated_op(name: str) -> bool:
-    """Returns whether op `name` is replicated because DTensor has no rule."""
+    """Returns whether the op `name` is replicated for lack of a rule."""
     return name in _enabled
 
 
@@ -243,7 +247,7 @@ def row_axis(table: dtensor.DVariable) -> str:
     """Returns the mesh dimension along which the rows of `table` are sharded.
 
     Raises:
-      ValueError: The rows are not sharded, or the columns are sharded, too.
+      ValueError: The rows are not sharded, or the columns are also sharded.
     """
     specs = table.layout.sharding_specs
     if (
@@ -260,15 +264,16 @@ def row_axis(table: dtensor.DVariable) -> str:
 
 
 def _shard_index(mesh: dtensor.Mesh, axis: str) -> tf.Tensor:
-    """Returns the index of each device's shard, `[num_shards, 1, 1]` int32.
+    """Returns the shard index of each device, `[num_shards, 1, 1]` int32.
 
-    The tensor is cached until DTensor's device, which owns it, is replaced.
+    DTensor's device owns the tensor. The tensor is cached until this device is
+    replaced.
     """
     kept = tf_private.kept_with_device("shard_index")
     key = mesh.to_string(), axis
     if key not in kept:
-        # The tensor is created eagerly. Otherwise, a function that is being
-        # traced would own it.
+        # The tensor is created eagerly, because a function that is being traced
+        # would otherwise own it.
         with tf.init_scope():
             layout = dtensor.Layout(
                 [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
@@ -304,15 +309,16 @@ def lookup_rows(
       Tensor of shape `[num_ids, dim]`, replicated.
 
     Raises:
-      ValueError: The table has another layout.
+      ValueError: The table does not have this layout.
       RuntimeError: Ops cannot be registered with this tf.dtensor.
       tf.errors.OpError: An id is outside the table. DTensor raises the error
         when the result is read, with the message of the first failed device.
     """
     _register()
     axis, mesh = row_axis(table), table.layout.mesh
-    # Layouts propagate back from consumers of the result. All layouts are
-    # pinned because these ops do not support a consumer that shards the batch.
+    # All layouts are pinned, because DTensor propagates layouts backwards from
+    # consumers of the result. These ops do not support the layout of a consumer
+    # that shards the batch.
     ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
     tf_private.variable_accessed(table)
     partial = ops.lookup_shard(
@@ -352,14 +358,15 @@ def update_rows(
       slots: Slot variables of the optimizer, with the layout of `table`.
       ids: int32 or int64 DTensor of shape `[num_ids]` on the mesh of `table`.
       gradients: float32 gradients of the rows of `ids`, `[num_ids, dim]`.
-      optimizer: `"sgd"`, `"adagrad"`, `"adam"`, ...; see docs/ops.md.
+      optimizer: Name of the optimizer, for example `"sgd"`, `"adagrad"` or
+        `"adam"`; see docs/ops.md.
       hyperparameters: Hyperparameters of the optimizer; float32, `[k]`,
         replicated.
       name: As in `lookup_rows`.
       num_rows: As in `lookup_rows`.
 
     Raises:
-      ValueError: A slot variable has another layout than the table.
+      ValueError: The layouts of a slot variable and the table are different.
       RuntimeError: Ops cannot be registered with this tf.dtensor.
     """
     _register()

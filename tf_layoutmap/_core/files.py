@@ -1,9 +1,10 @@
 """File operations, staging folders, and atomic replacement of files.
 
 Paths may be local or on another file system that TensorFlow supports. Errors
-are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path
-in a staging folder next to the target, and rename it to the target at the end.
-A staging folder is locked as long as its writer is alive.
+are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path in
+a staging folder, which is next to the target. At the end of the block, they
+rename this path to the target. A staging folder is locked while its writer is
+running.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def os_errors(path: str) -> Iterator[None]:
     """Raises TensorFlow's errors about files as `OSError`.
 
     Args:
-      path: Path that is being written, for the message.
+      path: Path that is being written, for the error message.
     """
     try:
         yield
@@ -62,7 +63,8 @@ def make_parent(path: str) -> None:
 def make_new(path: str) -> bool:
     """Creates an empty file; returns False if the path already exists.
 
-    On a local file system, only one of several processes creates the file.
+    If several processes call this function for the same path on a local file
+    system, only one of them creates the file.
 
     Raises:
       OSError: The file cannot be created.
@@ -130,7 +132,8 @@ def sync_tree(folder: str) -> None:
         sync(parent)
 
 
-# Suffix of the name of a staging folder, after the name of the target.
+# The name of a staging folder is the name of its target, followed by this
+# suffix.
 _STAGED = r"\.partial-[0-9a-f]{16}"
 # Name of the replaced folder inside the staging folder; see `replace_folder`.
 OLD = "old"
@@ -141,12 +144,13 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
     """Yields an empty staging folder, and removes it afterwards.
 
     The folder is next to the target, so that its contents can be renamed to the
-    target. It is locked until the block or the process ends. Staging folders of
-    processes that have ended are removed first.
+    target. The staging folder is locked until the block or the process ends.
+    Before a staging folder is created, folders of writers that have ended are
+    removed.
 
     Args:
       target: Resolved path that will be written.
-      alone: Whether a second writer of the target raises an error.
+      alone: Whether to raise an error if another writer writes the same target.
 
     Raises:
       OSError: The folder cannot be created, or `alone` is True and there is
@@ -181,14 +185,14 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
 
 
 def remove_leftovers(target: str, besides: str = "") -> list[str]:
-    """Removes staging folders of killed writers of a target.
+    """Removes the staging folders of writers that were killed.
 
     Args:
       target: Target of the writers, on the local file system.
-      besides: Staging folder that is not removed.
+      besides: Staging folder that must not be removed.
 
     Returns:
-      Staging folders whose writers are alive.
+      Staging folders whose writers are still running.
     """
     parent, name = os.path.split(target)
     alive: list[str] = []
@@ -220,8 +224,8 @@ def _make_locked(target: str) -> tuple[str, int]:
             os.close(handle)
             continue  # Another writer is removing the folder as a leftover.
         except OSError:
-            # The file system does not support locks. Writers do not remove
-            # staging folders on such file systems.
+            # The file system does not support locks. On such file systems,
+            # writers do not remove the staging folders of other writers.
             pass
         if os.path.isdir(folder):
             return folder, handle
@@ -229,7 +233,7 @@ def _make_locked(target: str) -> tuple[str, int]:
 
 
 def _remove_if_abandoned(path: str, target: str) -> bool:
-    """Removes a leftover; returns False if its writer is alive."""
+    """Removes a staging folder; returns False if its writer is running."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # The folder was removed, or is not a staging folder.
@@ -296,10 +300,10 @@ def replacing_folder(path: str) -> Iterator[str]:
 def replace_folder(new: str, target: str) -> None:
     """Replaces `target` with a folder, after flushing the folder to disk.
 
-    If the file system supports it, as the file systems of Linux do, both
-    folders are exchanged in one operation. Otherwise `target` does not exist
-    for a moment. If this process is killed at that moment, the next writer
-    restores the old folder.
+    If the file system can exchange two folders in one operation, this operation
+    is used. Most local file systems of Linux support it. Otherwise, `target`
+    does not exist for a moment. If this process is killed at that moment, the
+    next writer restores the old folder.
 
     Args:
       new: New folder, inside the staging folder of `target`.
@@ -313,7 +317,7 @@ def replace_folder(new: str, target: str) -> None:
         return
     sync_tree(new)
     try:
-        # This succeeds if `target` does not exist or is an empty folder.
+        # The rename succeeds if `target` does not exist or is an empty folder.
         os.rename(new, target)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -1,8 +1,9 @@
 """Private names of Keras. No other module imports private names of Keras.
 
 A comment explains why each name is required. All names are checked when this
-module is imported, so that a missing name raises an error with a remedy here
-and not during training. To add a name, add its check and its reason.
+module is imported. If a name is missing, the import raises an error with a
+remedy, and training does not start. If you add a name, also add its check and a
+comment with the reason.
 """
 
 import contextlib
@@ -19,9 +20,9 @@ import tensorflow as tf
 from tf_layoutmap._core import requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
-# Only one minor version is supported because replaced functions change with
-# each version. For example, Keras 3.14 has all of these names, but slot
-# variables would be replicated, and no error would be raised.
+# Only one minor version is supported, because the replaced functions change
+# with each version. For example, Keras 3.14 has all of these names, but with
+# Keras 3.14 slot variables are replicated without an error.
 SUPPORTED_VERSION = requirements.KERAS
 
 if keras.backend.backend() != "tensorflow":
@@ -48,7 +49,8 @@ in_symbolic_scope = _private(
 )
 
 # Used to read the stack of name scopes and the layer that is being called. Each
-# name scope records its caller, the object that creates variables in it.
+# name scope records its caller, which is the object that creates variables in
+# this scope.
 _get_global_attribute = _private(
     "backend.common.global_state", "get_global_attribute"
 )
@@ -71,14 +73,15 @@ ArrayDataAdapter = _private(
     "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter"
 )
 
-# The class whose methods get the variables and gradients of each optimizer.
+# The base class of all optimizers. Its methods receive the variables and
+# gradients.
 BaseOptimizer = _private("optimizers.base_optimizer", "BaseOptimizer")
 
 # The class whose methods write to variables, including the rows of sparse
 # gradients.
 TFOptimizer = _private("backend.tensorflow.optimizer", "TFOptimizer")
 
-# The class of models whose layers are found by name and not by attribute.
+# The class of models whose layers have names instead of attribute names.
 Functional = _private("models.functional", "Functional")
 _method(Functional, "_run_through_graph", "inputs", "operation_fn", "call_fn")
 _method(Functional, "_standardize_inputs", "inputs")
@@ -97,12 +100,14 @@ LossScaleOptimizer = _private(
     "optimizers.loss_scale_optimizer", "LossScaleOptimizer"
 )
 
-# The HDF5 file of weights, which is the only store that supports partial reads.
+# The store that writes weights to an HDF5 file. No other store supports partial
+# reads.
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
-# The modules with functions that DTensor does not support, such as the division
-# of a sparse gradient. Optimizers, layers, metrics and losses call them.
+# These modules contain functions that DTensor does not support, such as the
+# division of a sparse gradient. Optimizers, layers, metrics and losses call
+# these functions.
 backend_numpy = _private("backend", "numpy")
 backend_nn = _private("backend", "nn")
 backend_core = _private("backend", "core")
@@ -202,9 +207,9 @@ _method(
 for _name in ("assign", "assign_add", "assign_sub"):
     _method(TFOptimizer, _name, "variable", "value")
 
-# The methods with which all optimizers pass the gradient of a variable to its
-# `assign` if the variable has `overwrite_with_gradient`. A table with a
-# `RowOptimizer` is trained in this way.
+# If a variable sets `overwrite_with_gradient`, optimizers use these methods to
+# pass its gradient to its `assign` method. Tables with a `RowOptimizer` are
+# trained in this way.
 _method(
     BaseOptimizer,
     "_overwrite_variables_directly_with_gradients",
@@ -219,15 +224,18 @@ _method(LossScaleOptimizer, "check_finite", "grads")
 
 
 def imported_tf_keras() -> types.ModuleType | None:
-    """Returns tf_keras if the program has imported it, else None.
+    """Returns tf_keras if the program has imported it, otherwise None.
 
-    Programs without tf_keras do not have to install or import it.
+    Programs that do not use tf_keras do not have to install it.
     """
     return sys.modules.get("tf_keras")
 
 
 def name_scope_callers() -> list[Any]:
-    """Returns the callers of this thread's name scopes, innermost first."""
+    """Returns the objects that opened this thread's name scopes.
+
+    The object that opened the innermost scope is first.
+    """
     stack = _get_global_attribute("name_scope_stack") or ()
     return [
         entry.caller for entry in reversed(stack) if entry.caller is not None
@@ -251,10 +259,10 @@ def is_abstract() -> bool:
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Returns the schedule, callable or variable passed as learning rate.
+    """Returns the learning rate argument: a schedule, callable or variable.
 
-    In contrast, `optimizer.learning_rate` is the value at the optimizer's
-    current step.
+    In contrast, `optimizer.learning_rate` returns the value for the current
+    step of the optimizer.
     """
     return optimizer._learning_rate
 
@@ -276,18 +284,18 @@ def build_all(model: keras.Model, element_spec: Any) -> None:
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns a model and all layers inside it."""
+    """Returns a model and all layers that it contains."""
     return list(model._flatten_layers())
 
 
 def epoch_of_backup(model: keras.Model) -> int | None:
-    """Returns the epoch at which BackupAndRestore resumes, or None."""
+    """Returns the epoch at which `BackupAndRestore` resumes, or None."""
     return model._initial_epoch
 
 
 @contextlib.contextmanager
 def without_strategy(model: keras.Model) -> Iterator[None]:
-    """Returns a scope in which a model has no distribution strategy."""
+    """Removes the distribution strategy of a model inside the context."""
     strategy, model._distribute_strategy = model._distribute_strategy, None
     # The step functions depend on the strategy, so they are created again.
     functions = model.test_function, model.predict_function
@@ -301,16 +309,17 @@ def without_strategy(model: keras.Model) -> Iterator[None]:
 
 @contextlib.contextmanager
 def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Returns a scope in which traced variables start at zero.
+    """Replaces the values of variables by zeros while a function is traced.
 
-    In the traced function, an assignment replaces the value, and the variables
-    do not change.
+    In the traced function, an assignment replaces this value. The variables
+    themselves do not change.
     """
     before = [one._value for one in variables]
     try:
         for one in variables:
             one._value = tf.zeros(one.shape, one.dtype)
-            # `assign` calls this instance attribute instead of the method.
+            # `assign` calls this attribute of the object instead of the method
+            # of its class.
             one.__dict__["_direct_assign"] = functools.partial(
                 setattr, one, "_value"
             )
@@ -323,10 +332,10 @@ def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Returns a scope in which traced `assign_add` calls are one operation.
+    """Makes each traced `assign_add` call inside the context atomic.
 
-    Keras reads, adds and writes in separate operations. If two workers do this
-    at the same time, one of the two increments is lost.
+    Keras reads the variable, adds to it and writes it in separate operations.
+    If two workers do this at the same time, one of the two increments is lost.
     """
     try:
         for one in variables:
@@ -362,9 +371,10 @@ def h5_dataset(
     A dataset supports partial reads and writes. The store itself does not.
 
     Args:
-      store: Argument of `save_own_variables` or `load_own_variables`. In
-        tf_keras, it is a group of an HDF5 file.
-      key: Key of an existing dataset, or of a new one if `shape` is passed.
+      store: The `store` argument of `save_own_variables` or
+        `load_own_variables`. In tf_keras, it is a group of an HDF5 file.
+      key: Key of an existing dataset. If `shape` is passed, key of a new
+        dataset.
       shape: Shape of the new dataset.
       dtype: Dtype of the new dataset.
     """

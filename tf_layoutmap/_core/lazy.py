@@ -1,12 +1,13 @@
 """Lazy imports of public names, and deprecated names of methods.
 
-A public name is imported when it is first used. `import tf_layoutmap` is
-therefore fast, and modules that do not require TensorFlow work without it. If a
-required package is not installed, the error explains how to install it. Type
-checkers do not run this code: they read the `TYPE_CHECKING` block next to each
-call of `exports`, which `python -m tests.public.symbols` writes.
+A public name is imported when it is first used. Therefore, `import
+tf_layoutmap` is fast, and modules that do not require TensorFlow can be used
+without TensorFlow. If a required package is not installed, the error explains
+how to install it. Type checkers do not run this code. Instead, they read the
+`TYPE_CHECKING` block next to each call of `exports`. `python -m
+tests.public.symbols` writes these blocks.
 
-Deprecated names work for one more version:
+Deprecated names remain for one more version:
 
 >>> class Match:
 ...     shadowed = ("d.*",)
@@ -32,9 +33,10 @@ from tf_layoutmap._core import requirements
 def exports(
     package: str, homes: dict[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` for a package.
+    """Returns the functions `__getattr__` and `__dir__` for a package.
 
-    `dir()` lists the names in `__all__`, without the package's own imports.
+    `dir()` lists the names in `__all__`, but not the modules that the package
+    imports.
 
     Args:
       package: `__name__` of the package.
@@ -44,7 +46,8 @@ def exports(
 
     def get(name: str) -> Any:
         if name not in homes:
-            # With `obj`, Python would add a second suggestion.
+            # `obj` is None, because Python would otherwise add a second
+            # suggestion.
             raise AttributeError(
                 f"Module {package!r} has no attribute {name!r}. "
                 + _advice(package, homes, name),
@@ -58,8 +61,8 @@ def exports(
             refusal = requirements.refusal(f"{package}.{name}", error)
             if refusal is None:
                 raise
-            # The traceback through the imports of Keras and this package is
-            # long and adds no information.
+            # The original traceback is omitted, because it contains many
+            # imports of Keras and this package, and no useful information.
             raise refusal.with_traceback(None) from None
         if attribute:
             value = getattr(value, attribute)
@@ -73,11 +76,13 @@ def exports(
 
 
 def _advice(package: str, homes: dict[str, str], name: str) -> str:
-    """Returns a sentence with a similar public name, or with all names."""
+    """Returns a sentence that suggests a similar name or lists all names."""
     known = {_simplified(one): one for one in homes}
     if "." not in package and not name.startswith("_"):
-        # For `tlm.ShardedEmbedding`, suggest `tlm.layers.ShardedEmbedding`.
-        # These modules import neither TensorFlow nor Keras, so they load fast.
+        # Modules of this package are also searched. For example,
+        # `tlm.layers.ShardedEmbedding` is suggested for `tlm.ShardedEmbedding`.
+        # These modules import neither TensorFlow nor Keras, so they are fast to
+        # import.
         for child, home in homes.items():
             if ":" not in home:
                 for one in importlib.import_module(home).__all__:
@@ -106,7 +111,7 @@ def _warn(owner: Any, old: str, new: str) -> None:
 
 
 def warn_of_old_value(argument: str, old: str, new: str) -> None:
-    """Warns that a value of an argument has a new name."""
+    """Warns that an accepted value of an argument has been renamed."""
     warnings.warn(
         f"`{argument}={old!r}` is now `{argument}={new!r}`; the old value is "
         f"removed in {_REMOVED_IN}.",
@@ -116,7 +121,7 @@ def warn_of_old_value(argument: str, old: str, new: str) -> None:
 
 
 def renamed_property(old: str, new: str) -> property:
-    """Returns a property `old` that warns and returns the attribute `new`."""
+    """Returns a property `old` that issues a warning and returns `new`."""
 
     def get(self: Any) -> Any:
         _warn(self, old, new)
@@ -126,9 +131,9 @@ def renamed_property(old: str, new: str) -> property:
 
 
 def renamed_method(old: str, new: str) -> Callable[..., Any]:
-    """Returns a method `old` that warns and calls the method `new`."""
+    """Returns a method `old` that issues a warning and calls `new`."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, *args: object, **kwargs: object) -> object:
         _warn(self, old, new)
         return getattr(self, new)(*args, **kwargs)
 

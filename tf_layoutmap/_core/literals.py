@@ -1,4 +1,4 @@
-"""Closed sets of strings that public arguments accept."""
+"""Types for arguments that accept only certain strings."""
 
 from typing import Literal
 
@@ -13,3 +13,4 @@ Init = Literal["sharded", "host"]
 OnServerLoss = Literal["raise", "restart"]
 Policy = Literal["elementwise", "batch_parallel", "replicated", "local_update"]
 RowFormatName = Literal["float32", "float16", "int8", "int4"]
+RowRule = Literal["sgd", "adagrad"]

@@ -1,7 +1,7 @@
-"""Gradients of the native ops.
+"""Gradients of the C++ ops of this package.
 
 `_core.ops` imports this module when it loads the library, so that all ops have
-their gradients.
+gradients.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def register(ops: Any) -> None:
-    """Registers the gradients; `ops` is the module `_core.ops`."""
+    """Registers all gradients; the argument is the module `_core.ops`."""
 
     @tf.RegisterGradient("LayoutMap>LookupRows")
     def _lookup_rows_gradient(
@@ -31,7 +31,8 @@ def register(ops: Any) -> None:
             "offsets": offsets,
             "placement": op.get_attr("placement").decode(),
         }
-        # The gradient of each id's sample, [num_ids, dim].
+        # `of_ids` contains the gradient of the sample of each id, [num_ids,
+        # dim].
         of_ids = tf.gather(
             gradient, tf.ragged.row_splits_to_segment_ids(row_splits)
         )
@@ -46,8 +47,8 @@ def register(ops: Any) -> None:
         )
 
         of_gains = None
-        # The tape passes the indices of the gradients that it does not use.
-        # Skipping the gradient of `gains` saves a second lookup.
+        # `skip_input_indices` lists the gradients that the tape does not use.
+        # If the gradient of `gains` is not used, the second lookup is omitted.
         skipped = getattr(op, "skip_input_indices", None) or ()
         if num_shards + 3 not in skipped:
             rows = ops.lookup_rows(
@@ -68,7 +69,7 @@ def register(ops: Any) -> None:
         op: tf.Operation,
         gradient: tf.Tensor,
     ) -> list[tf.IndexedSlices | None]:
-        """Returns gradients of shards, offsets and ids, as `tf.gather` does."""
+        """Returns gradients of shards, offsets and ids, as for `tf.gather`."""
         num_shards = op.get_attr("num_shards")
         offsets, ids = op.inputs[num_shards:]
         flat_ids = tf.reshape(ids, [-1])
@@ -99,13 +100,13 @@ def register(ops: Any) -> None:
     ) -> list[tf.IndexedSlices | None]:
         """Returns gradients of shard_index, shard and ids for tf.dtensor.
 
-        For DTensor, the shards of all devices are one table. The gradient has
-        one slice per id, with global row indices, from the device that owns the
-        row.
+        In DTensor, the shards of all devices are one variable. Therefore, the
+        gradient has one slice per id, and its indices are global row indices.
+        The values of a slice come from the device that owns the row.
         """
         shard_index, _, ids = op.inputs
         num_rows, dim = op.get_attr("num_rows"), op.get_attr("dim")
-        # Shard sizes are rounded up: the last shard may have padding.
+        # Shard sizes are rounded up, so the last shard can contain padding.
         owners = tf.cast(ids, tf.int64) // -(-num_rows // gradient.shape[0])
         from_owner = tf.equal(
             tf.cast(shard_index, tf.int64), owners[tf.newaxis, :, tf.newaxis]
@@ -128,13 +129,14 @@ def gather_rows_tangent(
     outputs: Sequence[tf.Tensor],
     tangents: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Returns rows of the tangents, for `tf.autodiff.ForwardAccumulator`."""
+    """Returns the tangents of gathered rows, for `ForwardAccumulator`."""
     (rows,) = outputs
     by_name = dict(zip(attributes[::2], attributes[1::2]))
     num_shards = by_name["num_shards"]
     offsets, ids = inputs[num_shards:]
     row_shape = tf.shape(rows)[tf.rank(ids) :]
-    # The tangent of an unwatched shard is a handle instead of zeros.
+    # If a shard is not watched, its tangent is a handle and must be replaced by
+    # zeros.
     of_shards = [
         tangent
         if tangent is not None and tangent.dtype == rows.dtype
@@ -158,11 +160,11 @@ def _by_shard(
     values: tf.Tensor,
     shard_sizes: Sequence[tf.Tensor],
 ) -> list[tf.IndexedSlices]:
-    """Splits `values`, one per routed id, into the slices of each shard."""
+    """Splits gradients of routed ids into one `tf.IndexedSlices` per shard."""
     slices = []
-    # Shapes are int32, as in TensorFlow's gradients. All branches of tf.cond
-    # and tf.switch_case must have equal dtypes, including branches that look up
-    # no rows.
+    # Shapes are int32, as in TensorFlow's own gradients. The reason is that
+    # dtypes must be equal in all branches of tf.cond and tf.switch_case, even
+    # in a branch that looks up no rows.
     row_shape = tf.shape(values)[1:]
     for shard, size in enumerate(shard_sizes):
         start, end = routed.splits[shard], routed.splits[shard + 1]

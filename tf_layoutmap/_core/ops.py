@@ -1,12 +1,13 @@
-"""Loads the shared libraries. No other module does this.
+"""Loads the shared libraries. No other module loads them.
 
-The op library is compiled against TensorFlow's C++ classes, whose memory layout
-changes between minor versions. A missing symbol raises an error when loading
-the library, but a different memory layout does not. The version is therefore
-compared first.
+The op library is compiled against C++ classes of TensorFlow. The memory layout
+of these classes changes between minor versions. A wrong memory layout does not
+raise an error when the library is loaded. Therefore, the version is compared
+before the library is loaded.
 
-Every op `LayoutMap>VerbNoun` of docs/ops.md is an attribute `verb_noun`.
-`native` is the pybind11 module: the core on numpy arrays, without TensorFlow.
+For every op `LayoutMap>VerbNoun` in docs/ops.md, this module has an attribute
+`verb_noun`. `native` is the pybind11 module. It provides the C++ core for numpy
+arrays, without TensorFlow.
 """
 
 import errno
@@ -27,10 +28,12 @@ from tf_layoutmap._core import requirements
 _LIBRARY = pathlib.Path(__file__).parents[1] / "_layoutmap_ops.so"
 _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 
-# TensorFlow names the function of op LayoutMap>RouteIds `layout_map_route_ids`.
+# For example, TensorFlow's function for the op LayoutMap>RouteIds is named
+# `layout_map_route_ids`.
 _PREFIX = "layout_map_"
 
-# Prefix and suffix that TensorFlow adds to the message of an eager op.
+# Match the prefix and suffix that TensorFlow adds to the message of an eager
+# op.
 _WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
 _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 
@@ -45,7 +48,7 @@ def _check_version(found: str, built_for: str) -> None:
 
 
 def _version_built_for() -> str:
-    """Returns the TensorFlow version that the libraries were compiled for."""
+    """Returns the TensorFlow version for which the libraries were compiled."""
     try:
         build_info = importlib.import_module("tf_layoutmap._build_info")
     except ModuleNotFoundError:
@@ -77,10 +80,11 @@ def _import_tensorflow() -> types.ModuleType:
 
 def _load() -> types.ModuleType:
     library = _load_library(_LIBRARY)
-    # This module imports TensorFlow, whose version must be checked first.
+    # The imports are here because `op_gradients` imports TensorFlow, and the
+    # TensorFlow version must be checked first.
     gradients = importlib.import_module("tf_layoutmap._core.op_gradients")
     gradients.register(sys.modules[__name__])
-    # Versions that other processes of a cluster can read.
+    # Other processes of a cluster can read these versions.
     os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
         {
             "tensorflow": _import_tensorflow().__version__,
@@ -111,21 +115,21 @@ def _load_library(path: pathlib.Path) -> types.ModuleType:
 def load_emulation() -> types.ModuleType:
     """Registers CPU kernels for TensorFlow's TPU embedding ops.
 
-    The registration lasts until the process ends. Callers must check first that
-    no such kernels exist: two kernels for one op end the process.
+    The registration lasts until the process ends. Callers must first check that
+    no such kernels exist, because a second kernel for an op ends the process.
 
     Returns:
-      The module of the library's own ops, `layout_map_...`.
+      The module that contains the ops of this package, `layout_map_...`.
     """
     return _load_library(_EMULATION)
 
 
 def exchange_paths(one: str, other: str) -> None:
-    """Exchanges two files or folders of one file system, in one operation.
+    """Exchanges two files or folders in one atomic operation.
 
     Raises:
-      OSError: The paths cannot be exchanged. The number is ENOSYS or EINVAL if
-        the system or the file system does not support the operation.
+      OSError: The paths cannot be exchanged. `errno` is ENOSYS or EINVAL if the
+        operating system or the file system does not support the operation.
     """
     import ctypes
 
@@ -150,14 +154,14 @@ def _load_native() -> types.ModuleType:
     try:
         return importlib.import_module("tf_layoutmap._native")
     except ModuleNotFoundError:
-        # The file name contains the Python version, so this error also occurs
-        # with a Python version that the module was not built for.
+        # The file name contains the Python version. Therefore, this error also
+        # occurs if the module was built for a different Python version.
         raise _not_built("_native for this Python") from None
 
 
 _library = _load()
 native = _load_native()
-# TensorFlow version that both libraries were compiled for.
+# The TensorFlow version for which both libraries were compiled.
 BUILT_FOR = _version_built_for()
 
 
@@ -173,11 +177,11 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def _with_plain_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an op's function whose errors contain only the op's message.
+    """Returns a function that calls an op and shortens its error messages.
 
-    In an error of an eager op, TensorFlow writes the wrapping function, all
-    attributes and the device before the message, and the name of the op after
-    the message.
+    TensorFlow adds text to the message of an eager op. The name of the wrapping
+    function, all attributes and the device are added before the message. The
+    name of the op is added after the message.
     """
     op_error = _import_tensorflow().errors.OpError
 

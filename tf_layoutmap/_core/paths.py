@@ -1,4 +1,4 @@
-"""Functions on paths: file system, resolution, comparison. No TensorFlow."""
+"""Functions that resolve and compare paths, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def local_path(path: str) -> str:
 
 
 def resolve(path: str) -> str:
-    """Returns the path without links, `..` and a trailing slash.
+    """Returns a path without links, `..` and trailing slashes.
 
-    The path need not exist. For a path on another file system, only the
-    trailing slash is removed.
+    The path does not have to exist. If the path is not on the local file
+    system, only the trailing slash is removed.
     """
     if not is_local(path):
         return path.rstrip("/")
@@ -27,9 +27,9 @@ def resolve(path: str) -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Returns whether two paths name the same file or folder.
+    """Returns whether two paths refer to the same file or folder.
 
-    The paths may be spelled differently, or be symbolic or hard links.
+    The paths can be written differently, and can be symbolic or hard links.
     """
     one, other = resolve(one), resolve(other)
     if one == other:

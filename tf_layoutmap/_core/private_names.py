@@ -1,4 +1,4 @@
-"""`PrivateNames`: checked access to private names of another package."""
+"""`PrivateNames`, which checks and returns private names of a package."""
 
 import functools
 import importlib
@@ -10,12 +10,12 @@ from tf_layoutmap._core import requirements
 
 
 class PrivateNames:
-    """Private names of one package, in a supported version.
+    """The private names of one package, which must have a supported version.
 
-    An unsupported version or a missing name raises `ImportError` with a remedy
-    when the importing module is imported, and not during training. The version
-    is compared first because a version with all names can still behave
-    differently.
+    If the version is not supported or a name is missing, `ImportError` with a
+    remedy is raised. Because names are checked during imports, the error does
+    not occur in the middle of training. The version is compared first, because
+    a version that has all names can still behave differently.
     """
 
     def __init__(self, title: str, root: str, version: str, supported: str):
@@ -23,7 +23,7 @@ class PrivateNames:
 
         Args:
           title: Name of the package for messages.
-          root: Module that contains the names.
+          root: Module that contains all names.
           version: Installed version.
           supported: Supported minor version, such as `"2.21"`.
 
@@ -43,7 +43,7 @@ class PrivateNames:
             raise other
 
     def refusal(self, missing: str) -> ImportError:
-        """Returns the error for a package that lacks a name, with a remedy."""
+        """Returns the error for a missing name, with a remedy."""
         return ImportError(
             f"{self._needs} Received: {self._which}, {missing}. {self._remedy}"
         )
@@ -51,7 +51,7 @@ class PrivateNames:
     def find(self, module: str, name: str) -> Any:
         """Returns `<root>.<module>.<name>`.
 
-        A dotted name is an attribute of a class of the module.
+        If the name contains a dot, it is an attribute of a class in the module.
 
         Raises:
           ImportError: The name is missing.
@@ -68,10 +68,11 @@ class PrivateNames:
             ) from error
 
     def check_method(self, owner: Any, name: str, *arguments: str) -> None:
-        """Checks that a class or module has a function with these arguments.
+        """Checks that a class or module has a function with certain arguments.
 
         Raises:
-          ImportError: The function is missing, or it has other arguments.
+          ImportError: The function is missing, or does not have these
+            arguments.
         """
         method = inspect.getattr_static(owner, name, None)
         if isinstance(method, property):
@@ -79,8 +80,8 @@ class PrivateNames:
         if method is None or any(
             a not in inspect.signature(method).parameters for a in arguments
         ):
-            # If other code has replaced the function, installing another
-            # version is no remedy.
+            # Other code may have replaced the function. In this case, a
+            # different version of the package would not solve the problem.
             for patch in (owner, method):
                 if patch is not None and not self._is_theirs(patch):
                     raise self._replaced_error(owner, name, patch)
@@ -107,7 +108,7 @@ class PrivateNames:
         )
 
     def _public_name(self, owner: Any) -> str:
-        """Returns the public name of a class, even for a replaced class."""
+        """Returns the public name of a class, even if it has been replaced."""
         package = sys.modules.get(self._package)
         for part in ("layers", "optimizers"):
             for name, value in vars(getattr(package, part, type)).items():

@@ -1,6 +1,6 @@
 """Supported versions of other packages, and errors with install commands.
 
-The module imports no other package, so that it works without TensorFlow and
+The module does not import other packages, so it works without TensorFlow and
 Keras.
 """
 
@@ -10,9 +10,9 @@ TENSORFLOW = "2.21"
 KERAS = "3.15"
 TF_KERAS = "2.21"
 
-# Title and pip arguments of each package, by its import name. `--no-deps` is
-# required for tf_keras: it depends on `tensorflow`, which overwrites the files
-# of `tensorflow-cpu`.
+# Maps the import name of each package to its title and its pip arguments.
+# `--no-deps` is required for tf_keras, because its dependency `tensorflow`
+# overwrites the files of `tensorflow-cpu`.
 _PACKAGES = {
     "tensorflow": (
         "TensorFlow",
@@ -24,7 +24,7 @@ _PACKAGES = {
 
 
 def minor(version: str) -> str:
-    """Returns the part of a version that must be equal.
+    """Returns the part of a version that must equal the supported version.
 
     >>> minor("2.21.0-rc1")
     '2.21'
@@ -80,12 +80,12 @@ def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
     """Returns the error for a package that is not installed.
 
     Args:
-      who: Name of the code that requires the package.
+      who: Name of the module or feature that requires the package.
       error: Error that an import raised.
 
     Returns:
-      An ImportError with a remedy; None if the error is about another module,
-      such as a submodule or a dependency of the package.
+      An ImportError with a remedy. None if the error is about a different
+      module, such as a submodule or a dependency of the package.
     """
     if error.name not in _PACKAGES:
         return None
@@ -98,14 +98,15 @@ def not_installed(who: str, error: ModuleNotFoundError) -> ImportError | None:
 
 
 def refusal(who: str, error: ImportError) -> ImportError | None:
-    """Returns the error with a remedy for an error that an import raised.
+    """Converts an error that an import raised to an error with a remedy.
 
     Args:
-      who: Name of the code that requires the import.
+      who: Name of the module or feature that requires the import.
       error: Error that the import raised.
 
     Returns:
-      `error` if this module created it; else the result of `not_installed`.
+      `error` if this module created it, otherwise the result of
+      `not_installed`.
     """
     if isinstance(error, ModuleNotFoundError):
         return not_installed(who, error)

@@ -11,11 +11,11 @@ _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 class WrongSumsWarning(UserWarning):
-    """Warning about a strategy whose sums omit replicas."""
+    """Warning that sums of a strategy omit the values of some replicas."""
 
 
 def on_servers(strategy: Any = None) -> bool:
-    """Returns whether variables of a strategy are on parameter servers.
+    """Returns whether a strategy places variables on parameter servers.
 
     Args:
       strategy: Strategy to check; None for the strategy in scope.
@@ -37,17 +37,18 @@ def register_our_ops(strategy: Any) -> None:
 def servers_know_our_ops() -> bool:
     """Returns whether the servers have the ops of this package.
 
-    The result is True if `register_our_ops` was called for the strategy in
+    The result is True after `register_our_ops` was called for the strategy in
     scope.
     """
     return tf.distribute.get_strategy() in _with_our_ops
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:
-    """Warns once about a strategy that sums with HierarchicalCopyAllReduce.
+    """Warns once if a strategy uses HierarchicalCopyAllReduce.
 
-    In TensorFlow 2.21, the sum over 3, 5 or 7 replicas omits the last replica
-    without an error: 1 + 2 + 3 is 3.
+    In TensorFlow 2.21, this algorithm computes a wrong sum over 3, 5 or 7
+    replicas without an error, because it omits the last replica. For example,
+    the sum of 1, 2 and 3 is 3.
 
     Args:
       strategy: Strategy to check; None for the strategy in scope.

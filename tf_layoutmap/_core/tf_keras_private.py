@@ -20,8 +20,9 @@ _NAMES = PrivateNames(
     "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION
 )
 
-# Under its own layout scope, tf_keras creates weights without a value. It
-# replaces each weight with a DVariable when its place in the model is known.
+# In its own layout scope, tf_keras first creates weights without a value. When
+# the position of a weight in the model is known, tf_keras replaces the weight
+# with a DVariable.
 LAYOUT_MODULE = importlib.import_module("tf_keras.src.dtensor.layout_map")
 for _name in (
     "_map_functional_model_variable",
@@ -33,14 +34,15 @@ for _name in (
 LazyInitVariable = _NAMES.find("dtensor.lazy_variable", "LazyInitVariable")
 lazy_init_scope = _NAMES.find("dtensor.lazy_variable", "lazy_init_scope")
 
-# The layer selects a fused operation, which DTensor does not support.
+# With this method, the layer can select a fused operation, which DTensor does
+# not support.
 LayerNormalization = _NAMES.find(
     "layers.normalization.layer_normalization", "LayerNormalization"
 )
 _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 
-# Suffix of the name of the graph in which a functional model calls its layers
-# to get the shapes of their outputs. The graph never runs.
+# A Functional model calls its layers in a graph to infer the shapes of their
+# outputs. This graph is never executed. Its name ends with this suffix.
 _SCRATCH_GRAPH = "_scratch_graph"
 if (
     _SCRATCH_GRAPH
@@ -54,7 +56,7 @@ if (
 
 
 def is_only_for_shapes() -> bool:
-    """Returns whether a layer is called only for the shapes of its outputs."""
+    """Returns whether a layer is called only to infer its output shapes."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
 
@@ -71,22 +73,22 @@ if (
 
 
 def is_building_a_model() -> bool:
-    """Returns whether `Model.build` calls a layer, with floats as inputs."""
+    """Returns whether `Model.build` calls a layer, which gets float inputs."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "") == _BUILD_GRAPH
 
 
-# The function with which set_weights, load and callbacks assign values.
+# `set_weights`, loading and callbacks use this function to assign values.
 backend = importlib.import_module("tf_keras.src.backend")
 _NAMES.find("backend", "_assign_value_to_variable")
 
-# The random generator of initializers and dropout. Its seed is drawn at its
-# first use.
+# The random generator that initializers and dropout use. Its seed is drawn when
+# the generator is first used.
 RandomGenerator = _NAMES.find("backend", "RandomGenerator")
 _NAMES.check_method(RandomGenerator, "_maybe_init")
 
-# The loop of all recurrent layers, and the layers that select a CPU or GPU
-# implementation before the loop.
+# The function that runs the loop of all recurrent layers, and the layers that
+# select a CPU or GPU implementation before the loop.
 _NAMES.check_method(
     backend, "rnn", "inputs", "time_major", "input_length", "unroll"
 )
@@ -101,7 +103,7 @@ for _name in ("lstm", "gru"):
 DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")
 _NAMES.check_method(DataHandler, "catch_stop_iteration")
 
-# The method that creates the dataset of `fit`, from arrays or user data.
+# The method that creates the dataset of `fit` from arrays or other data.
 _NAMES.check_method(DataHandler, "_configure_dataset_and_inferred_steps")
 TensorLikeDataAdapter = _NAMES.find(
     "engine.data_adapter", "TensorLikeDataAdapter"
@@ -126,8 +128,8 @@ _NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
 _NAMES.check_method(Optimizer, "_var_key", "variable")
 _NAMES.check_method(Optimizer, "build", "var_list")
 
-# The corresponding methods of legacy optimizers, and the method that finalizes
-# moving averages.
+# The same methods in legacy optimizers, and the method that finalizes moving
+# averages.
 BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
 LegacyOptimizer = _NAMES.find("optimizers.legacy.optimizer_v2", "OptimizerV2")
 _NAMES.check_method(BaseOptimizer, "finalize_variable_values", "var_list")
@@ -135,11 +137,11 @@ _NAMES.check_method(BaseOptimizer, "_trackable_children", "save_type")
 _NAMES.check_method(LegacyOptimizer, "apply_gradients", "grads_and_vars")
 _NAMES.check_method(LegacyOptimizer, "_create_all_weights", "var_list")
 
-# The values that a checkpoint holds for slot variables that do not exist yet.
+# Restored values for slot variables that do not exist yet.
 if not hasattr(tf.Module, "_deferred_dependencies"):
     raise _NAMES.refusal("where `Trackable._deferred_dependencies` is missing")
 
-# The weights of a layer in legacy .h5 files, in the order of these files.
+# Returns the weights of a layer in the order of legacy .h5 files.
 HDF5_FORMAT = importlib.import_module("tf_keras.src.saving.legacy.hdf5_format")
 _NAMES.find("saving.legacy.hdf5_format", "_legacy_weights")
 
@@ -147,15 +149,16 @@ _NAMES.find("saving.legacy.hdf5_format", "_legacy_weights")
 call_context = _NAMES.find("engine.base_layer_utils", "call_context")
 
 
-# The position at which an interrupted `fit` resumes, and its step counter.
+# The epoch and step at which an interrupted `fit` resumes, and the step
+# counter.
 _NAMES.check_method(
     tf_keras.Model,
     "_maybe_load_initial_counters_from_ckpt",
     "steps_per_epoch",
     "initial_epoch",
 )
-# The check reads the code of the method and creates no model, because this
-# module may be imported where variables cannot be created.
+# This check reads the code of the method instead of creating a model, because
+# variables cannot be created in every context in which this module is imported.
 if (
     "_train_counter"
     not in inspect.unwrap(
@@ -169,7 +172,7 @@ def start_of_backup(
     model: Any, steps_per_epoch: int | None, initial_epoch: int
 ) -> tuple[int, int]:
     """Returns the epoch and step at which `fit` starts."""
-    # Only BackupAndRestore sets this attribute.
+    # Only the `BackupAndRestore` callback sets this attribute.
     if getattr(model, "_training_state", None) is None:
         return initial_epoch, 0
     return model._maybe_load_initial_counters_from_ckpt(
@@ -183,7 +186,7 @@ def count_step(model: Any) -> None:
 
 
 def layout_map_in_use() -> Any:
-    """Returns the object that tf_keras uses as layout map of this thread."""
+    """Returns the layout map that tf_keras uses in this thread."""
     return LAYOUT_MODULE.get_current_layout_map()
 
 
@@ -195,11 +198,12 @@ def use_layout_map(layout_map: Any) -> None:
 def stateless_seed_of(initializer: Any) -> Any:
     """Returns the seed of an initializer's next random numbers.
 
-    A default seed is drawn inside the initializer. The seed is required so that
-    the initial values of shards equal the values of one table.
+    If user code passes no seed, the initializer draws a seed. The seed is
+    required so that the initial values of the shards of a table are equal to
+    the initial values of the unsharded table.
 
     Returns:
-      int32 tensor of shape `[2]`; None for a generator with state.
+      int32 tensor of shape `[2]`; None if the generator has state.
     """
     generator = initializer._random_generator
     generator._maybe_init()

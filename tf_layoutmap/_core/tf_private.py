@@ -1,8 +1,9 @@
-"""Private names of TensorFlow. No other module imports its private names.
+"""Private names of TensorFlow, which no other module imports.
 
 A comment explains why each name is required. All names are checked when this
-module is imported, so that a missing name raises an error with a remedy here
-and not during training. To add a name, add its check and its reason.
+module is imported. If a name is missing, the import raises an error with a
+remedy, and training does not start. If you add a name, also add its check and a
+comment with the reason.
 """
 
 import contextlib
@@ -24,17 +25,18 @@ _PACKAGE: dict[str, Any] = dict(
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)
 
-# Base class of ShardedVariable, which passes several handles to tf.function.
+# Base class of ShardedVariable. With this base class, several handles are
+# passed to tf.function.
 CompositeTensor = _private("framework.composite_tensor", "CompositeTensor")
 
-# For tape.gradient(y, sharded): selects the handles to differentiate with
-# respect to, and combines their gradients.
+# Used in tape.gradient(y, sharded) to select the handles of the shards, and to
+# combine their gradients.
 CompositeTensorGradient = _private(
     "framework.composite_tensor_gradient", "CompositeTensorGradient"
 )
 
 # Used to check whether tf.saved_model.save is tracing. Exported graphs have one
-# variable per table.
+# unsharded variable per table.
 in_save_context = _private("saved_model.save_context", "in_save_context")
 
 # Used to check whether a thread of TensorFlow is saving asynchronously.
@@ -50,19 +52,19 @@ is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 # reads do this automatically.
 variable_accessed = _private("eager.tape", "variable_accessed")
 
-# Used to check whether a tape records computations on a tensor. If it does, the
-# program may request gradients, regardless of the options of a layer.
+# Used to check whether a tape records computations on a tensor. If a tape
+# records, user code can request gradients, whatever options a layer has.
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
 
-# Functions that compute the tangents of an op's outputs from the tangents of
-# its inputs. Without an entry, TensorFlow transposes the gradient, which fails
-# for a tf.IndexedSlices.
+# Maps an op to a function that computes the tangents of its outputs from the
+# tangents of its inputs. If an op has no entry, TensorFlow transposes its
+# gradient, which fails if the gradient is a tf.IndexedSlices.
 forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
 
 # Makes AutoGraph call a function without converting it. AutoGraph still
-# converts the functions that this function calls. The public `do_not_convert`
-# would disable AutoGraph for those functions, too.
+# converts the functions that this function calls. The public function
+# `do_not_convert` would also disable AutoGraph for those functions.
 called_as_written = _private("autograph.impl.api", "autograph_artifact")
 
 # Allows a function to run several reads of one variable in parallel, for the
@@ -103,20 +105,24 @@ SLICEABLE_DTYPES = (
     tf.qint32,
 )
 
-# Result of `table.ref()`: a hashable reference, as for tf.Variable.
+# Class of the hashable reference that `table.ref()` returns, as for
+# tf.Variable.
 Reference = _private("util.object_identity", "Reference")
 
-# TensorFlow's class for sharded variables, for conversions. It is not public.
+# TensorFlow's class for sharded variables, which is not public. It is used in
+# conversions.
 TensorFlowShardedVariable = _private(
     "distribute.sharded_variable", "ShardedVariable"
 )
 
-# The full-size variable of an exported graph, which has a shape but no memory.
+# A variable of an exported graph that has the full shape but allocates no
+# memory.
 UninitializedVariable = _private(
     "ops.resource_variable_ops", "UninitializedVariable"
 )
 
-# The module that creates variable handles, with a name for messages.
+# The module that creates variable handles. A handle has a name for error
+# messages.
 gen_resource_variable_ops = _private("ops", "gen_resource_variable_ops")
 _DTENSOR.check_method(gen_resource_variable_ops, "var_handle_op", "debug_name")
 for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
@@ -124,30 +130,33 @@ for _name in ("assign_add_variable_op", "assign_sub_variable_op"):
         gen_resource_variable_ops, _name, "resource", "value", "name"
     )
 
-# Writes the fingerprint of a SavedModel, which changes when values are added.
+# Writes the fingerprint of a SavedModel. The fingerprint changes when values
+# are added to the SavedModel.
 write_fingerprint = _private(
     "saved_model.fingerprinting_utils", "write_fingerprint"
 )
 
-# The type spec of a shard that is passed to tf.function as an argument.
+# The type spec of a shard that is an argument of a tf.function.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
-# The variable class that strategies do not replace. `tf.Variable` is mirrored
-# under MirroredStrategy, but the tables of an embedding are one host copy.
+# A variable class that strategies do not replace. Under MirroredStrategy, a
+# `tf.Variable` is mirrored. The tables of an embedding must not be mirrored,
+# because they exist only once, on the host.
 ResourceVariable = _private("ops.resource_variable_ops", "ResourceVariable")
 
-# The methods that write to a variable. On a mesh, each device would call them.
+# The methods that write to a variable. Without a replacement, each device of a
+# mesh would write.
 for _name in ("assign", "assign_add", "assign_sub"):
     _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
 
-# The creators of `tf.variable_creator_scope`. Creators of user code are called
-# for a table. Creators of the modules in OWN_CREATORS, which strategies and
-# functions add, are not called.
+# The creator functions of `tf.variable_creator_scope`. If user code adds a
+# creator, it is called for a table. If a strategy or function adds a creator,
+# it is in a module of OWN_CREATORS and is not called.
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack"
 ).fget
 _private("distribute.distribute_lib", "StrategyExtendedV2._scope")
-# The class of the result of `tf.function`.
+# The class of the object that `tf.function` returns.
 Function = _private(
     "eager.polymorphic_function.polymorphic_function", "Function"
 )
@@ -168,10 +177,11 @@ def registered_ops() -> Any:
 # Used to check whether an op exists before it is registered with tf.dtensor.
 op_def_of = _private("framework.op_def_registry", "get")
 
-# Base of the emulated TPUStrategy, with replicas on logical CPUs.
+# Base class of the emulated TPUStrategy, whose replicas run on logical CPUs.
 MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
-# Functions of TPUStrategy that MirroredStrategy does not have: it returns
-# values that it cannot reduce, and rejects ragged and sparse inputs on a TPU.
+# TPUStrategy uses these functions, but MirroredStrategy does not. With these
+# functions, TPUStrategy returns values that it cannot reduce, and rejects
+# ragged and sparse inputs on a TPU.
 reduce_non_distributed_value = _private(
     "distribute.cross_device_ops", "reduce_non_distributed_value"
 )
@@ -179,13 +189,14 @@ check_tpu_dataset_spec = _private(
     "distribute.tpu_strategy", "TPUExtended._check_spec"
 )
 
-# Used to check for kernels of a real TPU before the emulated ones are loaded.
+# Used to check whether kernels of a real TPU exist before the emulated kernels
+# are loaded.
 registered_kernels_of = _private(
     "framework.kernels", "get_registered_kernels_for_op"
 )
 
-# Base class of the TPU optimizers. Protobuf 7.34 rejects a value that it
-# writes, and no public class has the method that all optimizers call.
+# Base class of the TPU optimizers. It writes a value that Protobuf 7.34
+# rejects. All optimizers call its method, which no public class contains.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
 
 # The module that returns the host of a TPU core. The emulation replaces its
@@ -194,7 +205,8 @@ device_util = _private("distribute", "device_util")
 _private("distribute.device_util", "get_host_for_device")
 
 # Used to check whether code is traced as a TPU program, and to run operations
-# outside it on the host, where the ids of an embedding are enqueued.
+# on the host, outside of this program. The ids of an embedding are enqueued on
+# the host.
 tpu_replication = _private("tpu", "tpu_replication")
 _private("tpu.tpu_replication", "TPUReplicateContext")
 _private("tpu.tpu_replication", "outside_compilation")
@@ -206,8 +218,8 @@ control_flow_context_of = _private(
 # operations of one step.
 set_op_attr = _private("framework.ops", "Operation._set_attr")
 
-# The emulation changes the mode of a step in the graph, as the TPU compiler
-# does.
+# The emulation uses this method to change the mode of a step in the graph, as
+# the TPU compiler does.
 replace_op_input = _private("framework.ops", "Operation._update_input")
 
 # Used to check whether `dtensor.default_mesh` is the innermost device.
@@ -220,8 +232,8 @@ def current_device() -> str:
     return _context().device_name
 
 
-# The graph mode of `tf.custom_gradient`, and the registry to which it adds the
-# gradient. Registered gradients are never freed.
+# The implementation of `tf.custom_gradient` in graphs, and the registry to
+# which it adds gradients. TensorFlow never frees registered gradients.
 custom_gradient = _private("ops", "custom_gradient")
 _DTENSOR.check_method(
     custom_gradient, "_graph_mode_decorator", "f", "args", "kwargs"
@@ -245,10 +257,11 @@ def gradient_name_of(op: Any) -> str | None:
 
 
 def leave_gradient_to_graph(name: str, graph: Any) -> None:
-    """Moves a registered gradient to `graph`, which then owns it.
+    """Moves a registered gradient from the registry to `graph`.
 
-    An operation cannot own the gradient because Python's garbage collector does
-    not see its attributes, so the graph would never be freed.
+    The gradient is then freed together with the graph. An operation cannot own
+    the gradient, because Python's garbage collector does not see the attributes
+    of an operation, so the graph would never be freed.
     """
     entry = _gradients._registry.get(name)
     if entry is None:
@@ -277,8 +290,9 @@ _private("framework.func_graph", "FuncGraph.outer_graph")
 def tensors_used_by(graph: Any) -> list[Any]:
     """Returns the eager tensors that a function's graph captures.
 
-    The result includes variable handles. Captures of enclosing graphs, and of
-    graphs whose symbolic tensors are captured, are included, too.
+    The result includes variable handles. Captures of enclosing graphs are also
+    included, and so are captures of any graph whose symbolic tensors are
+    captured.
     """
     graphs, tensors = [graph], []
     for one in graphs:
@@ -299,14 +313,14 @@ def tensors_used_by(graph: Any) -> list[Any]:
 
 
 # Options that control how functions that this thread calls are optimized.
-# Functions on a mesh use other options.
+# Functions on a mesh use different options.
 for _name in ("config", "function_call_options"):
     _private("eager.context", f"Context.{_name}")
 _FunctionCallOptions = _private("eager.context", "FunctionCallOptions")
 
 
 def function_call_options() -> Any:
-    """Returns the options of this thread's calls of functions.
+    """Returns the options with which this thread calls functions.
 
     TensorFlow creates a new object when its configuration changes.
     """
@@ -314,7 +328,7 @@ def function_call_options() -> Any:
 
 
 def set_function_call_options(options: Any) -> None:
-    """Sets what `function_call_options` returns in this thread."""
+    """Sets the options with which this thread calls functions."""
     _context().function_call_options = options
 
 
@@ -325,8 +339,8 @@ def options_without_graph_optimizer(options: Any) -> Any:
     return _FunctionCallOptions(options.executor_type, config)
 
 
-# The partitioner of a ParameterServerStrategy, which must not shard a shard
-# again.
+# The partitioner of a ParameterServerStrategy. It must not partition the shards
+# that this package creates.
 _PARTITIONER = "_variable_partitioner"
 if (
     _PARTITIONER
@@ -345,9 +359,10 @@ def variable_partitioner_of(strategy: Any) -> Any:
     return getattr(strategy.extended, _PARTITIONER, None)
 
 
-# Collectives for tables that are sharded over processes. Strategies do not
-# support all-to-all. Processes use the collectives of their hosts, in the order
-# of the ordering token.
+# Collectives for tables that are sharded over processes. They are required
+# because strategies do not support all-to-all. The processes use the
+# collectives of their hosts. The ordering token determines the order of
+# collectives.
 all_to_all = _private("ops.collective_ops", "all_to_all_v2")
 all_gather = _private("ops.collective_ops", "all_gather_v2")
 for _name in ("_next_instance_key", "_get_ordering_token"):
@@ -368,17 +383,17 @@ if (
 
 
 def host_collectives_of(strategy: Any) -> Any:
-    """Returns the launcher of collectives on the host of this process."""
+    """Returns the launcher of collectives for the host of this process."""
     return getattr(strategy.extended, _HOST_COLLECTIVES)._launchers[0]
 
 
 def device_of_collectives(launcher: Any) -> str:
-    """Returns the device of collectives of this launcher."""
+    """Returns the device on which a launcher runs collectives."""
     return launcher._device
 
 
 def collective_arguments(launcher: Any) -> dict[str, Any]:
-    """Returns the arguments of the next collective of a group."""
+    """Returns the arguments for the next collective of a launcher."""
     return {
         "group_size": launcher._group_size,
         "group_key": launcher._group_key,
@@ -396,18 +411,20 @@ EagerResourceDeleter = _private(
 )
 CapturableResource = _private("trackable.resource", "CapturableResource")
 
-# Waits for a closure and raises its error. The result stays on the worker,
-# which may have failed in the meantime.
+# Waits for a closure and raises its error. The result is not fetched from the
+# worker, because the worker may have failed after the closure.
 wait_for_closure = _private(
     "distribute.coordinator.values", "RemoteValueImpl._wait_and_maybe_error"
 )
 
 
-# If a coordinator cancels a closure, the closure may stop between updates of
-# two servers, and its iterator is cancelled permanently. A closure that is a
-# Python function is not cancelled. `Cluster.schedule` accepts a Python
-# function, but the public method does not. The function is therefore traced in
-# this module, with the type of an iterator that workers have not created yet.
+# If the coordinator cancels a closure, the closure may stop after it has
+# updated one server but before it has updated another server. The iterator of
+# the closure is also cancelled permanently. The coordinator never cancels a
+# closure that is a Python function. The public `schedule` method does not
+# accept a Python function, but `Cluster.schedule` does. Therefore, this module
+# traces the function itself. The workers may not have created their iterators
+# yet, so the function is traced with the type of the iterator.
 _BEING_SCHEDULED, _CLUSTER = "_being_scheduled", "_cluster"
 _QUEUE, _QUEUE_ERROR = "closure_queue", "_error"
 _ITERATORS, _TYPE_SPEC, _DATASET_FUNCTION = (
@@ -464,13 +481,13 @@ def trace_for_workers(
 
 
 def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
-    """Schedules a Python function, which is never cancelled, on a worker."""
+    """Schedules a Python function on a worker; it is never cancelled."""
     with coordinator.strategy.scope():
         return getattr(coordinator, _CLUSTER).schedule(call, args, {})
 
 
 def has_failed_closure(coordinator: Any) -> bool:
-    """Returns whether a closure has failed, so that `join` raises its error."""
+    """Returns whether a closure has failed, which means that `join` raises."""
     queue = getattr(getattr(coordinator, _CLUSTER), _QUEUE)
     return getattr(queue, _QUEUE_ERROR) is not None
 
@@ -482,7 +499,7 @@ def dataset_function_of(dataset: Any) -> Any:
 
 @contextlib.contextmanager
 def undivided_variables(strategy: Any) -> Iterator[None]:
-    """Returns a scope in which a strategy does not partition variables."""
+    """Disables the partitioning of variables inside the context."""
     partitioner = variable_partitioner_of(strategy)
     if partitioner is None:
         yield
@@ -494,7 +511,7 @@ def undivided_variables(strategy: Any) -> Iterator[None]:
         setattr(strategy.extended, _PARTITIONER, partitioner)
 
 
-# Methods for short messages between the processes of a mesh.
+# Methods that exchange short messages between the processes of a mesh.
 for _name in (
     "coordination_service",
     "set_config_key_value",
@@ -516,7 +533,7 @@ def set_cluster_value(key: str, value: str) -> None:
 
 
 def cluster_value(key: str, timeout_seconds: float) -> str:
-    """Returns a stored value; waits for it, or raises after the timeout."""
+    """Returns a stored value; waits for it until the timeout."""
     return _context().get_config_key_value(
         key, max(1, int(1000 * timeout_seconds))
     )
@@ -528,13 +545,13 @@ def delete_cluster_value(key: str) -> None:
 
 
 def abort_cluster(why: str) -> None:
-    """Permanently aborts the operations in which other processes wait."""
+    """Permanently aborts the collectives of all processes of the cluster."""
     _context().report_error_to_cluster(tf.errors.ABORTED, why)
 
 
-# The modules with which all Python code of TensorFlow creates operations. On a
-# mesh, operations for which DTensor gives wrong results are corrected in these
-# modules.
+# All Python code of TensorFlow uses these modules to create operations. On a
+# mesh, this package corrects functions in these modules if DTensor computes
+# their operations incorrectly.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
@@ -596,12 +613,12 @@ for _module, _name, _arguments in (
 
 
 def modules_with(function: Any, name: str) -> list[Any]:
-    """Returns TensorFlow's modules whose `name` is this function."""
+    """Returns the modules of TensorFlow in which `name` is `function`."""
     return [m for m in _HOLDERS if getattr(m, name, None) is function]
 
 
 # The modules that create loops and tensor arrays in a graph, and a function
-# that evaluates loop conditions. On a mesh, loops are unrolled.
+# that evaluates loop conditions. They are used to unroll loops on a mesh.
 while_v2 = _private("ops", "while_v2")
 tensor_array_ops = _private("ops", "tensor_array_ops")
 _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
@@ -616,8 +633,8 @@ _DTENSOR.check_method(
 )
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
-# The method that creates all operations of a function's graph. In this method,
-# an operation that DTensor cannot partition gets replicated inputs.
+# The method that creates all operations in the graph of a function. Its
+# replacement replicates the inputs of operations that DTensor cannot partition.
 FuncGraph = _private("framework.func_graph", "FuncGraph")
 _DTENSOR.check_method(
     FuncGraph,
@@ -638,7 +655,7 @@ for _name in ("captures", "outer_graph"):
 def graphs_around() -> Iterator[Any]:
     """Yields the graphs of the functions being traced, innermost first.
 
-    Yields nothing if operations run eagerly.
+    If operations run eagerly, it yields nothing.
     """
     graph = (
         None if tf.executing_eagerly() else (tf.compat.v1.get_default_graph())
@@ -649,17 +666,19 @@ def graphs_around() -> Iterator[Any]:
 
 
 def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a wrapper for `tf.py_function` that is freed with the graphs.
+    """Returns a wrapper of `function` to pass to `tf.py_function`.
 
-    TensorFlow 2.21 keeps the argument of `tf.py_function`, and all objects that
-    it refers to, in the default graph until the process ends.
+    TensorFlow 2.21 stores the argument of `tf.py_function` until the process
+    ends, together with all objects to which it refers. The wrapper refers to
+    `function` only weakly, so `function` is freed with the graphs that call it.
     """
     for graph in graphs_around():
         if isinstance(graph, FuncGraph):
             if not hasattr(graph, "_layoutmap_functions"):
                 graph._layoutmap_functions = []
             graph._layoutmap_functions.append(function)
-    # The reference is valid: only functions with one of these graphs call it.
+    # When `call` runs, the reference is always valid, because only functions
+    # that own one of these graphs run it.
     kept: Any = weakref.ref(function)
 
     def call(*args: Any) -> Any:
@@ -669,7 +688,7 @@ def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def captured_by_trace(tensor: Any) -> Any:
-    """Returns the outer tensor that traced functions captured as `tensor`."""
+    """Returns the tensor outside of traced functions that `tensor` captures."""
     graph = tf.compat.v1.get_default_graph()
     while isinstance(graph, FuncGraph):
         tensor = next(
@@ -688,8 +707,8 @@ def outermost_graph() -> Any:
     return graph
 
 
-# The function that creates DTensor's device at its first use. Errors of an
-# asynchronous device, which has queues, can end the process.
+# The function that creates DTensor's device at its first use. An asynchronous
+# device has queues, and errors in these queues can end the process.
 dtensor_api = importlib.import_module("tensorflow.dtensor.python.api")
 _DTENSOR.check_method(dtensor_api, "reset_dtensor_device", "is_async")
 if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
@@ -698,7 +717,7 @@ _DTENSOR.find("api", "_dtensor_singleton")
 
 
 def has_dtensor_device() -> bool:
-    """Returns whether DTensor's device exists; the first use creates it."""
+    """Returns whether DTensor's device has already been created."""
     return dtensor_api._dtensor_singleton is not None
 
 
@@ -724,13 +743,14 @@ def dtensor_device() -> Any:
     """Returns DTensor's device; creates it if it does not exist.
 
     After `tf.experimental.dtensor.shutdown_accelerator_system`, the next use of
-    DTensor creates a new device. It does not support tensors of the old one.
+    DTensor creates a new device. The new device does not support tensors of the
+    old device.
     """
     return dtensor_api._dtensor_device()
 
 
 def kept_with_device(kind: str) -> dict[Any, Any]:
-    """Returns a dict of tensors that is freed with DTensor's device.
+    """Returns a dict of tensors that is freed together with DTensor's device.
 
     Args:
       kind: Name of the dict.
@@ -739,9 +759,9 @@ def kept_with_device(kind: str) -> dict[Any, Any]:
     return kept.setdefault(kind, {})
 
 
-# The functions that run all eager operations (on the fast path and on the
-# general path), and the errors of the fast path. In these functions, DTensor
-# rejects host tensors.
+# These functions run all eager operations, on the fast path and on the general
+# path, and these classes are the errors of the fast path. DTensor rejects host
+# tensors in these functions.
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
@@ -751,8 +771,8 @@ FastWayRefused = _private("eager.core", "_FallbackException")
 # The saver of `dtensor.DTensorCheckpoint`, which supports only mesh tensors.
 DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")
 
-# The iterator of DTensorDataset. An iterator that reaches the end of its data
-# makes the mesh unusable, so this package stops before the end.
+# The iterator of DTensorDataset. If an iterator reaches the end of its data,
+# the mesh becomes unusable. Therefore, this package stops before the end.
 DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 
 # Attributes that hold the number of clients that share the batch of a replica.
@@ -774,20 +794,21 @@ for _name in (
 def set_constraint(variable: Any, constraint: Any) -> None:
     """Sets the constraint of an existing variable.
 
-    The constraint of a sharded table requires all shards.
+    It is set later, because the constraint of a sharded table requires all
+    shards.
     """
     variable._constraint = constraint
 
 
-# The list class for weights in an attribute of a layer. After an item is
-# replaced, the list does not support saving or searching.
+# The class that replaces a list of weights in an attribute of a layer. By
+# default, such a list cannot be saved or searched after an item is replaced.
 ListWrapper = _private("trackable.data_structures", "ListWrapper")
 for _name in ("_non_append_mutation", "_update_snapshot"):
     _private("trackable.data_structures", f"ListWrapper.{_name}")
 
 
 def replace_item(items: Any, index: int, value: Any) -> None:
-    """Replaces an item of a `ListWrapper` so that it still supports saving."""
+    """Replaces an item of a `ListWrapper`, which can still be saved."""
     old, is_changed = items[index], items._non_append_mutation
     items[index] = value
     items._self_extra_variables = [

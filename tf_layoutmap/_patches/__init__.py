@@ -1,6 +1,7 @@
-"""The table of all replaced names of TensorFlow, Keras and tf_keras.
+"""The patch table, which lists all replaced names of other packages.
 
-`rows.py` defines a row, the `*_rows.py` modules contain the table, and
-`engine.py` installs and uninstalls groups of rows. Importing this package
-replaces no name.
+The package replaces functions and methods of TensorFlow, Keras and tf_keras.
+`rows.py` defines an entry of the table, and the `*_rows.py` modules contain the
+entries. `engine.py` installs and uninstalls groups of entries. Importing this
+package does not replace any name.
 """

@@ -1,4 +1,4 @@
-"""Installs and uninstalls groups of rows of the patch table."""
+"""Installs and uninstalls groups of entries of the patch table."""
 
 import functools
 import importlib
@@ -12,10 +12,10 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import keras_rows, mesh_rows, runtime_rows
 from tf_layoutmap._patches.rows import Patch
 
-# The rows of each group, returned by a function so that a group imports only
-# the code that it installs. If two rows replace one name, the later row is
-# called first. For example, the code that moves values to a mesh is called
-# before the code that updates tables.
+# Maps each group to a function that returns its entries. Only this function
+# imports the code of the group. If two entries replace the same name, the
+# replacement of the later group is called first. For example, the code that
+# moves values to a mesh is called before the code that updates tables.
 _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     mesh_rows.GROUP: mesh_rows.rows,
     mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
@@ -39,7 +39,7 @@ GROUPS: tuple[str, ...] = tuple(_GROUPS)
 
 @functools.cache
 def rows_of(group: str) -> tuple[Patch, ...]:
-    """Imports the code of a group and returns its rows.
+    """Imports the code of a group and returns its entries.
 
     Raises:
       KeyError: `group` is not in `GROUPS`.
@@ -48,7 +48,7 @@ def rows_of(group: str) -> tuple[Patch, ...]:
 
 
 def all_rows() -> list[Patch]:
-    """Returns the rows of all groups, in the order of installation."""
+    """Returns the entries of all groups, in the order of installation."""
     return [row for group in GROUPS for row in rows_of(group)]
 
 
@@ -56,12 +56,13 @@ _lock = threading.RLock()
 _counts: dict[str, int] = {}
 # The groups that `ensure` has installed.
 _ensured: set[str] = set()
-# Marks an inherited or missing name, which is restored by deleting it.
+# Marks a name that is missing or that a class inherits. Such a name is restored
+# by deleting it.
 _INHERITED = object()
 
 
 class _ReplacedName:
-    """A replaced name with its original value and the installed rows."""
+    """A replaced name with its original value and the installed patches."""
 
     def __init__(self, owner: Any, name: str, is_missing: bool):
         self._owner = owner
@@ -78,15 +79,15 @@ class _ReplacedName:
         self.rows: list[Patch] = []
 
     def set_rows(self, rows: list[Patch]) -> None:
-        """Replaces the name; the last of `rows` is called first."""
+        """Replaces the name; the last element of `rows` is called first."""
         everywhere = any(row.everywhere for row in (*rows, *self.rows))
         before, value = self._current, self.original
         self.rows = rows
         for row in rows:
             value = _replacement(row, value)
         self._set(value)
-        # Modules that were imported later hold the replacement, so they are
-        # searched again.
+        # All modules are searched again, because a module that was imported
+        # later holds a reference to the replacement.
         if everywhere:
             for module in tf_private.modules_with(before, self._name):
                 if module is not self._owner:
@@ -107,7 +108,7 @@ class _ReplacedName:
             setattr(self._owner, self._name, self._original_attribute)
 
     def check_untouched(self) -> None:
-        """Raises `RuntimeError` if other code has replaced the name since."""
+        """Raises `RuntimeError` if other code has replaced the name as well."""
         if getattr(self._owner, self._name) is not self._current:
             raise RuntimeError(
                 f"`{display_name(self._owner, self._name)}` was replaced by "
@@ -165,12 +166,12 @@ def ensure(group: str) -> None:
 
 
 def uninstall(group: str) -> None:
-    """Undoes one `install`; the last call restores all names.
+    """Undoes one call of `install`; the last call restores all names.
 
     Raises:
       KeyError: `group` is not in `GROUPS`.
       RuntimeError: The group is not installed, or other code has replaced one
-        of its names since.
+        of its names after this package.
     """
     rows = rows_of(group)
     with _lock:
@@ -193,7 +194,7 @@ def is_installed(group: str) -> bool:
 
 
 def installed_rows() -> list[Patch]:
-    """Returns the installed rows, in the order of the table."""
+    """Returns the installed entries, in the order of the table."""
     with _lock:
         return [
             row
@@ -204,7 +205,7 @@ def installed_rows() -> list[Patch]:
 
 
 def _check_untouched(rows: tuple[Patch, ...]) -> None:
-    """Checks all names of a group before the first one is changed.
+    """Checks all names of a group before any of them is changed.
 
     If the check fails, no name of the group is changed.
     """
@@ -219,7 +220,8 @@ def _add(row: Patch) -> None:
         replaced = _replaced[row.key] = _ReplacedName(
             owner_of(row), row.name, row.is_missing
         )
-    # A group has one row per name, so rows are sorted by group.
+    # The entries of a name are sorted by group, because a group has only one
+    # entry per name.
     replaced.set_rows(
         sorted([*replaced.rows, row], key=lambda one: GROUPS.index(one.group))
     )
@@ -244,10 +246,10 @@ def around(
 ) -> Callable[..., Any]:
     """Returns a function that calls `ours(original, ...)`.
 
-    AutoGraph does not convert the two functions, but it converts functions that
-    `original` calls, such as the `call` of a user-defined layer.
-    `tf.autograph.experimental.do_not_convert` would disable AutoGraph for these
-    functions, too.
+    AutoGraph does not convert `ours` and `original`. It does convert the
+    functions that `original` calls, such as the `call` method of a user-defined
+    layer. `tf.autograph.experimental.do_not_convert` is not used, because it
+    would also disable AutoGraph for these functions.
     """
     ours = tf_private.called_as_written(ours)
 
@@ -259,7 +261,7 @@ def around(
 
 
 def owner_of(row: Patch) -> Any:
-    """Returns the module or class whose attribute a row replaces."""
+    """Returns the module or class whose attribute `row` replaces."""
     module, _, attribute = row.owner.partition(":")
     if module.startswith("_"):
         module = f"tf_layoutmap.{module}"
@@ -281,7 +283,7 @@ def display_name(owner: Any, name: str) -> str:
         if inspect.isclass(owner)
         else f"{owner.__name__}.{name}"
     )
-    # Prefixes of modules with public names, such as `tf.raw_ops`.
+    # Prefixes of modules with public names, for example `tf.raw_ops`.
     return re.sub(
         r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)", "tf.", full
     )

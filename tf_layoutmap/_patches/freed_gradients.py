@@ -1,14 +1,14 @@
 """Frees gradients of `tf.custom_gradient` together with their graphs.
 
-TensorFlow keeps such a gradient until the process ends. It therefore also keeps
-the graph of the gradient and the memory of all variables that the graph reads.
-The training step of every Keras model has such a gradient because sums over
-replicas use `tf.custom_gradient`. Without this module, these models and their
-tables would never be freed.
+TensorFlow holds each gradient of `tf.custom_gradient` until the process ends.
+The gradient refers to its graph, and the graph refers to all variables that it
+reads. The training step of every Keras model contains such a gradient, because
+sums over replicas use `tf.custom_gradient`. Without this module, the memory of
+these models and their tables would never be freed.
 
-Only graphs that use variables of this package are changed. In other graphs the
-gradient stays registered because copies of a graph (`import_graph_def`,
-`prune`, frozen functions) look it up by its name.
+This module changes only graphs that use variables of this package. In other
+graphs, the gradients stay registered, because a copy of a graph
+(`import_graph_def`, `prune`, frozen functions) looks up a gradient by its name.
 """
 
 import gc
@@ -24,13 +24,13 @@ from tf_layoutmap._patches import engine
 # Attribute that marks the handle of a variable of this package.
 _OURS = "_layoutmap_frees_gradients"
 
-# The graph of each registered gradient, by the gradient's name. An entry is
-# removed when its gradient is moved to the graph.
+# Maps the name of each registered gradient to its graph. An entry is removed
+# when its gradient is moved to the graph.
 _kept: "dict[str, weakref.ref[Any]]" = {}
 
 
 def free_with(handles: Iterable[Any]) -> None:
-    """Allows functions that use these variables or engines to be freed.
+    """Marks variables or engines, so functions that use them can be freed.
 
     Args:
       handles: Resource tensors. Symbolic tensors are ignored.
@@ -42,10 +42,11 @@ def free_with(handles: Iterable[Any]) -> None:
 
 
 def free_with_variables(variables: Iterable[Any]) -> None:
-    """Calls `free_with` for variables, including variables of strategies."""
+    """Calls `free_with` for variables, and parts of distributed variables."""
     engine.ensure("memory")
     if not tf.executing_eagerly():
-        # The variables were created and marked outside the traced function.
+        # Captures that are symbolic tensors are ignored, because the variables
+        # were created and marked outside the traced function.
         return
     for variable in variables:
         parts = getattr(variable, "values", (variable,))
@@ -55,7 +56,7 @@ def free_with_variables(variables: Iterable[Any]) -> None:
 def record(
     original: Callable[..., Any], f: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """Applies `tf.custom_gradient(f)` in a graph and records the gradient."""
+    """Applies `tf.custom_gradient(f)` in a graph, and records its gradient."""
     results = original(f, args, kwargs)
     for one in tf.nest.flatten(results, expand_composites=True):
         if not tf.is_symbolic_tensor(one):
@@ -65,16 +66,17 @@ def record(
             if _before_collection not in gc.callbacks:
                 gc.callbacks.append(_before_collection)
             _kept[name] = weakref.ref(one.graph)
-            # All results with a gradient come from one operation.
+            # One operation creates all results that have a gradient.
             break
     return results
 
 
 def _before_collection(phase: str, info: dict[str, int]) -> None:
-    """Moves gradients to their graphs. Called by Python's garbage collector.
+    """Moves registered gradients to the graphs that contain them.
 
-    The variables that a graph uses are known only after tracing has ended, and
-    the garbage collector frees a graph only after that.
+    Python's garbage collector calls this function before it frees graphs. At
+    this time, tracing of these graphs is complete, so the variables that a
+    graph uses are known.
     """
     if phase == "start" and info["generation"] == 2:
         for name, found in list(_kept.items()):

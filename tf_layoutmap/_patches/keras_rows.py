@@ -1,6 +1,6 @@
-"""Rows of the patch table for replaced names of Keras 3 and tf_keras.
+"""Patch table entries for replaced names of Keras 3 and tf_keras.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
@@ -28,7 +28,7 @@ def _keras3_row(
 def _backend_rows(
     module: str, why: str, test: str, **functions: Replacement
 ) -> list[Patch]:
-    """Returns the rows of functions of a backend module of Keras 3."""
+    """Returns the patches of functions in a backend module of Keras 3."""
     return [
         _keras3_row(f"_core.keras_private:{module}", name, ours, why, test)
         for name, ours in functions.items()
@@ -41,7 +41,7 @@ _BASE_OPTIMIZER = "_core.keras_private:BaseOptimizer"
 
 
 def keras3_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for models on a mesh."""
+    """Returns the patches of Keras 3 for models on a mesh."""
     from tf_layoutmap.layout.keras3 import (
         backend_ops,
         embedding_rows,
@@ -58,8 +58,8 @@ def keras3_rows() -> list[Patch]:
             "keras:Variable",
             "__init__",
             variable.init_variable,
-            "Keras creates a variable in full on the host before its layout "
-            "is known.",
+            "Keras creates the full value of a variable on the host before "
+            "the layout of the variable is known.",
             "test_variable.py",
         ),
         _keras3_row(
@@ -73,22 +73,24 @@ def keras3_rows() -> list[Patch]:
             "keras:layers.Layer",
             "__call__",
             step.call,
-            "Input tensors on the host are not on the mesh of the weights.",
+            "The inputs of a layer are on the host, but its weights are on a "
+            "mesh.",
             "test_layer_calls.py",
         ),
         _keras3_row(
             "_core.keras_private:Functional",
             "_run_through_graph",
             host_layers.run_through_graph,
-            "Devices of a mesh cannot look up strings, so these layers run on "
-            "the host.",
+            "The devices of a mesh cannot look up strings, so layers that "
+            "look up strings must run on the host.",
             "test_host_layers.py",
         ),
         _keras3_row(
             "keras:layers.Embedding",
             "call",
             embedding_rows.embedding_call,
-            "Each device looks up global ids in its shard of the table.",
+            "Each device uses ids of the full table as row indices of its "
+            "shard.",
             "test_embedding_rows.py",
         ),
         *(
@@ -96,8 +98,8 @@ def keras3_rows() -> list[Patch]:
                 f"keras:layers.{layer}",
                 name,
                 variable.merged_lora_weight,
-                "A sharded weight with its LoRA part added cannot be written "
-                "to a file.",
+                "If a weight is sharded, Keras cannot write the sum of the "
+                "weight and its LoRA matrices to a file.",
                 "test_lora_saving.py",
             )
             for layer, name in (
@@ -124,7 +126,8 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:BaseTrainer",
             "get_metrics_result",
             step.get_metrics_result,
-            "Results of metrics on a mesh cannot be read as host values.",
+            "The results of metrics are on a mesh, and Keras cannot read "
+            "their values.",
             "test_step.py",
         ),
         Patch(
@@ -132,8 +135,8 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:TFEpochIterator",
             "catch_stop_iteration",
             checks.epoch_scope,
-            "Other processes wait for a batch after one process has ended its "
-            "epoch.",
+            "After one process has ended its epoch, the other processes wait "
+            "for it forever.",
             KERAS,
             "tests/layout/processes/test_checks.py",
         ),
@@ -141,23 +144,26 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:TFEpochIterator",
             "_get_iterator",
             step.data_of_epoch,
-            "Ending a dataset that autotunes can take a minute.",
+            "If autotuning is enabled, deleting the iterator of a dataset can "
+            "take a minute.",
             "test_step.py",
         ),
         _keras3_row(
             _BASE_OPTIMIZER,
             "build",
             keras3_optimizers.build,
-            "Slot variables are replicated on all devices.",
+            "Slot variables are replicated instead of sharded.",
             "test_optimizers.py",
         ),
-        # LossScaleOptimizer checks all gradients before it applies them.
+        # `LossScaleOptimizer` calls this function to check all gradients before
+        # it applies them.
         *(
             _keras3_row(
                 f"_core.keras_private:{kind}",
                 "apply",
                 keras3_optimizers.apply,
-                "A failed step has already updated some of the weights.",
+                "If a step fails, it may already have updated some of the "
+                "weights.",
                 "test_optimizers.py",
             )
             for kind in ("BaseOptimizer", "LossScaleOptimizer")
@@ -166,7 +172,8 @@ def keras3_rows() -> list[Patch]:
             "keras:optimizers.Adagrad",
             "update_step",
             keras3_optimizers.adagrad_step,
-            "Keras adds the rows of a sparse gradient to the full accumulator.",
+            "Keras computes with the full accumulator, although a sparse "
+            "gradient contains only some rows.",
             "test_optimizers.py",
         ),
         *(
@@ -174,7 +181,8 @@ def keras3_rows() -> list[Patch]:
                 _OPTIMIZER,
                 name,
                 ours,
-                "Each device writes all rows of a sparse update to its shard.",
+                "Each device writes all rows of a sparse update to its shard, "
+                "even rows that belong to other shards.",
                 "test_optimizers.py",
             )
             for name, ours in (
@@ -204,7 +212,8 @@ def keras3_rows() -> list[Patch]:
             "_core.keras_private:backend",
             "rnn",
             loops.rnn,
-            "DTensor's compiler ends the process for a loop over time steps.",
+            "DTensor's compiler ends the process if a recurrent layer "
+            "contains a loop over time steps.",
             KERAS,
             _KERAS3_TESTS + "test_layers.py",
         ),
@@ -224,13 +233,15 @@ def keras3_rows() -> list[Patch]:
         ),
         *_backend_rows(
             "backend_core",
-            "DTensor uses global indices as indices into a shard.",
+            "DTensor uses indices into the full tensor as indices into a "
+            "shard.",
             "test_metrics.py",
             scatter=step.scatter,
         ),
         *_backend_rows(
             "backend_nn",
-            "DTensor shards the classes of a sample.",
+            "DTensor shards the classes of a sample, but the operation "
+            "requires all classes on one device.",
             "test_metrics.py",
             ctc_loss=step.ctc_loss,
             one_hot=step.one_hot,
@@ -343,7 +354,7 @@ def keras_distribution_rows() -> list[Patch]:
 
 
 def tf_keras_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for models on a mesh."""
+    """Returns the patches of tf_keras for models on a mesh."""
     from tf_layoutmap.layout.ops import loops
     from tf_layoutmap.layout.processes import checks
     from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
@@ -365,25 +376,27 @@ def tf_keras_rows() -> list[Patch]:
             _LAYER,
             "__call__",
             calls.call_layer,
-            "DTensor shards images and time series within a sample.",
+            "DTensor shards dimensions of a sample, such as the width of an "
+            "image, but convolutions require unsharded samples.",
         ),
         _tf_keras_row(
             _MODEL,
             "__call__",
             calls.call_model,
-            "Input tensors on the host are not on the mesh of the weights.",
+            "The inputs of a layer are on the host, but its weights are on a "
+            "mesh.",
         ),
         _tf_keras_row(
             _MODEL,
             "build",
             calls.build_model,
-            "Weights have no value after `build`.",
+            "The weights of a model have no value after `build`.",
         ),
         _tf_keras_row(
             _MODEL,
             "compile",
             optimizers.compile_model,
-            "The optimizer's counters are not on the mesh of the weights.",
+            "The counters of the optimizer are not on the mesh of the weights.",
         ),
         *(
             _tf_keras_row(_MODEL, f"make_{verb}_function", ours, _STEP)
@@ -397,65 +410,69 @@ def tf_keras_rows() -> list[Patch]:
             _PRIVATE + "DataHandler",
             "catch_stop_iteration",
             checks.epoch_scope,
-            "Other processes wait for a batch after one process has ended its "
-            "epoch.",
+            "After one process has ended its epoch, the other processes wait "
+            "for it forever.",
         ),
         _tf_keras_row(
             _PRIVATE + "DataHandler",
             "_configure_dataset_and_inferred_steps",
             step.make_data,
-            "Ending a dataset that autotunes can take a minute.",
+            "If autotuning is enabled, deleting the iterator of a dataset can "
+            "take a minute.",
         ),
         _tf_keras_row(
             _PRIVATE + "LayerNormalization",
             "_fused_can_be_used",
             patches.can_be_fused,
-            "DTensor does not support the fused operation.",
+            "DTensor does not support the fused operation of layer "
+            "normalization.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "add_variable_from_reference",
             optimizers.add_slot,
-            "Slot variables are replicated on all devices.",
+            "Slot variables are replicated instead of sharded.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "apply_gradients",
             optimizers.apply_gradients,
-            "A failed step has already updated some of the weights.",
+            "If a step fails, it may already have updated some of the weights.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "_deduplicate_sparse_grad",
             optimizers.deduplicate,
-            "DTensor does not support the operations that sum repeated rows.",
+            "DTensor does not support the operations with which tf_keras sums "
+            "repeated rows of a gradient.",
         ),
         _tf_keras_row(
             _PRIVATE + "Optimizer",
             "_internal_apply_gradients",
             optimizers.update,
-            "tf_keras requires a strategy to update moving averages, and a "
-            "mesh has none.",
+            "tf_keras can update moving averages only under a distribution "
+            "strategy, but a mesh does not use a strategy.",
         ),
         _tf_keras_row(
             _PRIVATE + "backend",
             "_assign_value_to_variable",
             patches.assign_value,
-            "Assigned host values are not on the mesh of the variable.",
+            "An assigned value is on the host, but the variable is on a mesh.",
         ),
         _tf_keras_row(
             _PRIVATE + "backend",
             "rnn",
             loops.rnn,
-            "DTensor's compiler ends the process for a loop over time steps.",
+            "DTensor's compiler ends the process if a recurrent layer "
+            "contains a loop over time steps.",
         ),
         *(
             _tf_keras_row(
                 f"{_PRIVATE}{kind.upper()}_MODULE",
                 f"{kind}_with_backend_selection",
                 ours,
-                "DTensor's compiler ends the process for the functions that "
-                "select a CPU or GPU implementation.",
+                "tf_keras creates functions for the CPU and the GPU, and "
+                "DTensor's compiler ends the process when it compiles them.",
             )
             for kind, ours in (
                 ("lstm", patches.choose_lstm),
@@ -528,7 +545,7 @@ def _tf_keras_layer_row(
 
 
 def self_training_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for weights with a `RowOptimizer`."""
+    """Returns the patches of Keras 3 for weights with a `RowOptimizer`."""
     from tf_layoutmap.layers.keras3 import row_optimizer
 
     return [
@@ -536,7 +553,7 @@ def self_training_rows() -> list[Patch]:
             _SCALED,
             "_overwrite_variable_with_gradient",
             row_optimizer.overwrites,
-            "The gradient of a table is not divided by the loss scale.",
+            "Keras does not divide the gradient of a table by the loss scale.",
             "test_model_optimizers.py",
         ),
         _self_training_row(
@@ -550,29 +567,31 @@ def self_training_rows() -> list[Patch]:
             _OPTIMIZER,
             "add_variable_from_reference",
             row_optimizer.add_variable,
-            "Keras creates an accumulator as large as the table.",
+            "Keras creates a gradient accumulator that is as large as the "
+            "table.",
             "test_model_optimizers.py",
         ),
         _self_training_row(
             _BASE_OPTIMIZER,
             "_overwrite_variables_directly_with_gradients",
             row_optimizer.overwrite_or_accumulate,
-            "Keras keeps the largest of several gradients instead of their "
-            "sum.",
+            "Keras uses the largest of several gradients of a table instead "
+            "of their sum.",
             "test_model_optimizers.py",
         ),
         _self_training_row(
             _BASE_OPTIMIZER,
             "_filter_empty_gradients",
             row_optimizer.filter_empty,
-            "Keras skips a table without a gradient and warns about it.",
+            "If a table has no gradient, Keras skips the table and issues a "
+            "warning.",
             "test_tpu_embedding_training.py",
         ),
     ]
 
 
 def shard_slot_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for slot variables of shards."""
+    """Returns the patches of Keras 3 for slot variables of sharded weights."""
     from tf_layoutmap.layers.keras3 import shard_slots
 
     return [
@@ -580,13 +599,13 @@ def shard_slot_rows() -> list[Patch]:
             _BASE_OPTIMIZER,
             "build",
             shard_slots.build,
-            "Keras does not record which shard a slot variable belongs to.",
+            "Keras does not record to which shard a slot variable belongs.",
         ),
         _shard_slot_row(
             _OPTIMIZER,
             "add_variable_from_reference",
             shard_slots.add_variable,
-            "Keras does not record which shard a slot variable belongs to.",
+            "Keras does not record to which shard a slot variable belongs.",
         ),
         _shard_slot_row(
             _BASE_OPTIMIZER,
@@ -616,7 +635,7 @@ def shard_slot_rows() -> list[Patch]:
 
 
 def tf_keras_layer_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for the layers of `tlm.layers`."""
+    """Returns the patches of tf_keras for the layers of `tlm.layers`."""
     from tf_layoutmap.layers.tf_keras import patches
 
     return [
@@ -624,36 +643,39 @@ def tf_keras_layer_rows() -> list[Patch]:
             "Optimizer",
             "add_variable_from_reference",
             patches.add_variable,
-            "tf_keras creates slot variables as large as the table.",
+            "tf_keras creates slot variables that are as large as the table.",
         ),
         _tf_keras_layer_row(
             "Optimizer",
             "apply_gradients",
             patches.apply_gradients,
-            "The optimizer updates all rows of a table.",
+            "The optimizer of the model updates all rows of a table instead "
+            "of the rows of the batch.",
         ),
         _tf_keras_layer_row(
             "BaseOptimizer",
             "finalize_variable_values",
             patches.finalize,
-            "tf_keras reads moving averages of a table, which do not exist.",
+            "tf_keras reads the moving averages of a table, but a table has "
+            "no moving averages.",
         ),
         _tf_keras_layer_row(
             "LegacyOptimizer",
             "apply_gradients",
             patches.legacy_apply_gradients,
-            "The optimizer updates all rows of a table.",
+            "The optimizer of the model updates all rows of a table instead "
+            "of the rows of the batch.",
         ),
         _tf_keras_layer_row(
             "LegacyOptimizer",
             "_create_all_weights",
             patches.legacy_create,
-            "tf_keras creates slot variables as large as the table.",
+            "tf_keras creates slot variables that are as large as the table.",
         ),
         _tf_keras_layer_row(
             "HDF5_FORMAT",
             "_legacy_weights",
             patches.legacy_weights,
-            "Legacy .h5 files do not contain tables with keys.",
+            "Legacy .h5 files omit tables with an open vocabulary.",
         ),
     ]

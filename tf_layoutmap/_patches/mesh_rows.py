@@ -1,6 +1,6 @@
-"""Rows of the patch table for names of TensorFlow and DTensor on a mesh.
+"""Patch table entries for replaced names of TensorFlow and DTensor.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def _operation_rows(
     test: str,
     *public: str,
 ) -> list[Patch]:
-    """Returns the rows of an op: its Python function, `tf.raw_ops`, `tf`."""
+    """Returns the patches of an op: Python function, `tf.raw_ops` and `tf`."""
     from tf_layoutmap.layout.ops import corrections
 
     made = (f"_core.tf_private:{module}", name)
@@ -51,7 +51,7 @@ def _operation_rows(
 def _random_op_rows(
     module: str, ours: Replacement, why: str, **names: str
 ) -> list[Patch]:
-    """Returns the rows of random ops: Python functions and `tf.raw_ops`."""
+    """Returns the patches of random ops: Python functions and `tf.raw_ops`."""
     from tf_layoutmap.layout.ops import random_ops
 
     rows: list[Patch] = []
@@ -78,7 +78,7 @@ _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 
 def rows() -> list[Patch]:
-    """Returns the rows of TensorFlow for tensors on a mesh."""
+    """Returns the patches of TensorFlow for tensors on a mesh."""
     from tf_layoutmap.layout.mesh import errors, transfer, variable
     from tf_layoutmap.layout.ops import (
         corrections,
@@ -98,8 +98,8 @@ def rows() -> list[Patch]:
             "concat_v2",
             "ConcatV2",
             corrections.concat,
-            "DTensor concatenates the shards of each device, in the wrong "
-            "order.",
+            "Each device concatenates its own shards, so the order of the "
+            "elements is wrong.",
             "test_corrections.py",
         ),
         *_operation_rows(
@@ -107,7 +107,8 @@ def rows() -> list[Patch]:
             "_slice",
             "Slice",
             corrections.cut,
-            "Its gradient uses Pad, which uses each shard as the full tensor.",
+            "The gradient of the operation pads each shard as if the shard "
+            "were the full tensor.",
             "test_corrections.py",
         ),
         *_operation_rows(
@@ -115,7 +116,8 @@ def rows() -> list[Patch]:
             "strided_slice",
             "StridedSlice",
             strided_slices.strided_slice,
-            "Each device slices its shard; a new axis ends the process.",
+            "Each device slices its shard as if it were the full tensor, and "
+            "a slice with a new axis ends the process.",
             "test_strided_slices.py",
         ),
         *_operation_rows(
@@ -123,7 +125,8 @@ def rows() -> list[Patch]:
             "strided_slice_grad",
             "StridedSliceGrad",
             strided_slices.strided_slice_gradient,
-            "DTensor uses each shard of a gradient as the full gradient.",
+            "DTensor uses each shard of the gradient as if the shard were the "
+            "full gradient.",
             "test_strided_slices.py",
         ),
         *_operation_rows(
@@ -139,7 +142,8 @@ def rows() -> list[Patch]:
             "einsum",
             "Einsum",
             corrections.einsum,
-            "A sum over several sharded dimensions adds up only one of them.",
+            "If an einsum sums over several sharded dimensions, DTensor adds "
+            "up only one of them.",
             "test_corrections.py",
         ),
         *_operation_rows(
@@ -147,8 +151,8 @@ def rows() -> list[Patch]:
             "bias_add",
             "BiasAdd",
             corrections.bias_add,
-            "With channels first, DTensor uses the last dimension as the "
-            "channels.",
+            "Even if the channels are not the last dimension, DTensor uses "
+            "the last dimension as channels.",
             "test_corrections.py",
         ),
         *_operation_rows(
@@ -156,7 +160,8 @@ def rows() -> list[Patch]:
             "sparse_softmax_cross_entropy_with_logits",
             "SparseSoftmaxCrossEntropyWithLogits",
             corrections.sparse_cross_entropy,
-            "A label outside all shards is counted as a valid loss.",
+            "If a label is out of range, DTensor returns a finite loss "
+            "without an error.",
             "test_corrections.py",
         ),
         *_operation_rows(
@@ -183,7 +188,8 @@ def rows() -> list[Patch]:
             "where",
             "Where",
             corrections.where,
-            "Each device returns indices into its shard of the condition.",
+            "Each device returns indices into its shard of the condition "
+            "instead of indices into the full condition.",
             "test_positions.py",
         ),
         *_operation_rows(
@@ -191,14 +197,15 @@ def rows() -> list[Patch]:
             "gather_v2",
             "GatherV2",
             corrections.gather,
-            "With batch_dims, DTensor cannot infer the shape of the gradient.",
+            "If `batch_dims` is set, DTensor cannot infer the shape of the "
+            "gradient.",
             "test_positions.py",
         ),
         *_random_op_rows(
             "gen_random_ops",
             random_ops.seeded,
-            "Without a seed, devices draw different values for one replicated "
-            "tensor.",
+            "If the operation has no seed, the devices draw different values "
+            "for the same replicated tensor.",
             random_standard_normal="RandomStandardNormal",
             truncated_normal="TruncatedNormal",
             random_gamma="RandomGamma",
@@ -229,7 +236,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:while_v2",
             "while_loop",
             loops.while_loop,
-            "DTensor does not support the tensor lists of a loop.",
+            "DTensor does not support the tensor lists that a loop creates.",
             TENSORFLOW,
             _TESTS + "test_loops.py",
         ),
@@ -238,7 +245,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:tensor_array_ops",
             "_GraphTensorArrayV2",
             loops.UnrolledArray,
-            "DTensor does not support the tensor list of a TensorArray.",
+            "DTensor does not support the tensor list that a TensorArray "
+            "creates.",
             TENSORFLOW,
             _TESTS + "test_loops.py",
             make=loops.array_for_graphs,
@@ -248,7 +256,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:FuncGraph",
             "_create_op_internal",
             replicated_ops.create,
-            "DTensor rejects some layouts of operations that it supports.",
+            "DTensor supports some operations only for certain layouts, and "
+            "raises an error for other layouts.",
             TENSORFLOW,
             "tests/layout/replication/test_replicated_ops.py",
         ),
@@ -257,8 +266,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:Function",
             "__call__",
             retrace.call,
-            "DTensor raises an error for functions outside `fit`, such as "
-            "`generate`.",
+            "DTensor raises an error if user code calls a function such as "
+            "`generate` outside of `fit`.",
             TENSORFLOW,
             "tests/layout/replication/test_user_functions.py",
         ),
@@ -268,8 +277,8 @@ def rows() -> list[Patch]:
                 "_core.tf_private:pywrap_tfe",
                 name,
                 ours,
-                "DTensor raises an error for host tensors that a layer or "
-                "loss holds.",
+                "DTensor raises an error if a layer or loss uses a host "
+                "tensor.",
                 TENSORFLOW,
                 "tests/layout/replication/test_captured_tensors.py",
                 make=captured_tensors.unwrapped,
@@ -284,7 +293,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:EagerTensor",
             "_numpy",
             transfer.numpy_of,
-            "The value of a sharded tensor cannot be read.",
+            "DTensor raises an error if user code reads the value of a "
+            "sharded tensor.",
             TENSORFLOW,
             "tests/layout/mesh/test_transfer.py",
         ),
@@ -293,7 +303,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:gen_resource_variable_ops",
             "var_handle_op",
             variable.make,
-            "DTensor compiles an operation for each variable name.",
+            "DTensor compiles the operation separately for each variable name.",
             TENSORFLOW,
             "tests/layout/mesh/test_handles.py",
         ),
@@ -335,7 +345,8 @@ def rows() -> list[Patch]:
             "_core.tf_private:dtensor_api",
             "reset_dtensor_device",
             errors.reset_device,
-            "Errors stay in the queues of devices and can end the process.",
+            "After a failed step, errors remain in the queues of the devices "
+            "and can end the process.",
             TENSORFLOW,
             "tests/layout/mesh/test_errors.py",
         ),
@@ -344,7 +355,7 @@ def rows() -> list[Patch]:
             "tensorflow:experimental.dtensor",
             "copy_to_mesh",
             errors.copy_to_mesh,
-            "After a failed step, each later copy to the mesh fails.",
+            "After a failed step, every later copy to the mesh fails.",
             TENSORFLOW,
             "tests/layout/mesh/test_errors.py",
         ),
@@ -363,7 +374,7 @@ def rows() -> list[Patch]:
             "_core.tf_private:DTensorIterator",
             "__next__",
             transfer.get_next,
-            "The mesh is unusable after the end of the data.",
+            "After a dataset has ended, all later operations on the mesh fail.",
             TENSORFLOW,
             "tests/layout/mesh/test_datasets.py",
         ),
@@ -371,7 +382,7 @@ def rows() -> list[Patch]:
 
 
 def checkpoint_rows() -> list[Patch]:
-    """Returns the rows of TensorFlow for checkpoints of variables on a mesh."""
+    """Returns the patches of TensorFlow for checkpoints of mesh variables."""
     from tf_layoutmap.layout.mesh import variable
 
     return [
@@ -381,7 +392,8 @@ def checkpoint_rows() -> list[Patch]:
                 owner,
                 name,
                 ours,
-                "DTensor's device for files supports only tensors on a mesh.",
+                "The I/O device that DTensor's documentation recommends "
+                "supports only tensors on a mesh.",
                 TENSORFLOW,
                 "tests/layout/mesh/test_checkpoint_files.py",
             )
@@ -404,7 +416,8 @@ def checkpoint_rows() -> list[Patch]:
             "tensorflow:experimental.dtensor.DVariable",
             "_gather_saveables_for_checkpoint",
             variable.saveables,
-            "A checkpoint cannot hold both mesh tensors and host tensors.",
+            "A checkpoint cannot contain both variables on a mesh and "
+            "variables on the host.",
             TENSORFLOW,
             "tests/layout/mesh/test_checkpoint_files.py",
         ),

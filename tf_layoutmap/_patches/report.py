@@ -1,4 +1,4 @@
-"""`tlm.patches()`: the names of other packages that are replaced now."""
+"""`tlm.patches()`, which lists the names that are currently replaced."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tf_layoutmap._patches import engine
 
 @dataclasses.dataclass(frozen=True)
 class AppliedPatch:
-    """A name of TensorFlow, Keras or tf_keras that is replaced now.
+    """A name of TensorFlow, Keras or tf_keras that is currently replaced.
 
     Attributes:
       name: Full name, such as `"keras.src.layers.layer.Layer.__call__"`.
@@ -27,9 +27,10 @@ class AppliedPatch:
 def patches() -> tuple[AppliedPatch, ...]:
     """Returns the names that tf_layoutmap has replaced in this process so far.
 
-    Importing tf_layoutmap replaces no name. Names are replaced when a scope, a
-    mesh or a layer that requires them is created. For all other objects, the
-    replaced names behave as before.
+    Importing tf_layoutmap does not replace any name. The package replaces names
+    when user code creates a scope, a mesh or a layer that requires the
+    replacements. For all other objects, the replaced functions behave as
+    before.
 
     ```python
     for patch in tlm.patches():

@@ -1,6 +1,6 @@
-"""Rows of the patch table for parameter servers, emulation and sharded tables.
+"""Patch table entries for parameter servers, emulation and sharded tables.
 
-The functions of a group are imported when the group is first used.
+The replacement functions of a group are imported when the group is first used.
 """
 
 from tf_layoutmap._patches.rows import (
@@ -18,13 +18,13 @@ EXIT_GROUP = "ps_exit"
 
 _EARLY_EPOCH_END = "tf_keras ends an epoch when one worker's dataset ends."
 _LOST_COUNTS = (
-    "Keras 3 reads and then writes a count, so an increment by another worker "
-    "in between is lost."
+    "Keras 3 reads and writes a count in two operations. An increment by "
+    "another worker between these operations is lost."
 )
 
 
 def keras3_ps_rows() -> list[Patch]:
-    """Returns the rows of Keras 3 for training over parameter servers."""
+    """Returns the patches of Keras 3 for training with parameter servers."""
     from tf_layoutmap.ps import fit_keras3
 
     return [
@@ -49,8 +49,8 @@ def keras3_ps_rows() -> list[Patch]:
             "keras:Model",
             "save_weights",
             fit_keras3.save_weights,
-            "If a server fails during the call, an incomplete file replaces "
-            "the backup.",
+            "If a server fails while a backup is written, an incomplete file "
+            "replaces the previous backup.",
             KERAS,
             "tests/ps/fit/test_fit.py",
         ),
@@ -73,7 +73,7 @@ def keras3_ps_rows() -> list[Patch]:
 
 
 def tf_keras_ps_rows() -> list[Patch]:
-    """Returns the rows of tf_keras for training over parameter servers."""
+    """Returns the patches of tf_keras for training with parameter servers."""
     from tf_layoutmap.ps import fit_tf_keras
 
     return [
@@ -95,7 +95,7 @@ def tf_keras_ps_rows() -> list[Patch]:
 
 
 def exit_rows() -> list[Patch]:
-    """Returns the rows for a process that exits after its cluster failed."""
+    """Returns the patches for a process whose cluster has failed."""
     from tf_layoutmap.ps import exits
 
     return [
@@ -105,7 +105,8 @@ def exit_rows() -> list[Patch]:
             name,
             exits.remove,
             "A destructor waits for all servers and workers without a "
-            "deadline, so the process does not end while one is stopped.",
+            "timeout, so the process cannot end if one of them has stopped "
+            "responding.",
             TENSORFLOW,
             "tests/ps/test_faults.py",
         )
@@ -121,7 +122,7 @@ SHARDED_TABLES_GROUP = "sharded_tables"
 
 
 def sharded_tables_rows() -> list[Patch]:
-    """Returns the rows for tables that are sharded over processes."""
+    """Returns the patches for tables that are sharded over processes."""
     from tf_layoutmap.embedding.divided import tables
 
     return [
@@ -131,7 +132,7 @@ def sharded_tables_rows() -> list[Patch]:
             "save",
             tables.save,
             "TensorFlow gathers all tables in memory before it writes the "
-            "first one.",
+            "first table.",
             TENSORFLOW,
             "tests/embedding/divided/test_divided.py",
         ),
@@ -158,7 +159,7 @@ def _emulation_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
 
 
 def enum_rows() -> list[Patch]:
-    """Returns the row for the enum of TensorFlow's TPU optimizers."""
+    """Returns the patch of the enum that lists TensorFlow's TPU optimizers."""
     from tf_layoutmap.emulation import tpu_answers
 
     return [
@@ -176,7 +177,7 @@ def enum_rows() -> list[Patch]:
 
 
 def emulation_rows() -> list[Patch]:
-    """Returns the rows of TensorFlow's TPU API for the emulation."""
+    """Returns the patches of TensorFlow's TPU API for the emulation."""
     from tf_layoutmap.emulation import tpu_answers
 
     return [
@@ -184,32 +185,34 @@ def emulation_rows() -> list[Patch]:
             "_core.tf_private:device_util",
             "get_host_for_device",
             tpu_answers.host_of,
-            "TensorFlow reports one host for all cores.",
+            "TensorFlow returns the same host for all emulated cores.",
         ),
         _emulation_row(
             "_core.tf_private:tpu_replication",
             "outside_compilation",
             tpu_answers.outside_compilation,
-            "TensorFlow requires the control flow context of a TPU program.",
+            "TensorFlow requires the control flow context of a TPU program, "
+            "which does not exist in the emulation.",
         ),
         _emulation_row(
             _STOCK,
             "_raise_error_for_incorrect_control_flow_context",
             tpu_answers.is_in_program,
-            "TensorFlow checks the control flow context of a TPU program.",
+            "TensorFlow checks for the control flow context of a TPU program, "
+            "which does not exist in the emulation.",
         ),
         _emulation_row(
             _STOCK,
             "_raise_error_for_inputs_not_on_cpu",
             tpu_answers.check_on_host,
-            "TensorFlow checks for TPU device names, and emulated cores are "
+            "TensorFlow checks for TPU device names, but emulated cores are "
             "CPUs.",
         ),
         _emulation_row(
             _STOCK,
             "enqueue",
             tpu_answers.enqueue,
-            "TensorFlow accepts only TPU device names, and emulated cores are "
+            "TensorFlow accepts only TPU device names, but emulated cores are "
             "CPUs.",
         ),
     ]
@@ -219,7 +222,7 @@ MEMORY_GROUP = "memory"
 
 
 def memory_rows() -> list[Patch]:
-    """Returns the rows for memory that TensorFlow never frees."""
+    """Returns the patches that free memory which TensorFlow never frees."""
     from tf_layoutmap._patches import freed_gradients
 
     return [
@@ -228,7 +231,8 @@ def memory_rows() -> list[Patch]:
             "_core.tf_private:custom_gradient",
             "_graph_mode_decorator",
             freed_gradients.record,
-            "A model trained with `fit` and its variables are never freed.",
+            "After a model was trained with `fit`, the model and its "
+            "variables are never freed.",
             TENSORFLOW,
             "tests/freed/test_gradients.py",
         ),

@@ -1,13 +1,14 @@
 """`DeviceMesh`, `TensorLayout` and `LayoutMap` as in `keras.distribution`.
 
-`DeviceMesh` is a grid of devices with named axes. `TensorLayout` shards a
-tensor on it, and `distribute_tensor` changes the layout of a tensor.
+`DeviceMesh` is a grid of devices with named axes. `TensorLayout` describes how
+a tensor is sharded on this grid. `distribute_tensor` changes the layout of a
+tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import keras
 import numpy as np
@@ -24,14 +25,20 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     to_dtensor_mesh,
 )
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
+
 dtensor = tf.experimental.dtensor
+
+_Default = TypeVar("_Default")
 
 
 class TensorLayout(keras.distribution.TensorLayout):
-    """A mesh axis, or None for unsharded, for each dimension of a tensor.
+    """The mesh axis that shards each dimension of a tensor.
 
-    Equivalent to `tf.experimental.dtensor.Layout`, which `to_dtensor` returns.
-    It is a subclass of `keras.distribution.TensorLayout`.
+    The class is equivalent to `tf.experimental.dtensor.Layout`, and
+    `to_dtensor` converts an object to this type. The class is a subclass of
+    `keras.distribution.TensorLayout`.
 
     ```python
     layout = tlm.distribution.TensorLayout((None, "model"), device_mesh)
@@ -47,8 +54,8 @@ class TensorLayout(keras.distribution.TensorLayout):
           axes: Name of a mesh axis, or None, for each dimension. Axes must not
             repeat.
           device_mesh: `tlm.distribution.DeviceMesh`,
-            `keras.distribution.DeviceMesh` or `dtensor.Mesh`; None to set it
-            later, once, with `layout.device_mesh = ...`.
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If it is None,
+            the mesh can be set once later, with `layout.device_mesh = ...`.
 
         Raises:
           TypeError: An axis is neither a string nor None, or `device_mesh` is
@@ -145,7 +152,8 @@ def check_axes(
     Raises:
       TypeError: `device_mesh` is not a mesh.
       ValueError: An axis is not in the mesh, or repeats in the layout. The
-        message starts like the message of keras.distribution.
+        message starts with the message that keras.distribution raises in this
+        case.
     """
     device_mesh_lib.check_mesh("device_mesh", device_mesh)
     _check_axes_unique(layout)
@@ -167,9 +175,24 @@ def _check_axes_unique(layout: keras.distribution.TensorLayout) -> None:
         )
 
 
+@overload
 def distribute_tensor(
-    tensor: Any, layout: TensorLayout | Layout | keras.distribution.TensorLayout
-) -> Any:
+    tensor: keras.KerasTensor,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> keras.KerasTensor: ...
+
+
+@overload
+def distribute_tensor(
+    tensor: TensorLike,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> tf.Tensor: ...
+
+
+def distribute_tensor(
+    tensor: TensorLike | keras.KerasTensor,
+    layout: TensorLayout | Layout | keras.distribution.TensorLayout,
+) -> tf.Tensor | keras.KerasTensor:
     """Returns `tensor` with the layout `layout`.
 
     ```python
@@ -184,8 +207,8 @@ def distribute_tensor(
         must have a mesh.
 
     Returns:
-      A DTensor with the same value. Inside `tf.function`, the layout is pinned,
-      and gradients flow through.
+      A DTensor with the same value. Inside `tf.function`, the layout is pinned.
+      Gradients propagate through this function.
 
     Raises:
       TypeError: `layout` is not a layout.
@@ -198,8 +221,9 @@ def distribute_tensor(
     )
     if isinstance(tensor, keras.Variable):
         tensor = tensor.value
+    # A symbolic tensor of a Functional model has no value.
     if isinstance(tensor, keras.KerasTensor):
-        return tensor  # Symbolic tensor of a functional model, without values.
+        return tensor
     if tf.is_symbolic_tensor(tensor):
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):
@@ -208,6 +232,7 @@ def distribute_tensor(
         dtensor.fetch_layout(tensor).mesh != layout.mesh
     ):
         return transfer.to_mesh(tensor, layout)
+    tensor = cast("tf.Tensor", tensor)
     transfer.check_fits(layout, tensor.shape)
     return dtensor.relayout(tensor, layout)
 
@@ -215,10 +240,14 @@ def distribute_tensor(
 class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
     """A map from variable names to `TensorLayout`s.
 
-    Differs from `tlm.LayoutMap` in three ways. A key matches anywhere in a
-    name. A name that two keys match raises `ValueError`, except if one of them
-    equals the name. A value may be a tuple or list of mesh axis names. It is a
-    subclass of `keras.distribution.LayoutMap`.
+    The class differs from `tlm.LayoutMap` in three ways:
+
+    * A key matches anywhere in a name.
+    * If two keys match a name and neither key is equal to the name,
+      `ValueError` is raised.
+    * A value can be a tuple or list of mesh axis names.
+
+    The class is a subclass of `keras.distribution.LayoutMap`.
 
     ```python
     layout_map = tlm.distribution.LayoutMap(device_mesh)
@@ -248,6 +277,36 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
             ),
         ) -> None: ...
 
+        @overload
+        def get(
+            self, key: str, default: None = None
+        ) -> keras.distribution.TensorLayout | None: ...
+
+        @overload
+        def get(
+            self, key: str, default: _Default
+        ) -> keras.distribution.TensorLayout | _Default: ...
+
+        def get(self, key: str, default: object = None) -> object: ...
+
+        @overload
+        def pop(self, key: str) -> keras.distribution.TensorLayout: ...
+
+        @overload
+        def pop(
+            self, key: str, default: _Default, /
+        ) -> keras.distribution.TensorLayout | _Default: ...
+
+        def pop(self, key: str, *default: object) -> object: ...
+
+        def setdefault(
+            self,
+            key: str,
+            default: (
+                keras.distribution.TensorLayout | Sequence[str | None] | None
+            ) = None,
+        ) -> keras.distribution.TensorLayout: ...
+
     def __init__(
         self,
         device_mesh: AnyMesh | None = None,
@@ -259,12 +318,13 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
 
         Args:
           device_mesh: `tlm.distribution.DeviceMesh`,
-            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. It is set on each
-            layout without a mesh. Variables without a key are replicated on it.
-          match: `"search"` if keys match anywhere in a name, `"match"` if they
-            match its start, or `"fullmatch"` if they match the full name, as in
-            Keras.
-          strict: Whether keys that match no variable also raise an error.
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Each layout
+            without a mesh gets this mesh. If no key matches a variable, the
+            variable is replicated on this mesh.
+          match: Where a key must match: `"search"` anywhere in the name,
+            `"match"` at the start of the name, or `"fullmatch"` the full name,
+            as in Keras.
+          strict: Whether a key that matches no variable also raises an error.
 
         Raises:
           TypeError: `device_mesh` is not a mesh.
@@ -275,13 +335,13 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
 
     @property
     def device_mesh(self) -> AnyMesh | None:
-        """The mesh passed at creation, or None."""
+        """The mesh that was passed to the constructor, or None."""
         return self._device_mesh
 
     def _check_layout(
         self, key: Any, layout: Any
     ) -> keras.distribution.TensorLayout:
-        """Returns `layout` as a TensorLayout, with the mesh if there is one."""
+        """Converts `layout` to a TensorLayout on the mesh of this map."""
         mesh = self._device_mesh
         if isinstance(layout, tuple | list):
             try:
@@ -300,8 +360,8 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
             check_axes(layout, layout.device_mesh)
         elif mesh is not None:
             check_axes(layout, mesh)
-            # Layouts of Keras accept only meshes of Keras, which include
-            # `tlm.distribution.DeviceMesh`.
+            # A layout of Keras accepts only a mesh of Keras.
+            # `tlm.distribution.DeviceMesh` is a subclass of the mesh of Keras.
             if isinstance(layout, TensorLayout) or not isinstance(mesh, Mesh):
                 layout.device_mesh = mesh
         return layout
@@ -322,8 +382,9 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
 class DeviceMesh(keras.distribution.DeviceMesh):
     """A grid of devices with a name for each axis.
 
-    Equivalent to `tf.experimental.dtensor.Mesh`, which `to_dtensor` returns. It
-    is a subclass of `keras.distribution.DeviceMesh`.
+    The class is equivalent to `tf.experimental.dtensor.Mesh`, and `to_dtensor`
+    converts an object to this type. The class is a subclass of
+    `keras.distribution.DeviceMesh`.
 
     ```python
     mesh = tlm.distribution.DeviceMesh(
@@ -344,7 +405,8 @@ class DeviceMesh(keras.distribution.DeviceMesh):
           shape: Number of devices along each axis, each at least 1.
           axis_names: Unique name of each axis.
           devices: `math.prod(shape)` device names such as `"cpu:0"`, in
-            row-major order of the grid; None for all of `list_devices()`.
+            row-major order of the grid; None selects all devices of
+            `list_devices()`.
 
         Raises:
           TypeError: A size is not an integer, or a name is not a string.
@@ -360,12 +422,12 @@ class DeviceMesh(keras.distribution.DeviceMesh):
 
     @property
     def shape(self) -> Sequence[int]:
-        """Number of devices along each axis, as passed."""
+        """Number of devices along each axis, as passed to the constructor."""
         return super().shape
 
     @property
     def axis_names(self) -> Sequence[str]:
-        """The name of each axis, as passed."""
+        """The name of each axis, as passed to the constructor."""
         return super().axis_names
 
     @property

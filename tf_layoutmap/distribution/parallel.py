@@ -1,9 +1,12 @@
 """Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-They have the interface of `keras.distribution`. A distribution has a mesh and a
-batch axis; `ByLayoutMap` adds a layout map. A distribution applies in its
-`scope()`, or after `set_distribution` for the current thread.
+They have the same interface as in `keras.distribution`. A distribution has a
+mesh and a batch axis, and `ByLayoutMap` also has a layout map. A distribution
+has an effect inside its `scope()`. After a call of `set_distribution`, a
+distribution also has an effect outside of scopes, in the current thread.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
@@ -11,7 +14,7 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import keras
 import numpy as np
@@ -31,6 +34,7 @@ from tf_layoutmap.distribution.layout_map import (
     TensorLayout,
 )
 from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
 from tf_layoutmap.layout.layout_map_scope import (
     as_table,
@@ -49,14 +53,30 @@ from tf_layoutmap.layout.mesh.device_mesh import (
 
 _current = threading.local()
 
+_Dataset = TypeVar("_Dataset")
 
-def distribution() -> Any:
+KerasDistribution: TypeAlias = (
+    keras.distribution.ModelParallel | keras.distribution.DataParallel
+)
+"""A distribution of Keras that has a counterpart in this package."""
+
+AnyDistribution: TypeAlias = "Distribution | KerasDistribution"
+"""A distribution of this package or of Keras."""
+
+
+class _IgnoredArguments(TypedDict, total=False):
+    """Arguments of Keras' `ModelParallel` that have no effect."""
+
+    device_mesh: AnyMesh | None
+
+
+def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
-    Also returns a `tlm.distribution` object that was passed to
-    `keras.distribution.set_distribution`. A distribution of Keras that was
-    passed there is returned only after `tlm.distribution.enable()`, because it
-    has no effect otherwise.
+    If user code passed a `tlm.distribution` object to
+    `keras.distribution.set_distribution`, this object is returned. If it passed
+    a distribution of Keras to that function, the distribution is returned only
+    after `tlm.distribution.enable()`, because it has no effect otherwise.
     """
     theirs = keras.distribution.distribution()
     return (
@@ -68,12 +88,12 @@ def distribution() -> Any:
 
 
 def recorded_distribution() -> Any:
-    """Returns the distribution last recorded in this thread, or None."""
+    """Returns the distribution most recently set in this thread, or None."""
     return getattr(_current, "value", None)
 
 
 def record_distribution(value: Any) -> None:
-    """Records `value` as the distribution of this thread."""
+    """Stores `value` as the distribution of this thread."""
     _current.value = value
 
 
@@ -97,9 +117,9 @@ def check_feeding(auto_shard_dataset: bool) -> None:
 
 
 class Distribution(keras_private.Distribution):
-    """Base class of distributions: a mesh with a batch axis.
+    """Base class of distributions, which have a mesh and a batch axis.
 
-    The base class does not place variables.
+    The base class itself does not place variables on the mesh.
 
     ```python
     distribution = tlm.distribution.Distribution(device_mesh)
@@ -137,8 +157,8 @@ class Distribution(keras_private.Distribution):
         self._is_multi_process = self._num_processes > 1
 
     @property
-    def device_mesh(self) -> Any:
-        """The mesh, as passed."""
+    def device_mesh(self) -> AnyMesh:
+        """The mesh, as passed to the constructor."""
         return self._device_mesh
 
     @property
@@ -148,7 +168,7 @@ class Distribution(keras_private.Distribution):
 
     @property
     def auto_shard_dataset(self) -> bool:
-        """The option `auto_shard_dataset`; see `__init__`."""
+        """Value of the argument `auto_shard_dataset` of the constructor."""
         return self._auto_shard_dataset
 
     @auto_shard_dataset.setter
@@ -166,27 +186,34 @@ class Distribution(keras_private.Distribution):
         """Number of shards of a batch."""
         raise NotImplementedError
 
-    def get_data_layout(self, data_shape: Sequence[int]) -> Any:
+    def get_data_layout(
+        self, data_shape: Sequence[int]
+    ) -> keras.distribution.TensorLayout:
         """Returns the layout of a batch of this shape."""
         raise NotImplementedError
 
-    def get_variable_layout(self, variable: Any) -> Any:
-        """Returns the layout of a variable, or the layout it would get."""
+    def get_variable_layout(
+        self, variable: keras.Variable
+    ) -> keras.distribution.TensorLayout:
+        """Returns the current or future layout of a variable."""
         raise NotImplementedError
 
-    def get_tensor_layout(self, path: str) -> Any:
+    def get_tensor_layout(
+        self, path: str
+    ) -> keras.distribution.TensorLayout | None:
         """Returns the layout that the layout map has for a name, or None."""
         raise NotImplementedError
 
-    def distribute_dataset(self, dataset: Any) -> Any:
-        """Returns `dataset` unchanged: steps select the shard of each batch."""
+    def distribute_dataset(self, dataset: _Dataset) -> _Dataset:
+        """Returns `dataset` unchanged, because each step shards its batch."""
         return dataset
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext | None:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: A user-defined subclass overrides `get_variable_layout`.
+          TypeError: The class is a user-defined subclass that overrides
+            `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
             Distribution.get_variable_layout
@@ -198,13 +225,15 @@ class Distribution(keras_private.Distribution):
             )
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         self.context()
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Any]:
-        """Returns the scope in which models are created."""
+    def scope(
+        self,
+    ) -> Iterator[AnyLayoutMap | keras.distribution.LayoutMap | None]:
+        """Returns a context manager; models must be created inside it."""
         before = recorded_distribution()
         with self._place_new_models() as layout_map:
             record_distribution(self)
@@ -215,7 +244,7 @@ class Distribution(keras_private.Distribution):
 
 
 class ByLayoutMap(Distribution):
-    """A distribution with weights placed by a layout map.
+    """Base class of distributions that use a layout map to place weights.
 
     Batches are sharded along one mesh axis.
     """
@@ -240,13 +269,14 @@ class ByLayoutMap(Distribution):
             auto_shard_dataset,
         )
         self._init: literals.Init = init
-        # `keras.distribution.set_distribution` may get this object without
-        # notifying this package, so the rows are installed now.
+        # If user code passes this object to
+        # `keras.distribution.set_distribution`, this package is not notified.
+        # Therefore, the patches are installed now.
         engine.ensure("keras3")
 
     @property
-    def layout_map(self) -> Any:
-        """The layout map, as passed."""
+    def layout_map(self) -> AnyLayoutMap | keras.distribution.LayoutMap:
+        """The layout map, as passed to the constructor."""
         return self._layout_map
 
     @property
@@ -261,9 +291,9 @@ class ByLayoutMap(Distribution):
         )
 
     def get_variable_layout(
-        self, variable: Any
+        self, variable: keras.Variable
     ) -> keras.distribution.TensorLayout:
-        """Returns the layout of a variable, or the layout it would get."""
+        """Returns the current or future layout of a variable."""
         layout = keras_private.given_layout(variable)
         if layout is None:
             layout = getattr(variable, "layout", None)
@@ -292,30 +322,30 @@ class ByLayoutMap(Distribution):
     def _layout(self, axes: tuple[str | None, ...]) -> TensorLayout:
         return TensorLayout(axes, self.device_mesh)
 
-    def context(self) -> Any:
+    def context(self) -> MeshContext:
         """Returns the context of new models, for `set_distribution`."""
         return prepared_context(self._table, self._init, self._batch_dim_name)
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
-        """The context, if Keras' `set_distribution` was called with this."""
+        """The context that is used if Keras' `set_distribution` sets `self`."""
         return self.context()
 
     home = lazy.renamed_method("home", "context")
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
-        """Returns the scope that places models created in it."""
+        """Returns a scope that places new models on the mesh."""
         return layout_map_scope(
             self._layout_map, init=self._init, batch_dim=self._batch_dim_name
         )
 
 
 class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
-    """A distribution with weights sharded by a layout map.
+    """A distribution that shards weights as a layout map specifies.
 
-    Batches are sharded along one mesh axis. The counterpart of
-    `keras.distribution.ModelParallel`, which has no effect on TensorFlow.
-    Models must be created in its scope.
+    Batches are sharded along one mesh axis. This class replaces
+    `keras.distribution.ModelParallel`, which has no effect with the TensorFlow
+    backend. Models must be created in the scope of the distribution.
 
     ```python
     layout_map = tlm.distribution.LayoutMap(device_mesh)
@@ -336,7 +366,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
         init: literals.Init = "sharded",
-        **kwargs: Any,
+        **kwargs: Unpack[_IgnoredArguments],
     ):
         """Creates the distribution.
 
@@ -349,8 +379,8 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
           auto_shard_dataset: Must be True if there are several processes. Each
             process gets full batches and uses only its shard of each batch.
           init: As in `tlm.layout_map_scope`.
-          **kwargs: `device_mesh`, which is accepted for compatibility and
-            ignored: the layout map has the mesh.
+          **kwargs: Only `device_mesh`, which is accepted for compatibility and
+            ignored. The mesh of the layout map is used instead.
 
         Raises:
           TypeError: `layout_map` is not a LayoutMap. The error is also a
@@ -379,9 +409,9 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
 
 
 class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
-    """A distribution with replicated weights and sharded batches.
+    """A distribution that replicates weights and shards batches.
 
-    The counterpart of `keras.distribution.DataParallel`.
+    This class replaces `keras.distribution.DataParallel`.
 
     ```python
     with tlm.distribution.DataParallel().scope():
@@ -400,9 +430,10 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         Args:
           device_mesh: `tlm.distribution.DeviceMesh`,
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Batches are
-            sharded along its first axis. None for a mesh of `devices`.
-          devices: Device names for a mesh with one axis; None for all of
-            `list_devices()`.
+            sharded along its first axis. If it is None, a mesh is created from
+            `devices`.
+          devices: Device names for a mesh with one axis. None selects all
+            devices of `list_devices()`.
           auto_shard_dataset: As in `ModelParallel`.
 
         Raises:
@@ -439,13 +470,13 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         )
 
 
-def set_distribution(value: Any) -> None:
-    """Sets the distribution of objects that this thread creates from now on.
+def set_distribution(value: AnyDistribution | None) -> None:
+    """Sets the distribution for objects that this thread creates later.
 
-    For objects that are created inside a `scope()` or `tlm.layout_map_scope`,
-    that scope takes precedence. Weights are initialized at their first use. A
-    layout that does not fit its weight raises an error at this point, or in
-    `layout_map.explain(model)`.
+    If an object is created inside a `scope()` or `tlm.layout_map_scope`, that
+    scope takes precedence. Weights are initialized at their first use. If a
+    layout does not fit its weight, the first use of the weight raises an error.
+    `layout_map.explain(model)` reports such a layout earlier.
 
     ```python
     tlm.distribution.set_distribution(tlm.distribution.ModelParallel(
@@ -458,8 +489,8 @@ def set_distribution(value: Any) -> None:
 
     Args:
       value: `ModelParallel` or `DataParallel` of `tlm.distribution` or
-        `keras.distribution`. `distribution()` returns this object afterwards.
-        None unsets the distribution.
+        `keras.distribution`. After this call, `distribution()` returns this
+        object. None removes the distribution.
 
     Raises:
       TypeError: `value` has another type.
@@ -472,7 +503,7 @@ def set_distribution(value: Any) -> None:
 
 
 def _to_own_distribution(value: Any) -> Distribution:
-    """Returns the `tlm.distribution` counterpart of a Keras distribution."""
+    """Converts a distribution of Keras to a distribution of this package."""
     if isinstance(value, Distribution):
         return value
     if _selects_layouts_as_keras(value):
@@ -497,6 +528,10 @@ def _selects_layouts_as_keras(value: Any) -> bool:
     )
 
 
+# On JAX, initial values do not depend on the distribution.
+_INIT_AS_ON_JAX: literals.Init = "host"
+
+
 def _counterpart(value: Any, init: literals.Init) -> ByLayoutMap:
     if isinstance(value, keras.distribution.ModelParallel):
         return ModelParallel(
@@ -517,14 +552,13 @@ def _counterpart(value: Any, init: literals.Init) -> ByLayoutMap:
 def context_of_keras_distribution(value: Any) -> Any:
     """Returns the context of new models under a distribution of Keras.
 
-    As on JAX, initial values do not depend on the distribution, and a
-    user-defined subclass can override `get_variable_layout`.
+    As on JAX, a user-defined subclass can override `get_variable_layout`.
 
     Raises:
       NotImplementedError: `value` is a Keras `Distribution` without layouts.
     """
     if _selects_layouts_as_keras(value):
-        return _counterpart(value, "host").context()
+        return _counterpart(value, _INIT_AS_ON_JAX).context()
     kind = keras_private.Distribution
     if type(value).get_variable_layout is kind.get_variable_layout:
         value.get_variable_layout(None)  # Raises NotImplementedError.
@@ -532,7 +566,7 @@ def context_of_keras_distribution(value: Any) -> Any:
         LayoutMap(value.device_mesh),
         value.batch_dim_name,
         value.auto_shard_dataset,
-        init="host",
+        init=_INIT_AS_ON_JAX,
     ).context()
     context.layout_of = functools.partial(_layout_by, value)
     return context

@@ -1,4 +1,4 @@
-"""Device count, and initialization of a program with several processes."""
+"""Counts devices, and initializes a program with several processes."""
 
 import os
 from typing import Any
@@ -23,12 +23,13 @@ def initialize(
 ) -> None:
     """Connects the processes of one program.
 
-    Call it before TensorFlow computes anything. An argument that is None is
-    read from the environment variable `KERAS_DISTRIBUTION_JOB_ADDRESSES`,
-    `KERAS_DISTRIBUTION_NUM_PROCESSES` or `KERAS_DISTRIBUTION_PROCESS_ID`. A
-    single process connects to no other process.
-    `dtensor.create_distributed_mesh` can then create a mesh of the devices of
-    this process, provided that TensorFlow has not computed anything before.
+    Call this function before TensorFlow runs any operation. If an argument is
+    None, its value is read from the environment variable
+    `KERAS_DISTRIBUTION_JOB_ADDRESSES`, `KERAS_DISTRIBUTION_NUM_PROCESSES` or
+    `KERAS_DISTRIBUTION_PROCESS_ID`. If there is only one process, no
+    connections are created. In this case, `dtensor.create_distributed_mesh` can
+    create a mesh of the devices of this process, unless TensorFlow has already
+    run an operation.
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.initialize(num_processes=1, process_id=0)
@@ -90,27 +91,30 @@ def initialize(
             "DTENSOR_JOBS": ",".join(addresses),
         }
     )
-    # Resetting the context would remove the logical devices of the program.
+    # The context is not reset, because a reset would remove the logical devices
+    # that user code has configured.
     dtensor.initialize_accelerator_system(
         _preferred_device_type(), experimental_reset_context=False
     )
 
 
 def _initialize_alone() -> None:
-    """Initializes one process so that it can create a distributed mesh."""
+    """Prepares a single process for `dtensor.create_distributed_mesh`."""
     try:
         dtensor.initialize_accelerator_system(
             _preferred_device_type(), experimental_reset_context=False
         )
     except ValueError as error:
-        # The program has initialized the system itself, or TensorFlow is in
-        # use. Only create_distributed_mesh fails in the second case.
+        # Either user code has already initialized DTensor, or TensorFlow has
+        # already run an operation. In the second case, only
+        # create_distributed_mesh fails.
         if "already been initialized" not in str(error):
             raise
 
 
 def _preferred_device_type() -> str:
-    # Listing logical devices would start the runtime too early.
+    # Logical devices are not listed here, because this would start the runtime
+    # too early.
     return next(
         kind
         for kind in ("TPU", "GPU", "CPU")

@@ -7,10 +7,11 @@ optimizers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from tf_layoutmap.embedding.spec.optimizer_specs import (
     HostOptimizer,
+    HostOptions,
     LearningRate,
 )
 
@@ -53,7 +54,7 @@ class RowwiseAdagrad(HostOptimizer):
         learning_rate: LearningRate = 0.001,
         initial_accumulator_value: float = 0.0,
         epsilon: float = 1e-8,
-        **options: Any,
+        **options: Unpack[HostOptions],
     ):
         """Stores the settings; `TPUEmbedding` raises for invalid settings.
 
@@ -100,7 +101,7 @@ class LAMB(HostOptimizer):
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay: float = 0.0,
-        **options: Any,
+        **options: Unpack[HostOptions],
     ):
         """Stores the settings; `TPUEmbedding` raises for invalid settings.
 

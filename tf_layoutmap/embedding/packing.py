@@ -13,13 +13,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding.spec import config
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +196,24 @@ def _after_checks(checks: list[Any]) -> Any:
     return tf.control_dependencies(embedding_inputs.ops_only(checks))
 
 
+@overload
 def pack(
-    features: Any, weights: Any = None, *, num_columns: int | None = None
-) -> Any:
+    features: Features, weights: None = None, *, num_columns: int | None = None
+) -> tf.Tensor: ...
+
+
+@overload
+def pack(
+    features: Features, weights: Features, *, num_columns: int | None = None
+) -> tuple[tf.Tensor, tf.Tensor]: ...
+
+
+def pack(
+    features: Features,
+    weights: Features | None = None,
+    *,
+    num_columns: int | None = None,
+) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Packs the ids of all features of a batch into one tensor.
 
     `enqueue` of `tlm.TPUEmbedding` and the layer `tlm.layers.TPUEmbedding`

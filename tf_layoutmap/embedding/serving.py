@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -18,15 +18,23 @@ from tf_layoutmap.embedding import stock_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary.state import Vocabulary
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        FeatureConfigs,
+        Features,
+        TableKey,
+        TensorLike,
+    )
+
 
 # Without this decorator, AutoGraph would convert the function and all
 # functions that it calls, in each trace.
 @tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
-    inputs: Any,
-    weights: Any | None,
-    tables: Mapping[Any, Any],
-    feature_config: Any,
+    inputs: Features,
+    weights: Features | None,
+    tables: Mapping[TableKey, TensorLike],
+    feature_config: FeatureConfigs,
     *,
     out_of_range: literals.OutOfRange = "error",
     vocabularies: Mapping[str, Vocabulary] | None = None,

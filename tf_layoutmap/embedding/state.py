@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -16,6 +16,9 @@ from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding import inputs, replicas
 from tf_layoutmap.embedding.backend import Backend, EngineBackend
 from tf_layoutmap.embedding.spec import config
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features
 
 FORWARD_STEPS = "use `enqueue(training=False)` and `dequeue`"
 
@@ -139,12 +142,12 @@ class StepMethods:
     @_no_autograph
     def enqueue(
         self,
-        features: Any,
-        weights: Any = None,
-        training: Any = True,
+        features: Features,
+        weights: Features | None = None,
+        training: bool | tf.Tensor | tf.Variable = True,
         name: str | None = None,
         device: str | None = None,
-    ):
+    ) -> None:
         """Starts a step that looks up the ids in `features`.
 
         Inside `strategy.run`, a call starts a step of the calling replica.
@@ -223,7 +226,9 @@ class StepMethods:
         )
 
     @_no_autograph
-    def apply_gradients(self, gradients: Any, name: str | None = None):
+    def apply_gradients(
+        self, gradients: Features, name: str | None = None
+    ) -> None:
         """Updates the tables with the gradients of the last dequeued step.
 
         The engine applies the update after all replicas have called

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import literals
 from tf_layoutmap.embedding import backend as embedding_backend
-from tf_layoutmap.embedding import inputs, replicas, serving, tables
+from tf_layoutmap.embedding import inputs, replicas, serving
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
+from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
-from tf_layoutmap.embedding.host import multi_process
 from tf_layoutmap.embedding.servers import backend as servers_backend
-from tf_layoutmap.embedding.spec import config, open_tables
+from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
 from tf_layoutmap.embedding.table_access import TableAccess
@@ -30,6 +30,17 @@ from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.serving import report
 from tf_layoutmap.vocabulary import first_values, open_vocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        FeatureConfigs,
+        Features,
+        Nested,
+        ShapeLike,
+        ShardCounts,
+        TableKey,
+    )
 
 _WIRE_DTYPES = ("float32", "bfloat16")
 
@@ -90,20 +101,19 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
 
     def __init__(
         self,
-        feature_config: Any,
-        optimizer: Any,
+        feature_config: FeatureConfigs,
+        optimizer: optimizer_specs.TableOptimizer | None,
         pipeline_execution_with_tensor_core: bool = False,
         *,
-        partitioner: tables.Partitioner | None = None,
+        partitioner: ShardCounts | None = None,
         out_of_range: literals.OutOfRange = "error",
         engine: literals.Engine = "auto",
-        table_dtypes: Any = None,
+        table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
         rounding_seed: int = 0,
-        vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary] | None = (
-            None
-        ),
+        vocabularies: Mapping[TableKey, open_vocabulary.OpenVocabulary]
+        | None = None,
         wire_dtype: literals.WireDtype = "float32",
-        sparse_core_embedding_config: Any = None,
+        sparse_core_embedding_config: None = None,
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
     ):
@@ -263,9 +273,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             )
         else:
             if strategy_replicas.has_processes:
-                multi_process.check_agreed_settings(
+                agreed_settings.check_agreed_settings(
                     strategy_replicas.strategy,
-                    multi_process.describe_settings(
+                    agreed_settings.describe_settings(
                         spec,
                         {
                             "over_processes": over_processes,
@@ -315,9 +325,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     @_no_autograph
     def build(
         self,
-        per_replica_input_shapes: Any = None,
+        per_replica_input_shapes: Nested[ShapeLike] | None = None,
         per_replica_batch_size: int | None = None,
-    ):
+    ) -> None:
         """Creates the variables and the engine, if they do not exist yet.
 
         If a program does not call `build`, the first `enqueue` builds the
@@ -368,7 +378,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             backend.start(self._variables)
 
     @_no_autograph
-    def __call__(self, features: Any, weights: Any = None) -> Any:
+    def __call__(
+        self, features: Features, weights: Features | None = None
+    ) -> Any:
         """Looks up activations with TensorFlow's own ops, outside of steps.
 
         See `serving_embedding_lookup`.

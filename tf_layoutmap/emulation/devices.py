@@ -1,9 +1,10 @@
-"""The logical CPUs that represent the cores and hosts of an emulated TPU.
+"""Logical CPUs that represent the cores and hosts of an emulated TPU.
 
-The first logical CPUs are the cores, so the index of an op's device is the
-index of its core. If there is one host, it is the CPU that TensorFlow's
-`get_host_for_device` returns by default. If there are several hosts, each has a
-separate logical CPU after the cores.
+The first logical CPUs represent the cores. The device index of an op is
+therefore the index of its core. If there is one host, it is represented by the
+CPU that TensorFlow's `get_host_for_device` returns by default. If there are
+several hosts, each host is represented by a separate logical CPU after the CPUs
+of the cores.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ import dataclasses
 import tensorflow as tf
 
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
-# Name of a core for code that is written for a TPU, which parses the index.
+# Device name of a core for code that requires TPU names. The code parses the
+# index of the core from the name.
 _TPU = "/job:localhost/replica:0/task:0/device:TPU:{}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The device names of the cores and hosts, in order."""
+    """The device names of all cores and of all hosts, in order."""
 
     cores: tuple[str, ...]
     hosts: tuple[str, ...]
 
     @property
     def num_cores_per_host(self) -> int:
-        """Number of cores per host, which is the same on every host."""
+        """Number of cores per host. All hosts have the same number."""
         return len(self.cores) // len(self.hosts)
 
     def tpu_name_of(self, device: str) -> str:
-        """Returns the TPU device name of a core, whose index is the core index.
+        """Returns the TPU device name of a core.
 
         >>> devices = Devices(("/job:localhost/replica:0/task:0/device:CPU:0",
         ...                    "/job:localhost/replica:0/task:0/device:CPU:1"),
@@ -41,9 +43,10 @@ class Devices:
         '/job:localhost/replica:0/task:0/device:TPU:1'
 
         Args:
-          device: `"/task:{host}/device:TPU:{core of that host}"`, as in
-            programs for a TPU, or a logical CPU that represents a core. Any
-            other device is returned unchanged.
+          device: Device of a core, either as in programs for a TPU,
+            `"/task:{host}/device:TPU:{core of that host}"`, or the logical CPU
+            that represents the core. The name of any other device is returned
+            unchanged.
 
         Raises:
           ValueError: If the emulated TPU does not have this core.
@@ -66,11 +69,11 @@ class Devices:
         return _TPU.format(host * per_host + index)
 
     def input_device_of(self, device: str) -> str:
-        """Returns the TPU device name of an input that is not on the host.
+        """Returns the TPU device name for the device of an input.
 
-        Other names are returned unchanged. A dataset that stays on the host is
-        on the first CPU, which also represents core 0. An input on this CPU is
-        therefore regarded as being on the host.
+        If the input is on the host, the name is returned unchanged. The first
+        CPU represents core 0 and also holds datasets that stay on the host. An
+        input on this CPU is therefore considered to be on the host.
 
         >>> devices = Devices(("/device:CPU:0", "/device:CPU:1"),
         ...                   ("/device:CPU:0",))
@@ -85,10 +88,10 @@ class Devices:
         return device
 
     def host_of(self, device: str) -> str | None:
-        """Returns the host of a core, or None for another device.
+        """Returns the host of a core, or None if `device` is not a core.
 
         Args:
-          device: CPU name or TPU name of the core.
+          device: CPU device name or TPU device name of the core.
         """
         for number, core in enumerate(self.cores):
             if device in (core, _TPU.format(number)):
@@ -97,10 +100,11 @@ class Devices:
 
 
 def create_devices(num_cores: int, num_hosts: int) -> Devices:
-    """Creates the logical CPUs for cores and hosts, if there are too few.
+    """Creates logical CPUs for cores and hosts, if they do not exist yet.
 
     Raises:
-      RuntimeError: If TensorFlow has already started with fewer logical CPUs.
+      RuntimeError: If TensorFlow has already started, and has too few logical
+        CPUs.
     """
     needed = num_cores + (num_hosts if num_hosts > 1 else 0)
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -111,7 +115,7 @@ def create_devices(num_cores: int, num_hosts: int) -> Devices:
                 cpu, [tf.config.LogicalDeviceConfiguration()] * needed
             )
         except RuntimeError as error:
-            # TensorFlow has started, and may still have enough logical CPUs.
+            # TensorFlow has already started, but may have enough logical CPUs.
             started_with = len(tf.config.list_logical_devices("CPU"))
             if started_with < needed:
                 raise RuntimeError(

@@ -1,15 +1,17 @@
-"""A TPUStrategy whose cores are logical CPUs.
+"""A TPUStrategy in which each core is a logical CPU.
 
-`isinstance(strategy, tf.distribute.TPUStrategy)` is True, because user programs
-and TensorFlow's TPUEmbedding check it. The implementation mirrors over devices
-like MirroredStrategy: the programs of the cores are traced one after the other
-into the caller's function, and TensorFlow runs them in parallel.
+The strategy is a subclass of tf.distribute.TPUStrategy, because user programs
+and TensorFlow's TPUEmbedding check the type. Variables are mirrored over
+devices as in a MirroredStrategy. The programs of all cores are traced one after
+the other into the caller's function, and TensorFlow runs these programs in
+parallel.
 
-The strategy also applies a rule of the TPU compiler: `enqueue`, `dequeue` and
-`apply_gradients` with the same name inside `strategy.run` are one step. The
-step trains if it has `apply_gradients`, and only looks up otherwise, regardless
-of the argument `training`. The compiler replaces the selection between the two
-mode constants by the correct constant.
+The strategy also applies a rule of the TPU compiler: inside `strategy.run`, the
+calls of `enqueue`, `dequeue` and `apply_gradients` with the same name are one
+step. If a step contains `apply_gradients`, it is a training step. Otherwise the
+step only looks up rows. The argument `training` of `enqueue` has no effect in
+such a step. In the graph, an op selects one of two mode constants; the compiler
+replaces this op by the correct constant.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import dataclasses
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -37,28 +39,28 @@ _CALLS = {
 
 @dataclasses.dataclass
 class _Step:
-    """The names of the ops that share one step name on one core.
+    """Names of the ops that have the same step name on one core.
 
-    The object holds names of ops and not ops, because an op keeps its graph
-    alive.
+    The object holds the names of ops instead of the ops, because a reference to
+    an op keeps the op's graph in memory.
 
     Attributes:
       ops: `{"enqueue", "dequeue" or "apply_gradients": name of the op}`.
-      choice: Name of the op that selects the mode of `enqueue`, if any.
+      choice: Name of the op that selects the mode of `enqueue`, or None.
     """
 
     ops: dict[str, str] = dataclasses.field(default_factory=dict)
     choice: str | None = None
 
 
-# The steps by graph, then by core and step name. Several calls of
-# `strategy.run` in one function may contain ops of the same step, because the
-# compiler compiles them as one program.
+# Maps each graph to its steps, by core and step name. If a function calls
+# `strategy.run` several times, these calls may contain ops of the same step,
+# because the TPU compiler compiles them as one program.
 _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
-    """Sets the mode of each named step from the ops that it has so far.
+    """Sets the mode of each named step, according to its ops so far.
 
     Args:
       graph: Graph that `strategy.run` traces into.
@@ -66,8 +68,8 @@ def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
       new: Operations that the program of the core has added.
 
     Raises:
-      RuntimeError: If two operations of the same kind have the same name,
-        which the TPU compiler does not support.
+      RuntimeError: If two operations of the same kind have the same step name.
+        The TPU compiler does not support this either.
     """
     by_name = _steps.setdefault(graph, {})
     for op in new:
@@ -105,8 +107,8 @@ def _add(step: _Step, op: tf.Operation, call: str):
         step.choice = mode.name
 
 
-# Inside `strategy.run`, TensorFlow's TPUEmbedding accepts only arguments of the
-# function as inputs, and recognizes them by this attribute.
+# Inside `strategy.run`, inputs of TensorFlow's TPUEmbedding must be arguments
+# of the function. TPUEmbedding recognizes the arguments by this attribute.
 _INPUT_MARK = "_tpu_input_identity"
 
 # Types of TPU ops, and of ops that may contain TPU ops.
@@ -130,30 +132,30 @@ _running = threading.local()
 def graph_of_core() -> Any:
     """Returns the graph in which `strategy.run` calls its function.
 
-    Returns None outside `strategy.run`.
+    Outside `strategy.run`, the function returns None.
     """
     return getattr(_running, "graph", None)
 
 
 class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
-    """A TPUStrategy over emulated cores, as `tlm.emulation.enable` returns it.
+    """The strategy of `tlm.emulation.enable`, with emulated TPU cores.
 
-    Outside a `tf.function`, `run` converts its function to a `tf.function`,
-    as on a TPU.
+    If `run` is called outside a `tf.function`, it converts its function to a
+    `tf.function`, as on a TPU.
     """
 
-    # MirroredExtended reads this attribute.
+    # The class MirroredExtended reads this attribute.
     _collective_key_base = 0
 
     def __init__(self, devices: Devices):
-        """Creates a strategy over the cores of `devices`, which must exist."""
-        # `TPUStrategy.__init__` requires a TPU, so it is not called.
+        """Creates a strategy. The logical CPUs of `devices` must exist."""
+        # `TPUStrategy.__init__` is not called, because it requires a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, devices))
         self._functions = weakref.WeakKeyDictionary()
-        # A core must run its programs one after the other. TensorFlow orders
-        # ops that use the same resource, and TPU ops do not use a resource.
-        # Without these variables, a `dequeue` after a loop could dequeue a
-        # batch that belongs to the loop.
+        # The `turn` variables make a core run its programs one after the other.
+        # TensorFlow orders only ops that use the same resource, and TPU ops do
+        # not use a resource. Without the variables, a `dequeue` after a loop
+        # could dequeue a batch that belongs to the loop.
         self._turns = []
         for core in devices.cores:
             with tf.device(core):
@@ -163,7 +165,13 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     )
                 )
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self,
+        fn: Callable[..., object],
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> Any:
         """Calls `fn` once for each core; see `tf.distribute.TPUStrategy.run`.
 
         Args:
@@ -171,21 +179,21 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
           args: Positional arguments of `fn`. A per-replica value passes a
             separate value to each core.
           kwargs: Keyword arguments of `fn`.
-          options: A `tf.distribute.RunOptions`. It is ignored: shapes are
-            dynamic on CPUs, and XLA is not used.
+          options: A `tf.distribute.RunOptions`. The options have no effect,
+            because shapes are dynamic on CPUs, and XLA is not used.
 
         Returns:
-          The return values of `fn`, by replica.
+          The return value of `fn` on each replica.
 
         Raises:
-          RuntimeError: If the caller is compiled with `jit_compile=True`.
+          RuntimeError: If the calling function has `jit_compile=True`.
         """
         if not tf.executing_eagerly():
             return self._run_in_graph(fn, args, kwargs)
         function = self._functions.get(fn)
         if function is None:
-            # The reference is weak, because the cached function must not keep
-            # its key alive.
+            # The reference is weak, so that the cached function does not keep
+            # its own key in memory.
             fn_ref = weakref.ref(fn)
 
             @tf.function
@@ -217,8 +225,9 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     _mark_input, (args, kwargs)
                 )
                 result = fn(*args, **kwargs)
-            # If replicas wait for each other, the trace of one replica's
-            # program is suspended while another replica's program is traced.
+            # Ops of other cores are excluded. The graph contains such ops if
+            # replicas wait for each other, because the program of another
+            # replica is then traced in the meantime.
             others = {
                 one
                 for one in self.extended.worker_devices
@@ -270,11 +279,11 @@ def _mark_input(value: Any) -> Any:
 
 
 class _Extended(tf_private.MirroredExtended):
-    """The extended strategy, which mirrors over the cores of the hosts."""
+    """Implementation of the strategy, with variables mirrored over cores."""
 
     def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
-        # ReductionToOneDevice sums in the order of replicas, so that repeated
-        # runs are bitwise identical.
+        # ReductionToOneDevice is used because it sums in the order of replicas,
+        # so that repeated runs are bitwise identical.
         super().__init__(
             strategy,
             devices=list(devices.cores),
@@ -291,13 +300,13 @@ class _Extended(tf_private.MirroredExtended):
         return self._devices_of_tpu.num_cores_per_host
 
     def tpu_name_of(self, device: str) -> str:
-        """Returns the device name of a core in programs for a TPU."""
+        """Returns the TPU device name of a core."""
         return self._devices_of_tpu.tpu_name_of(device)
 
     @property
     def tpu_hardware_feature(self):
-        """The features of a chip with TPUEmbedding and no SparseCore."""
-        # HardwareFeature reads only these two fields of a proto.
+        """Hardware features of a chip with TPUEmbedding, without SparseCore."""
+        # HardwareFeature expects a proto, and reads only these two fields.
         return tf.tpu.experimental.HardwareFeature(
             types.SimpleNamespace(
                 embedding_feature=1, num_embedding_devices_per_chip=0
@@ -305,10 +314,10 @@ class _Extended(tf_private.MirroredExtended):
         )
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        # A structure of distributed values is not a distributed value. Keras'
-        # `fit` reduces a batch to its mean, which a TPUStrategy returns
-        # unchanged. A MirroredStrategy would convert the ids to floats, and
-        # would fail for ragged ids.
+        # Keras' `fit` reduces each batch to its mean. A batch is a structure of
+        # distributed values, and not itself a distributed value. As in a
+        # TPUStrategy, the batch is returned unchanged. A MirroredStrategy would
+        # convert the ids to floats, and would raise an error for ragged ids.
         if not isinstance(value, tf.distribute.DistributedValues):
             return tf_private.reduce_non_distributed_value(
                 reduce_op, value, destinations, self._num_replicas_in_sync
@@ -331,7 +340,8 @@ class _Extended(tf_private.MirroredExtended):
         return dataset
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs):
-        # The shard of a table exists only on its host and is not mirrored.
+        # Shards of tables are not mirrored, because each shard exists only on
+        # its host.
         if kwargs.pop("skip_mirrored_creator", False):
             return next_creator(**kwargs)
         return super()._create_variable(next_creator, **kwargs)

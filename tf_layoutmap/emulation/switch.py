@@ -14,9 +14,9 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
-# If one of these ops has a kernel before the emulation's kernels are loaded,
-# the process has a TPU runtime. All ops are checked, because TPU runtimes
-# register kernels for different ops.
+# If one of these ops has a kernel before the emulation loads its own kernels,
+# the process has a TPU runtime. All these ops are checked, because not every
+# TPU runtime registers kernels for the same ops.
 _FOREIGN_OPS = (
     "ConfigureTPUEmbedding",
     "ConfigureDistributedTPU",
@@ -45,7 +45,7 @@ class _Process:
     """The state of the emulation in this process.
 
     Attributes:
-      strategy: The last strategy that `enable` created.
+      strategy: The strategy that `enable` created most recently, or None.
       is_enabled: Whether the emulation is enabled.
       is_loaded: Whether the CPU kernels are loaded.
     """
@@ -66,11 +66,12 @@ def enable(
 ) -> EmulatedTPUStrategy:
     """Runs TensorFlow's TPU embedding ops on the CPU, in this process.
 
-    Call it at the start of a program, where a Cloud TPU program connects to
-    its TPU, and use the returned strategy instead of a TPUStrategy. The
-    function loads CPU kernels for TensorFlow's TPU ops, which remain loaded
-    until the process ends. It also splits the CPU into logical devices, which
-    TensorFlow supports only before its first operation.
+    Call this function at the start of a program, where a Cloud TPU program
+    connects to its TPU. Use the returned strategy instead of a TPUStrategy. The
+    function loads CPU kernels for TensorFlow's TPU ops. The kernels remain
+    loaded until the process ends. The function also splits the CPU into logical
+    devices. TensorFlow can create logical devices only before its first
+    operation.
 
     ```python
     strategy = tlm.emulation.enable(num_cores=2)
@@ -79,24 +80,26 @@ def enable(
     ```
 
     Args:
-      num_cores: Number of replicas of the strategy, each on a logical CPU.
-      num_hosts: Number of hosts that the tables are sharded over. `num_cores`
-        must be a multiple of it.
-      deadline: Timeout in seconds. An op that waits longer for another op
-        raises `tf.errors.DeadlineExceededError` with a report of the queues.
-        A TPU would wait forever.
+      num_cores: Number of replicas of the strategy. Each replica is on a
+        separate logical CPU.
+      num_hosts: Number of hosts over which the tables are sharded. `num_cores`
+        must be a multiple of `num_hosts`.
+      deadline: Timeout in seconds. If an op waits longer for another op, it
+        raises `tf.errors.DeadlineExceededError` with a report about the queues.
+        On a real TPU, the op would wait without a timeout.
 
     Returns:
-      A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)`
-      is True. Another call with the same numbers returns the same strategy.
+      A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)` is
+      True. Another call with the same number of cores and hosts returns the
+      same strategy.
 
     Raises:
       TypeError: If an argument is not a number.
       ValueError: If `num_cores` is not a multiple of `num_hosts`, or a number
         is out of range.
-      RuntimeError: If the process has a TPU runtime, if TensorFlow has
-        already started and has too few logical CPUs, or if the emulation was
-        enabled with other numbers.
+      RuntimeError: If the process has a TPU runtime, if TensorFlow has already
+        started and has too few logical CPUs, or if the emulation was enabled
+        with another number of cores or hosts.
     """
     _check_numbers(num_cores, num_hosts, deadline)
     if _process.strategy is not None:
@@ -119,11 +122,12 @@ def enable(
 
 
 def disable() -> None:
-    """Discards the emulated TPU and its tables, and removes the patches.
+    """Disables the emulation, and discards its tables.
 
-    The kernels and the logical CPUs remain, because TensorFlow does not support
-    their removal. Without an embedding the kernels only raise errors. The
-    function does nothing if the emulation is not enabled.
+    The function removes the patches of TensorFlow. The kernels and the logical
+    CPUs remain, because TensorFlow does not support removing kernels and
+    logical CPUs. After this call, the kernels raise errors. If the emulation is
+    not enabled, the function does nothing.
     """
     if not _process.is_enabled:
         return
@@ -139,7 +143,10 @@ def enabled(
     *,
     deadline: float = 60.0,
 ) -> Iterator[EmulatedTPUStrategy]:
-    """Enables the emulation for a `with` block, and disables it afterwards."""
+    """Enables the emulation in a `with` block.
+
+    The arguments are the same as for `enable`.
+    """
     strategy = enable(num_cores, num_hosts, deadline=deadline)
     try:
         yield strategy
@@ -148,9 +155,10 @@ def enabled(
 
 
 def initialize_tpu_system() -> None:
-    """Discards the embedding and its tables, so that another can be built.
+    """Discards the embedding, so that a program can build another embedding.
 
-    For a real TPU, call `tf.tpu.experimental.initialize_tpu_system` instead.
+    The tables of the embedding are also discarded. For a real TPU, call
+    `tf.tpu.experimental.initialize_tpu_system` instead.
 
     Raises:
       RuntimeError: If the emulation is not enabled.
@@ -160,7 +168,7 @@ def initialize_tpu_system() -> None:
 
 
 def reset() -> None:
-    """Discards the steps in flight, for example after an error; keeps tables.
+    """Discards all steps in flight, for example after an error.
 
     Raises:
       RuntimeError: If the emulation is not enabled.
@@ -170,7 +178,7 @@ def reset() -> None:
 
 
 def report() -> str:
-    """Returns a text that lists the queue of each core and the waiting calls.
+    """Returns a description of each core's queue and of the waiting calls.
 
     Raises:
       RuntimeError: If the emulation is not enabled.

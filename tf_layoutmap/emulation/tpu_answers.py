@@ -1,17 +1,18 @@
-"""Replacements of TensorFlow functions that the emulation installs.
+"""Replacements for functions of TensorFlow, which the emulation installs.
 
 Programs for a TPU call three kinds of TensorFlow functions: functions that
 return the host of a core, functions that return whether the caller is inside
 `strategy.run`, and functions that run code on the host from inside
-`strategy.run`. The replacements handle emulated cores, for TensorFlow's
-`TPUEmbedding` and for the `TPUEmbedding` of this package. They call the
-original function for all other devices and strategies.
+`strategy.run`. The replacements handle calls for emulated cores, both from
+TensorFlow's `TPUEmbedding` and from the `TPUEmbedding` of this package. For all
+other devices and strategies, the replacements call the original functions.
 
 Another patch makes TensorFlow's TPU optimizers work with every protobuf
-version. They assign a bool to the enum `low_dimensional_packing_status`, for
-which protobuf 7.34 and later raise a `TypeError`, so that no stock
-`TPUEmbedding` can be built. The patch assigns an int instead: the numbers 0 and
-1 of the enum have the same meaning as False and True.
+version. TensorFlow's optimizers assign a bool to the enum
+`low_dimensional_packing_status`. With protobuf 7.34 and later, this assignment
+raises a `TypeError`, and TensorFlow's `TPUEmbedding` cannot be built. The patch
+assigns an int instead. In this enum, the numbers 0 and 1 have the same meaning
+as False and True.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _emulated: Devices | None = None
 
 
 def install(devices: Devices) -> None:
-    """Installs the replacements for `devices` until `uninstall`."""
+    """Installs the replacements, which handle the cores in `devices`."""
     global _emulated
     _emulated = devices
     batches.set_emulated(
@@ -51,9 +52,9 @@ def uninstall() -> None:
 def host_of(
     original: Callable[..., str], device: str, device_index: int = 0
 ) -> str:
-    """Returns the CPU of the host that a core belongs to."""
+    """Returns the CPU that represents the host of a core."""
     host = None
-    # A single host is the CPU that TensorFlow returns by default.
+    # If there is only one host, TensorFlow itself returns the correct CPU.
     if _emulated is not None and len(_emulated.hosts) > 1:
         host = _emulated.host_of(device)
     return host or original(device, device_index)
@@ -84,9 +85,9 @@ def check_on_host(
     flat_inputs: Any,
     flat_paths: Any,
 ) -> None:
-    """Checks that inputs are not on a core."""
-    # The original function searches for names of TPUs, and emulated cores are
-    # CPUs.
+    """Checks that all inputs are on the host, and not on a core."""
+    # The original function searches for device names of TPUs, but emulated
+    # cores have device names of CPUs.
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
         batches.check_on_host(list(zip(flat_paths, flat_inputs, strict=True)))
     else:
@@ -102,7 +103,7 @@ def enqueue(
     name: str | None = None,
     device: str | None = None,
 ) -> None:
-    """Enqueues on the core with the given CPU name or TPU name."""
+    """Enqueues on a core. `device` is the CPU name or TPU name of the core."""
     strategy = embedding._strategy
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)
@@ -110,7 +111,7 @@ def enqueue(
 
 
 class _WithEnum:
-    """A proxy of an optimizer that only converts its packing status to int."""
+    """A proxy of an optimizer, whose packing status is an int."""
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer
@@ -123,13 +124,13 @@ class _WithEnum:
 
 
 def write(original: Callable[..., Any], optimizer: Any, parameters: Any) -> Any:
-    """Writes the config of an optimizer without changing the optimizer."""
+    """Writes the config of an optimizer, with its packing status as an int."""
     return original(_WithEnum(optimizer), parameters)
 
 
 @contextlib.contextmanager
 def enum_patch_installed() -> Iterator[None]:
-    """Installs the patch of TensorFlow's optimizers for a `with` block."""
+    """Installs the patch for TensorFlow's optimizers in a `with` block."""
     engine.install(runtime_rows.ENUM)
     try:
         yield

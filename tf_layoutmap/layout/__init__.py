@@ -1,11 +1,14 @@
 """Keras models whose weights are placed on a DTensor mesh by name.
 
 Start with `layout_map.LayoutMap` and `layout_map_scope.layout_map_scope`.
-`assignments` selects the layout of each variable, `mesh_step` runs a step on
-the mesh. `mesh` contains tensors and variables on a mesh, `ops` the corrected
-TensorFlow ops, `replication` the fallback for ops that DTensor cannot shard,
-`processes` the checks between processes, and `keras3` and `tf_keras` the
-integration with both Keras versions.
+`assignments` selects the layout of each variable. `mesh_step` runs a step on
+the mesh. The packages contain the following:
+
+* `mesh`: tensors and variables on a mesh.
+* `ops`: corrected TensorFlow ops.
+* `replication`: the fallback for ops that DTensor cannot shard.
+* `processes`: checks that all processes run the same steps.
+* `keras3` and `tf_keras`: the integration with both versions of Keras.
 """
 
 from typing import TYPE_CHECKING

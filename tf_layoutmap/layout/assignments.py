@@ -1,10 +1,10 @@
 """Selection and validation of the layout of each variable.
 
-Layouts are selected from names and shapes alone; nothing is allocated.
-`assign` also checks the limits of DTensor when a layer is built. TensorFlow
-would report them in the middle of a training step, with the name of an op.
-Each problem names the layer, the variable and the layout, and suggests a
-change.
+Only names and shapes are used to select a layout, and no variable is allocated.
+When a layer is built, `assign` also checks whether DTensor supports the layouts
+of its weights. Without this check, TensorFlow would raise an error only during
+a training step, and the error would name an op instead of a layer. Each problem
+description names the layer, the variable and the layout, and suggests a change.
 """
 
 import dataclasses
@@ -42,8 +42,9 @@ CONVOLUTIONS = (
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
-# Layers that DTensor computes correctly only on unsharded samples;
-# `keras3/step.py` and `tf_keras/calls.py` pin their inputs and outputs.
+# DTensor computes these layers correctly only if each sample is unsharded.
+# `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of their
+# inputs and outputs.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
     keras.layers.RNN,
@@ -61,11 +62,12 @@ BATCH_PARALLEL = (
 
 
 def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
-    """Returns whether `layer` is an instance of `kinds` in Keras 3 or tf_keras.
+    """Returns whether `layer` has a class of `kinds`, in Keras 3 or tf_keras.
 
     Args:
       layer: A layer.
-      kinds: Layer classes of Keras 3. Classes of tf_keras match by name.
+      kinds: Layer classes of Keras 3. A layer of tf_keras matches if its class,
+        or a base class, has the same name as one of them.
     """
     return isinstance(layer, kinds) or any(
         base.__module__.startswith("tf_keras.")
@@ -77,9 +79,10 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
 def gathers_weights(layer: Any) -> bool:
     """Returns whether the weights of a layer are gathered for each call.
 
-    DTensor supports only unsharded convolution kernels, and cannot split
-    sharded gates. The Embedding of Keras 3 looks up rows on the device that
-    holds them; the Embedding of tf_keras needs the full table.
+    DTensor supports only unsharded convolution kernels, and cannot split the
+    sharded gate weights of a recurrent layer. The Embedding layer of Keras 3
+    looks up each row on the device that holds it. The Embedding layer of
+    tf_keras needs the full table.
     """
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
@@ -92,13 +95,13 @@ def gathers_weights(layer: Any) -> bool:
 def weight_problems(
     layer: Any, variable: Any, axes: tuple[str | None, ...], strict: bool
 ) -> list[str]:
-    """Returns why `layer` cannot use `variable` with the layout `axes`.
+    """Returns the reasons why `layer` cannot use `variable` with a layout.
 
     Args:
       layer: Layer of Keras 3 or tf_keras.
       variable: A weight of the layer.
       axes: Mesh axis of each dimension.
-      strict: Whether weights must not be gathered for a layer.
+      strict: Whether a weight that must be gathered for `layer` is a problem.
 
     Returns:
       One clause per problem; empty if the layer supports the layout.
@@ -142,8 +145,8 @@ def _named(layer: Any) -> str:
 
 dtensor = tf.experimental.dtensor
 
-# Attributes in which layers of Keras 3 and tf_keras keep the variables that
-# they created.
+# Attributes in which layers of Keras 3 and tf_keras store the variables that
+# they create.
 _VARIABLE_LISTS = (
     "_trainable_variables",
     "_non_trainable_variables",
@@ -153,14 +156,14 @@ _VARIABLE_LISTS = (
 
 
 class Names(Protocol):
-    """Names of variables as `assign` uses them, for example `ObjectPaths`."""
+    """Interface for the names of variables that `assign` uses."""
 
     def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
         """Returns all names; the first one is the preferred key."""
         ...
 
     def aliases(self, variable: Any, owner: Any, /) -> Collection[str]:
-        """Returns the names that omit the name of a model."""
+        """Returns names of a variable that omit the name of an inner model."""
         ...
 
     def all_names(self) -> Collection[str]:
@@ -179,9 +182,10 @@ class LayoutAssignment:
     Attributes:
       variable: The Keras variable.
       names: All names of the variable; the first one is the preferred key.
-      pattern: The key of the map that matches. None if no key matches, and for
-        state (seeds, metrics, optimizers), which has no keys.
-      shadowed: Later keys of the map that match, too.
+      pattern: The key of the map that matches. None if no key matches, or if
+        the variable is state (a seed, or a variable of a metric or optimizer),
+        because layout maps have no keys for state.
+      shadowed: Keys of the map that also match, but come after `pattern`.
       axes: Mesh axis of each dimension.
       layout: `dtensor.Layout`; None if there are problems.
       bytes_per_device: Bytes that one device will hold.
@@ -244,7 +248,7 @@ def assign(
             axes = axes_of_layout(given)
             layouts[axes] = given
         elif given is not None:
-            # A TensorLayout that was passed to `add_weight`.
+            # `given` is a TensorLayout that user code passed to `add_weight`.
             axes = tuple(given.axes)
             if given.device_mesh is not None and (
                 device_mesh.to_dtensor_mesh(given.device_mesh) != mesh
@@ -300,9 +304,10 @@ def _find(
 ) -> key_matching.Match | None:
     """Returns the key that matches a variable.
 
-    A name that omits the name of an inner model is used only if no key matches
-    a full name. Thus `^dense/kernel$` does not select the weight of a model
-    `ffn` that `^ffn/dense/kernel$` selects.
+    Some names of a variable omit the name of an inner model. They are used only
+    if no key matches a full name. For example, if `^ffn/dense/kernel$` selects
+    a weight of the inner model `ffn`, then `^dense/kernel$` does not select
+    this weight.
     """
     keys = layout_map._names_to_match(variable.path, names)
     others = paths.all_names()
@@ -322,9 +327,10 @@ def num_bytes(shape: tuple[int, ...], dtype: str) -> int:
 
 
 def owner_of(variable: Any) -> tuple[Any, bool]:
-    """Returns the layer that created a variable, and whether it is state.
+    """Returns the layer of `variable`, and whether `variable` is state.
 
-    State has no keys in a layout map: seeds, metrics, optimizer counters.
+    State variables are seeds, and variables of metrics and optimizers. Layout
+    maps have no keys for them.
     """
     reference = getattr(variable, "_mesh_owner", None)
     return (
@@ -356,7 +362,7 @@ def _match_problems(layout_map: Any, match: key_matching.Match) -> list[str]:
 
 
 def raise_problems(assigned: Iterable[LayoutAssignment]) -> None:
-    """Raises one `ValueError` with the problems of all `assigned`, if any."""
+    """Raises a `ValueError` with the problems of all assignments, if any."""
     lines = [
         f"  {p.name} {tuple(p.variable.shape)} with layout {p.axes}"
         f"{'' if p.pattern is None else f' from key {p.pattern!r}'}: "

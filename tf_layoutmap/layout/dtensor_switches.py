@@ -1,13 +1,15 @@
 """Checks that two unsafe passes of DTensor are disabled.
 
-By default DTensor combines the all-reduces of a step. A read that follows a
-write may then return the value before the write, and training with clipped
-gradients computes wrong results without an error. By default DTensor also
-moves a mesh axis between two dimensions with an all-to-all, which permutes the
-elements of tensors with four or more dimensions, for example in attention.
-Environment variables disable both passes. `import tf_layoutmap` sets them, but
-DTensor reads each variable only once, at its first use. Therefore only a test
-run shows whether they were set in time.
+By default DTensor combines the all-reduces of a step. In this mode, a read that
+follows a write may return the value from before the write. Training with
+clipped gradients then computes wrong results without an error. By default
+DTensor also uses an all-to-all operation to move a mesh axis from one dimension
+to another. This operation permutes the elements of tensors with four or more
+dimensions, which are used in attention, for example. Environment variables
+disable both passes. `import tf_layoutmap` sets them, but DTensor reads each
+variable only once, at its first use. If DTensor was used before the import, the
+variables have no effect, so this module runs small programs to find out whether
+the passes are disabled.
 """
 
 import os
@@ -46,15 +48,15 @@ def self_check(mesh: Mesh | None = None) -> str:
     ```
 
     Args:
-      mesh: `dtensor.Mesh` to run on. None creates a mesh of all local devices
-        of one type: TPU, else GPU, else CPU.
+      mesh: `dtensor.Mesh` to run on. None creates a mesh of all local TPUs. If
+        there are no TPUs, the mesh consists of all local GPUs or CPUs.
 
     Returns:
       A sentence that describes what was checked.
 
     Raises:
-      RuntimeError: If a read in this process returns the value before a write,
-        or a relayout moves elements to wrong positions.
+      RuntimeError: If a read in this process does not return the value that was
+        written before, or a relayout moves elements to wrong positions.
     """
     if mesh is None:
         mesh = _mesh_of_all_devices()
@@ -83,7 +85,7 @@ def self_check(mesh: Mesh | None = None) -> str:
 
 
 def _mesh_of_all_devices() -> Mesh:
-    """Returns a mesh over all local TPUs, else GPUs, else CPUs."""
+    """Returns a mesh of all local TPUs, GPUs or CPUs, in this order."""
     kinds = ("TPU", "GPU", "CPU")
     kind = next(k for k in kinds if tf.config.list_logical_devices(k))
     count = len(tf.config.list_logical_devices(kind))
@@ -109,7 +111,7 @@ def _relayout_is_wrong(mesh: Mesh, axis: str, size: int) -> bool:
 
 
 def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
-    """Returns the number of reads that returned the value before a write."""
+    """Returns the number of reads that did not return the written value."""
     layout = dtensor.Layout([axis], mesh)
 
     def zeros() -> Any:
@@ -126,8 +128,9 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
-        # Each gradient has one all-reduce, which precedes the writes. The
-        # combined all-reduce runs after writes that do not depend on it.
+        # If each gradient has a separate all-reduce, all of them run before the
+        # writes. If DTensor combines them, the combined all-reduce runs after
+        # some of the writes.
         scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)
@@ -135,7 +138,7 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     with tracing.default_mesh(mesh):
         step(*gradients)
-    # With several clients, each client compares its local shards.
+    # If there are several clients, each client compares only its local shards.
     return sum(
         not all(
             np.array_equal(a, b) and np.any(a)

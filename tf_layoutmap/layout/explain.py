@@ -39,7 +39,7 @@ class VariableReport:
       dtype: Keras' name of the dtype.
       pattern: The key that matches; None if the variable is replicated because
         no key matches.
-      shadowed: Later keys that match, too.
+      shadowed: Keys that also match, but come after `pattern`.
       axes: Mesh axis of each dimension.
       bytes_per_device: Bytes that one device holds; 0 if there are problems.
       bytes_total: Bytes of the unsharded variable.
@@ -63,11 +63,11 @@ class VariableReport:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """A report on all variables of a model.
+    """A report on the layouts of all variables of a model.
 
     Attributes:
       variables: A `VariableReport` per variable, in the order of the model.
-      unused: Keys that select no layout, with the reason.
+      unused: Maps each key that selects no layout to the reason.
       mesh: Size of each mesh axis.
       unbuilt: Names of layers that are not built yet.
       replicated_ops: A `ReplicatedOp` for each operation that was replicated
@@ -113,7 +113,8 @@ class Explanation:
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain data that can be converted to JSON."""
         plain = dataclasses.asdict(self)
-        # The old name is kept until version 0.2, like `VariableReport.losers`.
+        # `losers` is the old name of `shadowed`. It remains until version 0.2,
+        # like the attribute `VariableReport.losers`.
         for variable in plain["variables"]:
             variable["losers"] = variable["shadowed"]
         return plain
@@ -183,9 +184,9 @@ def _size(num_bytes: int) -> str:
 def explain(layout_map: LayoutTable, model: Any) -> Explanation:
     """Returns a report of the layouts that `layout_map` gives to `model`.
 
-    Nothing is allocated, so a model that was created under the scope can be
-    explained before its first step. A model that was created without a scope
-    can be explained, too.
+    This method allocates no variables, so it can explain a model that was
+    created under the scope before the first step of the model. It can also
+    explain a model that was created without a scope.
 
     ```python
     report = layout_map.explain(model)

@@ -1,4 +1,4 @@
-"""Matching of variable names with stored patterns, without TensorFlow.
+"""Matches variable names with stored patterns, without TensorFlow.
 
 A key is the name of a variable. A pattern is a stored entry of a layout map: a
 plain name or a regular expression.
@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from tf_layoutmap._core import checks, lazy
 
-# "match" matches from the start of the key, as tf.keras.dtensor did. "search"
-# matches anywhere in the key, as keras.distribution documents. "fullmatch"
-# matches the full key, as keras.distribution does in practice.
+# "match" requires a match at the start of the key, as in tf.keras.dtensor.
+# "search" accepts a match anywhere in the key, as the documentation of
+# keras.distribution describes. "fullmatch" requires that the full key matches,
+# as the implementation of keras.distribution does.
 MODES = ("match", "search", "fullmatch")
 
 
 class Match(NamedTuple):
-    """The selected pattern, the key, and the other patterns that match."""
+    """The selected pattern, the key, and the other matching patterns."""
 
     pattern: str
     key: str
@@ -27,7 +28,7 @@ class Match(NamedTuple):
 
 
 class PatternTable:
-    """Patterns in the order in which they were added.
+    """A list of patterns, in the order in which they were added.
 
     >>> table = PatternTable(["d1.kernel", "d.*"])
     >>> table.find(["d1.kernel"])
@@ -52,7 +53,7 @@ class PatternTable:
             self.add(pattern)
 
     def add(self, pattern: str) -> None:
-        """Adds `pattern` after all others.
+        """Adds `pattern` after all other patterns.
 
         Raises:
           TypeError: If `pattern` is not a string.
@@ -94,10 +95,10 @@ class PatternTable:
         return getattr(compiled, self.mode)
 
     def _any_pattern(self) -> re.Pattern[str]:
-        """Returns a pattern that matches every key that any pattern matches."""
+        """Returns a combined pattern, which matches if any pattern matches."""
         if self._any is None:
-            # In an alternation, groups get other numbers, and flags apply to
-            # all alternatives.
+            # Patterns with groups or flags cannot be combined: groups would get
+            # other numbers, and flags would apply to all patterns.
             plain = not any(
                 p.groups or p.flags != re.UNICODE
                 for p in self._compiled.values()
@@ -112,10 +113,11 @@ class PatternTable:
     def find(
         self, keys: Sequence[str], *, names_of_others: Container[str] = ()
     ) -> Match | None:
-        """Returns the pattern for a variable that has all of `keys`.
+        """Returns the pattern that matches a variable with the names `keys`.
 
-        A pattern that is equal to one of the keys has precedence. Otherwise the
-        first added pattern that matches one of the keys is returned.
+        A pattern that is equal to one of the keys has precedence. Otherwise, of
+        the patterns that match one of the keys, the pattern that was added
+        first is returned.
 
         >>> table = PatternTable(["emb/embeddings"])
         >>> table.find(["emb/embeddings_scale"],
@@ -129,11 +131,12 @@ class PatternTable:
 
         Returns:
           The matching pattern, the key that it matches, and the shadowed
-          patterns, which match, too. None if no pattern matches.
+          patterns, which also match but do not have precedence. None if no
+          pattern matches.
         """
         exact = next((key for key in keys if key in self._compiled), None)
-        # Most variables match no pattern, so one combined pattern is tried
-        # first.
+        # Most variables match no pattern. Therefore, one combined pattern is
+        # tried before the separate patterns.
         matches_any = self._matcher(self._any_pattern())
         keys = [key for key in keys if key == exact or matches_any(key)]
         fitting: list[tuple[str, str]] = []
@@ -156,7 +159,7 @@ class PatternTable:
 def check_single_match(match: Match) -> None:
     """Raises a `ValueError` if several patterns match the key of `match`.
 
-    A pattern that is equal to the key never raises.
+    If a pattern is equal to the key, no error is raised.
     """
     if match.shadowed and match.pattern != match.key:
         patterns = ", ".join(repr(p) for p in (match.pattern, *match.shadowed))

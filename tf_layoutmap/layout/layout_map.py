@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import contextlib
+from typing import TYPE_CHECKING, Self
 
+from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
 
 if TYPE_CHECKING:
+    from tf_layoutmap._core.types import KerasLayer
     from tf_layoutmap.layout.explain import Explanation
 
 
 class LayoutMap(LayoutTable):
     """Maps the names of variables to `tf.experimental.dtensor.Layout`s.
 
-    A stored key is a plain name or a regular expression. A lookup by name
-    returns the layout of the equal key if it exists. Otherwise it returns the
-    layout of the first key, in insertion order, that matches from the start of
-    the name, or None.
+    A stored key is a plain name or a regular expression. If a key is equal to a
+    name, a lookup of the name returns the layout of this key. Otherwise, it
+    returns the layout of the first key, in insertion order, that matches from
+    the start of the name. If no key matches, it returns None.
 
     ```python
     layout_map = tlm.LayoutMap(mesh=mesh)
@@ -33,25 +36,31 @@ class LayoutMap(LayoutTable):
     again.
     """
 
-    def scope(self, **options: Any) -> Any:
-        """Returns `tlm.layout_map_scope(self, **options)`."""
-        # The import is here because it imports Keras.
+    def scope(
+        self, *, init: literals.Init = "sharded", batch_dim: str | None = None
+    ) -> contextlib.AbstractContextManager[Self]:
+        """Returns the context manager `tlm.layout_map_scope` for this map.
+
+        Arguments are the same as for `tlm.layout_map_scope`.
+        """
+        # The import is inside the method because the module imports Keras.
         from tf_layoutmap.layout.layout_map_scope import layout_map_scope
 
-        return layout_map_scope(self, **options)
+        return layout_map_scope(self, init=init, batch_dim=batch_dim)
 
-    def explain(self, model: Any) -> Explanation:
+    def explain(self, model: KerasLayer) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.
 
-        Nothing is allocated. `print` shows the report as a table.
+        Nothing is allocated. When the report is printed, it is shown as a
+        table.
 
         Args:
           model: A Keras model or layer, created with or without the scope.
 
         Returns:
-          An `Explanation`. It lists for each variable the key that matches,
-          the keys that it shadows, the layout and the bytes per device, and
-          it lists the keys that match no variable.
+          An `Explanation`. For each variable, the report lists the key that
+          matches, the keys that this key shadows, the layout and the bytes per
+          device. It also lists the keys that match no variable.
 
         Raises:
           TypeError: If `model` is not a layer.

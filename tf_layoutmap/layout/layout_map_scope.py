@@ -1,8 +1,10 @@
 """The scope that places the weights of Keras models on a mesh.
 
-A `keras.distribution.LayoutMap` is read as a `LayoutTable`. Its keys match as
-in Keras: a key must match the full path of a variable.
+`as_table` converts a `keras.distribution.LayoutMap` to a `LayoutTable`. Its
+keys match as in Keras: a key must match the full path of a variable.
 """
+
+from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator, Sequence
@@ -23,7 +25,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     to_dtensor_mesh,
 )
 
-# Attribute of a Keras layout map that holds its adapter.
+# Attribute of a Keras layout map that holds its `_KerasLayoutTable`.
 _TABLE = "_tf_layoutmap_table"
 
 
@@ -31,7 +33,7 @@ def as_table(layout_map: Any) -> LayoutTable:
     """Returns the `LayoutTable` of a layout map of this package or of Keras.
 
     Raises:
-      TypeError: If `layout_map` is neither of them.
+      TypeError: If `layout_map` is not a layout map.
     """
     if isinstance(layout_map, LayoutTable) or not isinstance(
         layout_map, keras.distribution.LayoutMap
@@ -47,7 +49,7 @@ def as_table(layout_map: Any) -> LayoutTable:
 
 
 class _KerasLayoutTable(LayoutTable):
-    """The keys of a Keras layout map, which the program can still change.
+    """The entries of a Keras layout map, which user code can still change.
 
     Exactly one key may match the full path that Keras gives to a variable.
     """
@@ -63,7 +65,7 @@ class _KerasLayoutTable(LayoutTable):
         self._synchronize()
 
     def _synchronize(self) -> None:
-        """Applies changes of the Keras map since the last call."""
+        """Copies the entries that user code has changed since the last call."""
         current = dict(self._keras_map.items())
         if list(current) == list(self._layouts) and all(
             self._layouts[key] is layout for key, layout in current.items()
@@ -111,7 +113,8 @@ class _KerasLayoutTable(LayoutTable):
         return layout
 
 
-# The scope yields the map that was passed, with the same type.
+# The type of the map that is passed to the scope. The scope yields the same
+# map.
 AnyLayoutMap = TypeVar(
     "AnyLayoutMap", bound=LayoutTable | keras.distribution.LayoutMap
 )
@@ -126,9 +129,9 @@ def layout_map_scope(
 ) -> Iterator[AnyLayoutMap]:
     """Places the weights of layers that are created in the scope on a mesh.
 
-    Each weight becomes a `dtensor.DVariable` with the layout that `layout_map`
-    has for its name. A weight without a layout is replicated. Weights may be
-    built inside the scope or later.
+    Each weight becomes a `dtensor.DVariable`. Its layout is the layout that
+    `layout_map` returns for its name. If the map has no layout for a weight,
+    the weight is replicated. Weights may be built inside the scope or later.
 
     A weight `kernel` of a layer `d1` has these names:
 
@@ -136,8 +139,9 @@ def layout_map_scope(
       `"blocks.0.d1.kernel"`;
     * in Functional and Sequential models, the name of the layer, then
       attribute names: `"d1.kernel"`;
-    * in all models, the path of the variable in Keras, `"model/d1/kernel"`,
-      also without the name of the model, and with dots.
+    * in all models, the path of the variable in Keras, `"model/d1/kernel"`. The
+      path can also be written without the name of the model, or with dots
+      instead of slashes.
 
     ```python
     layout_map = tlm.LayoutMap(mesh=mesh)
@@ -182,8 +186,8 @@ def prepared_context(
 ) -> MeshContext:
     """Prepares the process for DTensor and returns a context for new models.
 
-    Arguments and errors are the same as for `layout_map_scope`, except that
-    `layout_map` is the result of `as_table`.
+    The arguments and errors are the same as for `layout_map_scope`, except that
+    `layout_map` must be a result of `as_table`.
     """
     checks.check_one_of("init", init, initial_values.INITS)
     context = MeshContext(layout_map, init, batch_dim)

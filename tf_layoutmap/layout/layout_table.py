@@ -1,7 +1,9 @@
 """Table of layouts by variable name: `LayoutMap` without Keras."""
 
+from __future__ import annotations
+
 import collections.abc
-from typing import Any
+from typing import Any, TypeVar, cast, overload
 
 import tensorflow as tf
 
@@ -12,24 +14,27 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, prepare_process
 
 dtensor = tf.experimental.dtensor
 
+_Default = TypeVar("_Default")
+
 
 class LayoutTypeError(TypeError, ValueError):
     """Error for a value that is not a layout.
 
-    It is a `TypeError`, and also a `ValueError`, which tf.keras raised here.
+    The class is a `TypeError`. It is also a `ValueError`, because tf.keras
+    raised a `ValueError` in this case.
     """
 
 
 class LayoutTable(collections.abc.MutableMapping[str, Any]):
-    """Stored keys with their layouts, and the lookup by name.
+    """A mapping from keys to layouts, which can be looked up by variable name.
 
-    The base class of `tlm.LayoutMap`. It does not need Keras: `scope` and
-    `explain` are defined in the subclass, because the modules that implement
-    them import this module.
+    This is the base class of `tlm.LayoutMap`, and does not import Keras.
+    `scope` and `explain` are defined in the subclass, because the modules that
+    implement these methods import this module.
     """
 
-    # Whether a name that two keys match raises an error even if the map is not
-    # strict.
+    # Whether to raise an error if two keys match the same name, even if the map
+    # is not strict.
     _refuses_two = False
 
     def __init__(
@@ -44,11 +49,11 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         Args:
           mesh: `dtensor.Mesh` on which variables without a layout are
             replicated. None uses the mesh of the layouts.
-          match: How a key matches as a regular expression: `"match"` from the
-            start of the name, `"search"` anywhere in the name, `"fullmatch"`
-            the full name.
-          strict: Whether a name that two keys match raises an error, unless
-            one of the keys is equal to the name.
+          match: Where a regular expression must match: `"match"` at the start
+            of the name, `"search"` anywhere in the name, or `"fullmatch"` the
+            full name.
+          strict: Whether to raise an error if two keys match a name and neither
+            key is equal to the name.
 
         Raises:
           TypeError: If `mesh` is not a `dtensor.Mesh`.
@@ -62,14 +67,14 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             )
         prepare_process(mesh)
         self._default_mesh = mesh
-        # Values are the results of `_check_layout`.
+        # Each value is a result of `_check_layout`.
         self._layouts: dict[str, Any] = {}
         self._patterns = key_matching.PatternTable(mode=match)
         self._strict = bool(strict)
 
     @property
     def strict(self) -> bool:
-        """Whether a name that two keys match raises an error."""
+        """Whether to raise an error if two keys match the same name."""
         return self._strict
 
     def find(
@@ -87,7 +92,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Returns:
           The stored key that matches, the name that it matches, and the
-          shadowed keys, which match, too. None if no key matches.
+          shadowed keys, which also match but do not have precedence. None if no
+          key matches.
         """
         return self._patterns.find(keys, names_of_others=names_of_others)
 
@@ -98,8 +104,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
           key: The name of a variable.
 
         Returns:
-          The layout of the equal key if it exists, otherwise the layout of the
-          first key that matches, otherwise None.
+          If a key is equal to the name, the layout of this key. Otherwise, the
+          layout of the first key that matches, or None if no key matches.
 
         Raises:
           TypeError: If `key` is not a string.
@@ -146,8 +152,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Args:
           key: The name of a variable, or a regular expression.
-          layout: A `dtensor.Layout`. In a map with a mesh also a tuple with
-            the mesh axis of each dimension, None for an unsharded dimension.
+          layout: A `dtensor.Layout`. In a map with a mesh, it can also be a
+            tuple with the mesh axis of each dimension, or None for an unsharded
+            dimension.
 
         Raises:
           TypeError: If `key` is not a string or `layout` is not a layout (the
@@ -185,16 +192,29 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         )
         return f"{type(self).__name__}({{{inside}}})"
 
-    # Maps are compared by identity, even if their layouts are equal.
+    # Two maps are equal only if they are the same object, even if their layouts
+    # are equal.
     __eq__ = object.__eq__
     __hash__: Any = object.__hash__
 
-    def get(self, key: str, default: Any = None) -> Any:
+    @overload
+    def get(self, key: str, default: None = None) -> Layout | None: ...
+
+    @overload
+    def get(self, key: str, default: _Default) -> Layout | _Default: ...
+
+    def get(self, key: str, default: object = None) -> object:
         """Returns `layout_map[key]`, or `default` if it is None."""
         layout = self[key]
         return default if layout is None else layout
 
-    def pop(self, key: str, *default: Any) -> Any:
+    @overload
+    def pop(self, key: str) -> Layout: ...
+
+    @overload
+    def pop(self, key: str, default: _Default, /) -> Layout | _Default: ...
+
+    def pop(self, key: str, *default: object) -> object:
         """Removes the stored `key` and returns its layout.
 
         Raises:
@@ -206,10 +226,15 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         del self[key]
         return layout
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """Returns the layout of the stored `key`; stores `default` if new."""
+    def setdefault(
+        self,
+        key: str,
+        default: Layout | collections.abc.Sequence[str | None] | None = None,
+    ) -> Layout:
+        """Returns the layout of `key`; stores `default` if it is missing."""
         if key not in self._layouts:
-            self[key] = default
+            # `_check_layout` raises for None.
+            self[key] = cast(Layout, default)
         return self._layouts[key]
 
     def get_default_mesh(self) -> Mesh | None:
@@ -248,7 +273,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             )
         return next(iter(meshes.values()))[0]
 
-    def axes_of(self, value: Any) -> tuple[str | None, ...]:
+    def axes_of(self, value: Layout) -> tuple[str | None, ...]:
         """Returns the mesh axis of each dimension of a stored value."""
         return device_mesh.axes_of_layout(value)
 
@@ -256,7 +281,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         return value.mesh
 
     def _check_layout(self, key: Any, layout: Any) -> Any:
-        """Returns `layout` as a layout; a tuple holds mesh axes."""
+        """Converts a tuple of mesh axes to a layout."""
         if isinstance(layout, tuple | list):
             return self._layout_of_axes(key, layout)
         if not isinstance(layout, dtensor.Layout):

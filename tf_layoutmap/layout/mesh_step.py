@@ -1,9 +1,9 @@
 """One step of a model on its mesh, from host batch to host results.
 
-Keras runs the loop, the callbacks and the logs. This package replaces only the
-function of one step (`step_function_maker`). `MeshStep` shards a host batch
-along the batch axis of the mesh, runs the model's own `train_step` on the
-mesh, and returns the logs to the host.
+Keras runs the training loop and the callbacks, and creates the logs. This
+package replaces only the function of one step (`step_function_maker`).
+`MeshStep` shards a host batch along the batch axis of the mesh, runs the
+model's own `train_step` on the mesh, and returns the logs to the host.
 
 `without_autotuning` avoids a delay at the end of a `tf.data` iterator.
 """
@@ -20,12 +20,13 @@ from tf_layoutmap.layout.replication.retrace import RetracedFunction
 
 
 class MeshStep:
-    """A callable that runs one step: the base class for both Keras versions.
+    """Base class for a callable that runs one step, in Keras 3 and tf_keras.
 
-    Subclasses implement how a model gets its weights before the first step.
+    Subclasses implement how the weights of a model are created before the first
+    step.
     """
 
-    # Whether AutoGraph converts the step of the model.
+    # Whether AutoGraph converts the Python code of the step.
     autograph = False
 
     def __init__(self, model: Any, context: Any, kind: str):
@@ -45,8 +46,8 @@ class MeshStep:
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
         run = self._run_atomically if kind == "train" else self.run
-        # DTensor needs static shapes, so a smaller last batch has a separate
-        # trace.
+        # DTensor requires static shapes, so a smaller last batch is traced
+        # separately.
         self._run: Any = (
             run
             if model.run_eagerly
@@ -61,19 +62,19 @@ class MeshStep:
     def prepare(self, batch: Any) -> None:
         """Creates all variables of a step before the first trace.
 
-        A variable that a trace creates would be initialized again by every
-        trace.
+        If a trace created a variable, every later trace would initialize it
+        again.
         """
         raise NotImplementedError
 
     def map_structure(
         self, function: Callable[[Any], Any], structure: Any
     ) -> Any:
-        """Returns a structure of tensors with `function` applied to each."""
+        """Applies `function` to each tensor of a nested structure."""
         return tf.nest.map_structure(function, structure)
 
     def with_host_results(self, batch: Any) -> Any:
-        """Adds results that must be computed on the host to a host batch."""
+        """Adds the results of layers that run on the host to a batch."""
         return batch
 
     def run(self, batch: Any) -> Any:
@@ -110,7 +111,7 @@ class MeshStep:
                 ),
             ):
                 outputs = self._run(batch)
-            # Reading the results raises the errors of the step.
+            # If the step failed, reading the results raises the error.
             return self.map_structure(transfer.to_host_tensor, outputs)
 
     def _warn_of_settings(self, batch: Any) -> None:
@@ -171,7 +172,7 @@ def step_function_maker(
     make: Callable[[Any, Any], Any],
     check_plain: Callable[[Any, str, bool], None] | None = None,
 ) -> Callable[..., Any]:
-    """Returns the replacement for `make_<kind>_function`.
+    """Returns a replacement for `make_<kind>_function` of a Keras model.
 
     Args:
       kind: `"train"`, `"test"` or `"predict"`.
@@ -205,22 +206,24 @@ def step_function_maker(
 
 
 def without_autotuning(dataset: Any) -> Any:
-    """Returns `dataset` with autotuning disabled, so its iterators end at once.
+    """Returns `dataset` with autotuning disabled, so iterators end promptly.
 
-    In about one of twenty runs, the end of an autotuning `tf.data` iterator
-    waits for its autotuning thread. The wait takes as long as the iterator was
-    in use, but at most one minute. The thread is woken before it can see its
-    cancellation (TensorFlow 2.21). In a process of a cluster, all requests of
-    the coordinator wait, too.
+    With autotuning, the deletion of a `tf.data` iterator waits for its
+    autotuning thread in about one of twenty runs. The wait is as long as the
+    time for which the iterator was in use, but at most one minute. The cause is
+    a race in TensorFlow 2.21: the thread is woken before its cancellation is
+    visible to it. If the process belongs to a cluster, all requests of the
+    coordinator also wait.
 
     Distributed datasets, and datasets whose options set `autotune.enabled`, are
-    returned unchanged. Without autotuning, `tf.data.AUTOTUNE` keeps its start
-    value: 16 parallel calls, or the number of cores if it is smaller.
+    returned unchanged. Without autotuning, `tf.data.AUTOTUNE` always means its
+    initial value: the number of cores, or 16 parallel calls if there are more
+    cores.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
     with warnings.catch_warnings():
-        # TensorFlow warns during tracing that options may differ.
+        # During tracing, TensorFlow warns that the options may differ.
         warnings.filterwarnings("ignore", "To make it possible to preserve")
         is_set = dataset.options().autotune.enabled is not None
     if is_set:

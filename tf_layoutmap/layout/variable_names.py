@@ -8,8 +8,8 @@ import keras
 
 from tf_layoutmap._core import keras_private
 
-# Attributes of Keras that repeat the objects of other attributes, and back
-# references.
+# Keras attributes that hold the same objects as other attributes, or refer back
+# to a parent object.
 _SKIPPED = frozenset(
     (
         "_functional",
@@ -36,14 +36,15 @@ _SKIPPED = frozenset(
 )
 _SKIPPED_PREFIXES = ("_self_", "_unconditional", "_mesh_")
 _MAX_DEPTH = 4
-# Maximum number of names of a layer that is shared between many parents.
+# Maximum number of paths for a layer. A layer that many parents share would
+# otherwise have very many paths.
 _MAX_PATHS = 32
 
 
 def _walk(
     name: str, value: Any, kinds: Any, depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the instances of `kinds` in a value, its lists and its dicts."""
+    """Yields the instances of `kinds` in nested lists and dicts of a value."""
     if isinstance(value, kinds):
         yield name, value
     elif depth < _MAX_DEPTH and isinstance(value, list | tuple):
@@ -55,9 +56,10 @@ def _walk(
 
 
 def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
-    """Yields `(name, value)` for attributes of a layer that are `kinds`.
+    """Yields name and value of each attribute that is an instance of `kinds`.
 
-    Names have no leading underscore: `Dense` stores `kernel` as `_kernel`.
+    Leading underscores are removed from names. For example, the name of the
+    attribute `_kernel` of a `Dense` layer is `kernel`.
     """
     for name, value in list(vars(layer).items()):
         if isinstance(value, (*kinds, list, tuple, dict)) and (
@@ -69,9 +71,9 @@ def attributes(layer: Any, kinds: Any) -> Iterator[tuple[str, Any]]:
 def _is_ready(layer: Any) -> bool:
     """Returns whether the `__init__` of `layer` has run.
 
-    For each subclass of `keras.Model` that is a Functional model, Keras
-    creates an object without running its `__init__` and drops it. The object
-    exists until the next garbage collection.
+    If a subclass of `keras.Model` is a Functional model, Keras creates an
+    additional object of this class without running its `__init__`. Keras does
+    not use this object, but it exists until the next garbage collection.
     """
     own = vars(layer)
     return "_tracker" in own and (
@@ -84,14 +86,14 @@ def _by_name(layer: Any) -> bool:
 
 
 class ObjectPaths:
-    """The paths of layers and variables at the time of construction.
+    """The paths of layers and variables when this object is created.
 
     * In a subclassed model: attribute names, `"encoder.blocks.0.kernel"`.
     * In a Functional or Sequential model: the name of the layer, then
       attribute names, `"dense_1.kernel"`.
     * In all models: the path of the variable in Keras,
-      `"model/dense_1/kernel"`, with and without the name of the model, with
-      slashes and with dots.
+      `"model/dense_1/kernel"`, also without the name of the model, and with
+      dots instead of slashes.
     """
 
     def __init__(self, layers: Iterable[Any]):
@@ -99,16 +101,16 @@ class ObjectPaths:
         self._layers: dict[int, Any] = {}
         self._parents: dict[int, list[tuple[int, str]]] = {}
         self._restarts: dict[int, list[str]] = {}
-        # Keys are the id of the layer, and whether paths may start at an inner
-        # model.
+        # Maps the id of a layer, and whether paths may start at an inner model,
+        # to the paths.
         self._paths: dict[tuple[int, bool], list[str]] = {}
         self._named: dict[str, set[int]] | None = None
         self._all: set[str] | None = None
         self._owned: dict[int, dict[int, list[str]]] = {}
         self._index: dict[int, list[tuple[Any, str]]] | None = None
         todo = [layer for layer in layers if _is_ready(layer)]
-        # A Sequential model runs an inner Functional model with the same
-        # layers; its names must not be added.
+        # A Sequential model contains a Functional model with the same layers.
+        # The names of this inner model must not be added.
         inside = {id(vars(layer).get("_functional")) for layer in todo}
         todo = [layer for layer in todo if id(layer) not in inside]
         while todo:
@@ -138,11 +140,12 @@ class ObjectPaths:
                 yield edge, child
 
     def of_layer(self, layer: Any, restarts: bool = True) -> list[str]:
-        """Returns the paths of `layer`; "" for an outermost model.
+        """Returns the paths of `layer`; the path of an outermost model is "".
 
         Args:
           layer: A layer.
-          restarts: Whether to include paths that start at an inner model.
+          restarts: Whether to include paths that start at an inner model, not
+            at the outermost model.
         """
         return self._of_layer(id(layer), layer, (), restarts)
 
@@ -181,8 +184,8 @@ class ObjectPaths:
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
         """Returns all names of `variable`; the first one is the preferred key.
 
-        A name that omits the name of an inner model is not returned if it is
-        the full name of another variable.
+        Names that omit the name of an inner model are included, unless such a
+        name is also the full name of another variable.
 
         Args:
           variable: A Keras variable.
@@ -198,7 +201,7 @@ class ObjectPaths:
         ]
 
     def aliases(self, variable: Any, owner: Any) -> set[str]:
-        """Returns the names that omit the name of a model."""
+        """Returns names of a variable that omit the name of an inner model."""
         return {*self._names(variable, owner, aliases=True)} - {
             *self._names(variable, owner, aliases=False)
         }
@@ -264,7 +267,7 @@ def _join(path: str, end: str) -> str:
 
 
 class LayerList:
-    """Weak references to layers in the order in which they were added."""
+    """Weak references to layers, in the order in which they were added."""
 
     def __init__(self):
         self._refs: list[weakref.ref] = []

@@ -1,6 +1,8 @@
-"""Text drawing of the devices that hold each shard of a variable."""
+"""Draws the devices that hold each shard of a variable, as text."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 
 import tensorflow as tf
 
@@ -12,10 +14,15 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     mesh_sizes,
 )
 
+if TYPE_CHECKING:
+    import keras
+
 dtensor = tf.experimental.dtensor
 
 
-def visualize_layout(variable: Any, *, show: bool = True) -> str:
+def visualize_layout(
+    variable: keras.Variable | tf.Tensor | tf.Variable, *, show: bool = True
+) -> str:
     """Draws the devices that hold each shard of a variable.
 
     ```
@@ -24,13 +31,13 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
         CPU:0 CPU:2   CPU:1 CPU:3
     ```
 
-    The drawing has a row per shard of the first dimension, and a column per
-    shard of the other dimensions.
+    The drawing has one row for each shard of the first dimension, and one
+    column for each shard of the other dimensions.
 
     Args:
       variable: A Keras variable on a mesh, a `DVariable`, or an eager
         DTensor.
-      show: Whether to print the drawing, too.
+      show: Whether to also print the drawing.
 
     Returns:
       The drawing.
@@ -53,7 +60,7 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
                 type(variable).__name__,
             )
         )
-    shape = tuple(variable.shape)
+    shape = cast("tuple[int, ...]", tuple(variable.shape))
     mesh = " x ".join(
         f"{name}={size}" for name, size in mesh_sizes(layout.mesh).items()
     )
@@ -70,7 +77,10 @@ def visualize_layout(variable: Any, *, show: bool = True) -> str:
 def _holders(
     shape: tuple[int, ...], layout: Layout
 ) -> dict[tuple[tuple[int, int], ...], list[str]]:
-    """Returns devices by shard; a shard is `(start, stop)` per dimension."""
+    """Returns a dict from shard to devices.
+
+    Each shard is a tuple with `(start, stop)` for each dimension.
+    """
     names = [
         ":".join(device.split(":")[-2:]).upper()
         for device in layout.mesh.local_devices()

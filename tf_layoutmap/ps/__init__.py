@@ -1,4 +1,4 @@
-"""Training on parameter servers: `tlm.ps.connect()`, `Run` and `fit`."""
+"""Training on parameter servers, with `tlm.ps.Run` or `model.fit`."""
 
 from typing import TYPE_CHECKING
 

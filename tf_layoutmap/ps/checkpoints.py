@@ -1,4 +1,4 @@
-"""Checkpoints of a run: directories written under a temporary name."""
+"""Writes the checkpoints of a `tlm.ps.Run`, each in a separate directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import messages
 from tf_layoutmap.vocabulary import checkpoint_files
 
-# The number of closures, and a revision if the same number is saved again.
+# The name contains the number of closures. If the same number is saved again,
+# the name also contains a revision.
 _NAME = re.compile(r"closure-(\d+)(?:\.(\d+))?")
 _UNFINISHED = ".being-written"
 _REMOVED = ".being-removed"
 _STATE = "run.json"
 _PREFIX = "variables"
-# Name that `tf.train.Checkpoint.save` adds to the objects.
+# `tf.train.Checkpoint.save` adds an object with this name.
 _COUNTER = "save_counter"
 
 
@@ -31,7 +32,7 @@ class Saved(NamedTuple):
 
     Attributes:
       prefix: Prefix for `tf.train.Checkpoint.read`.
-      num_done: Number of closures whose updates the checkpoint holds.
+      num_done: Number of closures whose updates are in the checkpoint.
     """
 
     prefix: str
@@ -39,7 +40,7 @@ class Saved(NamedTuple):
 
 
 class CheckpointFolder:
-    """Checkpoints of one run; keeps only the newest."""
+    """Directory of the checkpoints of a run; removes old checkpoints."""
 
     def __init__(self, folder: str | os.PathLike, max_to_keep: int):
         """Opens the directory, and creates it if it does not exist.
@@ -63,18 +64,18 @@ class CheckpointFolder:
     def save(self, num_done: int, write: Callable[[str], object]):
         """Writes a checkpoint under a temporary name, and renames it.
 
-        A checkpoint with the same number of closures is replaced, because user
-        code may change variables between closures. A directory is not
-        replaceable by one system call, so the new checkpoint gets another name,
-        and the old one is then removed.
+        An existing checkpoint with the same number of closures is replaced,
+        because user code may have changed variables since then. No single
+        system call can replace a directory. The new checkpoint therefore gets
+        another name, and the old checkpoint is removed afterwards.
 
         Args:
-          num_done: Number of closures whose updates the checkpoint holds.
+          num_done: Number of closures whose updates are in the checkpoint.
           write: Function of a prefix, such as `tf.train.Checkpoint.write`.
 
         Raises:
-          OSError: If the checkpoint cannot be written. Its files are removed,
-            and earlier checkpoints are not changed.
+          OSError: If the checkpoint cannot be written. Incomplete files are
+            removed, and earlier checkpoints are not changed.
           tf.errors.UnavailableError, tf.errors.AbortedError: If a server is
             lost.
         """
@@ -84,8 +85,9 @@ class CheckpointFolder:
             temporary.mkdir()
             _call_write(write, str(temporary / _PREFIX))
             (temporary / _STATE).write_text(json.dumps({"num_done": num_done}))
-            # After a crash of the machine, no name must exist without its
-            # files.
+            # The files are synchronized before the rename. Otherwise, after a
+            # crash of the machine, the directory could have its final name and
+            # incomplete files.
             files.sync_tree(str(temporary))
             temporary.rename(self._folder / name)
             files.sync(str(self._folder))
@@ -118,12 +120,15 @@ class CheckpointFolder:
         return sorted(found)
 
     def _remove(self, path: pathlib.Path):
-        """Removes a checkpoint; its name never exists without its files."""
+        """Removes a checkpoint.
+
+        The directory is renamed before it is deleted.
+        """
         temporary = self._folder / f"{_REMOVED}-{path.name}"
         try:
             path.rename(temporary)
         except OSError:
-            return  # The checkpoint is kept; a full disk fails the next write.
+            return  # The checkpoint remains.
         shutil.rmtree(temporary, ignore_errors=True)
 
     def _remove_unfinished(self):
@@ -133,15 +138,16 @@ class CheckpointFolder:
 
 
 def _call_write(write: Callable[[str], object], prefix: str) -> None:
-    """Calls `write(prefix)`, and converts errors about files to `OSError`.
+    """Calls `write(prefix)`, and converts TensorFlow's errors to `OSError`.
 
-    Servers write their own shards. TensorFlow reports a full disk of a server
-    as `ResourceExhaustedError`, where Python raises `OSError` in this process.
+    Each server writes its own shards. If the disk of a server is full, for
+    example, TensorFlow raises `ResourceExhaustedError`. Python raises `OSError`
+    for a full disk.
     """
     try:
         write(prefix)
     except (tf.errors.UnavailableError, tf.errors.AbortedError):
-        raise  # These errors mean that a server is lost.
+        raise  # A server is lost.
     except tf.errors.OpError as error:
         raise OSError(
             files.error_number(error),
@@ -156,7 +162,7 @@ def check_objects(
     objects: Any,
     allow_missing: bool | Collection[str],
 ) -> None:
-    """Checks that objects match a checkpoint.
+    """Checks that objects match the objects in a checkpoint.
 
     No values are restored. Variables that layers and optimizers create later,
     in `build`, are not checked.
@@ -164,12 +170,12 @@ def check_objects(
     Args:
       prefix: Prefix of the checkpoint.
       objects: A `tf.train.Checkpoint` of the objects to restore.
-      allow_missing: Names that the checkpoint may hold and `objects` may lack;
-        True for all.
+      allow_missing: Names of objects that may be in the checkpoint without
+        being in `objects`. True for all names.
 
     Raises:
-      ValueError: If a variable has another shape than in the checkpoint; or
-        one side has an object that the other side lacks.
+      ValueError: If the shape of a variable differs from the checkpoint, or if
+        an object is only in the checkpoint or only in `objects`.
     """
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
@@ -224,7 +230,7 @@ def _match(
     root: Any,
     shapes: Mapping[str, Sequence[int]],
 ) -> tuple[set[int], list[tuple[str, str, list[int]]]]:
-    """Returns the matched nodes, and the variables with another shape."""
+    """Returns the nodes of `root`, and the variables with a wrong shape."""
     matched: set[int] = set()
     later: set[int] = set()
     wrong = []
@@ -266,10 +272,10 @@ def _match(
 
 
 def _creates_variables_later(found: Any) -> bool:
-    """Returns whether an object is an unbuilt layer or optimizer."""
+    """Returns whether an object is a layer or optimizer that is not built."""
     if hasattr(found, "built"):
         return not found.built
-    # tf_keras' optimizers have no attribute `built`.
+    # The optimizers of tf_keras have no attribute `built`.
     return hasattr(found, "iterations") and not getattr(found, "_built", False)
 
 

@@ -1,4 +1,4 @@
-"""`connect`: joins the cluster of TF_CONFIG and checks its processes."""
+"""`connect`, which joins the cluster of TF_CONFIG and checks its processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -15,7 +15,10 @@ from tf_layoutmap._core import requirements, strategies
 from tf_layoutmap.ps import datasets, exits, messages, processes, waiting
 from tf_layoutmap.ps.processes import Process
 
-# Timeout of the answers, after all ports are open.
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import ShardCounts
+
+# Timeout for the descriptions of all processes, in seconds.
 _ANSWER_SECONDS = 60.0
 _REMEDY = (
     "Start it with `python -m tf_layoutmap.server`, of tf_layoutmap "
@@ -29,13 +32,13 @@ _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
 
 def connect(
     *,
-    partitioner: Any = None,
+    partitioner: ShardCounts | None = None,
     timeout_seconds: str | float = 120.0,
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
-    Waits until all servers and workers answer, and checks the versions of
-    TensorFlow and of this package in each of them.
+    The function waits until all servers and workers answer. It checks the
+    versions of TensorFlow and of this package in each process.
 
     ```py
     strategy = tlm.ps.connect()
@@ -54,11 +57,12 @@ def connect(
 
     Raises:
       ValueError: If TF_CONFIG has no cluster with servers and workers, has a
-        malformed address or the task of a server or worker; or
-        `timeout_seconds` is not a duration.
-      RuntimeError: If a server or worker is missing or does not answer within
+        malformed address, or describes the task of a server or worker. The
+        error is also raised if `timeout_seconds` is not a duration.
+      RuntimeError: If a server or worker does not answer within
         `timeout_seconds`, was not started by `python -m tf_layoutmap.server`,
-        or has other versions. The message names the process and the remedy.
+        or has other versions than this process. The message says which process
+        it is and how to fix the problem.
     """
     seconds = waiting.read_seconds(timeout_seconds, "timeout_seconds")
     jobs = read_cluster(os.environ.get("TF_CONFIG"))
@@ -85,10 +89,10 @@ def connect(
 
 
 def processes_of(strategy: Any) -> list[Process] | None:
-    """Returns the processes of a strategy of `connect`; None for others."""
+    """Returns the processes of a strategy; None if not from `connect`."""
     try:
         return _processes.get(strategy)
-    except TypeError:  # All strategies have a hash and weak references.
+    except TypeError:  # Not a strategy.
         return None
 
 
@@ -99,8 +103,8 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
     {'ps': ['a:1'], 'worker': ['b:1']}
 
     Raises:
-      ValueError: If TF_CONFIG has no servers or no workers, or a malformed
-        address, or is the configuration of a server or worker.
+      ValueError: If TF_CONFIG has no servers, no workers or a malformed
+        address, or describes the task of a server or worker.
     """
     try:
         config = _read_config(tf_config)
@@ -124,7 +128,7 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
 
 
 def _read_config(tf_config: str | None) -> dict[str, Any]:
-    """Returns TF_CONFIG after a check of its servers and workers."""
+    """Parses TF_CONFIG, and checks its servers and workers."""
     try:
         config = json.loads(tf_config or "{}")
     except ValueError as error:
@@ -143,8 +147,8 @@ def check_answers(answers: Mapping[Process, Any]):
       answers: Result of `describe_all`.
 
     Raises:
-      RuntimeError: If a process did not answer, lacks the package's ops, or
-        has other versions.
+      RuntimeError: If a process did not answer, does not have the package's
+        ops, or has other versions than this process.
     """
     own = {"tensorflow": tf.__version__, "tf_layoutmap": _version.__version__}
     remedy = _REMEDY.format(tensorflow=tf.__version__)

@@ -1,4 +1,4 @@
-"""`Datasets`: input of `fit` and `evaluate` on parameter servers."""
+"""`Datasets`, the input of `fit` and `evaluate` on parameter servers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Datasets:
     model.fit(tlm.ps.Datasets(dataset_fn), epochs=3)
     ```
 
-    Without `steps_per_epoch`, an epoch ends when all workers have finished
-    their datasets, whose sizes may differ. With `steps_per_epoch`, an epoch
-    consists of this number of batches, counted over all workers, and the next
-    epoch continues with the following batches.
+    If `steps_per_epoch` is None, an epoch ends when all workers have finished
+    their datasets. The datasets may have different sizes. Otherwise, an epoch
+    consists of `steps_per_epoch` batches, counted over all workers, and the
+    next epoch continues with the next batches of the datasets.
     """
 
     def __init__(
         self,
-        dataset_fn: Callable[..., Any],
+        dataset_fn: Callable[..., tf.data.Dataset],
         *,
         step_deadline: str | float = "10min",
         on_server_loss: literals.OnServerLoss = "raise",
@@ -42,23 +42,25 @@ class Datasets:
         """Creates the datasets from a function that runs on each worker.
 
         Args:
-          dataset_fn: Returns a `tf.data.Dataset` of batches, as for `fit`. It
-            is traced once and runs on each worker. A required argument
-            receives a `tf.distribute.InputContext`: its `num_input_pipelines`
-            is the number of workers, and its `input_pipeline_id`, a scalar
-            tensor, is the index of the worker. Without an argument all workers
-            read the same data. The dataset is not autotuned by default; its
-            options may enable autotuning.
-          step_deadline: Time within which at least one batch must be finished,
-            as `"10min"` or in seconds.
+          dataset_fn: Function that returns a `tf.data.Dataset` of batches, as
+            for `fit`. The function is traced once and runs on each worker. If
+            the function has a required argument, it is called with a
+            `tf.distribute.InputContext`: `num_input_pipelines` is the number of
+            workers, and `input_pipeline_id`, a scalar tensor, is the index of
+            the worker. If the function has no argument, all workers read the
+            same data. By default, autotuning of the dataset is off; the options
+            of the dataset may enable it.
+          step_deadline: Maximum time without a finished batch, such as
+            `"10min"`, or in seconds.
           on_server_loss: How `fit` handles the loss of a server. `"raise"`
-            raises `ServerLostError`. `"restart"` restarts this program, in the
-            same process, with its arguments. It waits in `connect` until the
-            server is available again, and its `fit` continues from the state
-            that its BackupAndRestore callback has saved. It restarts at most
-            three times without a newer backup. If that callback has
-            `delete_checkpoint=False`, a finished `fit` trains nothing when it
-            runs again. `evaluate` always raises.
+            raises `ServerLostError`. `"restart"` restarts this program with the
+            same arguments, in the same process. The restarted program waits in
+            `connect` until the server is available again. Then `fit` in the
+            restarted program continues from the state that the BackupAndRestore
+            callback has saved. The program restarts at most three times without
+            a newer backup. If the callback has `delete_checkpoint=False` and
+            `fit` had already finished, `fit` does not train again in the
+            restarted program. `evaluate` always raises.
 
         Raises:
           TypeError: If `dataset_fn` is not callable.
@@ -127,10 +129,11 @@ def check_worker_dataset_function(traced: Any) -> None:
 
 
 def patch_fit() -> None:
-    """Makes `fit` and `evaluate` of both Keras versions accept `Datasets`.
+    """Patches `fit` and `evaluate` of Keras to support `Datasets`.
 
-    `connect` also calls this function, because in `model.fit(Datasets(...))`
-    Python looks up `fit` before it creates the `Datasets`.
+    `connect` also calls this function. For the expression
+    `model.fit(Datasets(...))`, Python looks up `fit` before it creates the
+    `Datasets`, so a patch in the constructor of `Datasets` would be too late.
     """
     engine.ensure("keras3_ps")
     if keras_private.imported_tf_keras() is not None:
@@ -140,7 +143,7 @@ def patch_fit() -> None:
 def _requires_argument(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # Functions in C may have no signature.
+    except ValueError:  # C functions may have no signature.
         return False
     return any(
         one.default is one.empty

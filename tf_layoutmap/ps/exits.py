@@ -1,4 +1,4 @@
-"""Exit of a process while its cluster does not answer."""
+"""Lets a process exit although its cluster does not answer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import Any
 
 from tf_layoutmap._patches import engine
 
-# Seconds between the start of the interpreter's shutdown and its forced end.
+# Seconds after the start of the interpreter's shutdown at which the process is
+# terminated.
 END_SECONDS = 20.0
 
 _has_left = False
 
 
 def leave_cluster() -> None:
-    """Prepares this process to exit without an answer of its cluster.
+    """Prepares this process to exit without waiting for its cluster.
 
-    TensorFlow removes functions and resources from all servers and workers when
-    Python frees them, and waits for each answer without a deadline. A process
-    with one stopped worker would therefore never exit. After this call nothing
-    is removed from other processes. If the interpreter's shutdown takes longer
-    than `END_SECONDS` for another reason, the process exits with code 1.
+    When Python frees a function or a resource, TensorFlow removes it from all
+    servers and workers, and waits for their answers without a deadline. If a
+    worker is stopped, this process would therefore never exit. After a call of
+    this function, TensorFlow does not remove functions and resources from other
+    processes. If the interpreter's shutdown takes longer than `END_SECONDS` for
+    another reason, the process exits with code 1.
     """
     global _has_left
     engine.ensure("ps_exit")
@@ -33,7 +35,7 @@ def leave_cluster() -> None:
 
 
 def remove(original: Callable[..., None], *args: Any) -> None:
-    """Removes a function or a resource, unless the cluster does not answer."""
+    """Removes a function or a resource, unless `leave_cluster` was called."""
     if not _has_left:
         original(*args)
 

@@ -1,8 +1,9 @@
-"""Passes over the datasets of all workers, in rounds of closures.
+"""Runs passes over the datasets of all workers, in rounds of closures.
 
-`Epochs` runs the passes. A closure of `StepBody` returns all its results in one
-float64 vector, because the coordinator fetches each tensor of a worker with a
-separate call. float64 represents float32 and counts exactly.
+`Epochs` runs the passes. A closure of `StepBody` returns all results in one
+vector, because the coordinator would need a separate call for each tensor. The
+dtype of the vector is float64, because float64 represents counts and float32
+values exactly.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from absl import logging
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
-# Duration of the idle closure of a worker that has finished its dataset. Other
-# workers are busy, and the coordinator has one queue for all workers.
+# When a worker has finished its dataset, its closures only wait for this time.
+# Without the wait, the worker would take many closures from the common queue
+# while other workers are busy.
 _IDLE_MICROSECONDS = 20_000
 
 
 class StepResult(NamedTuple):
-    """Result of one closure.
+    """Result of one closure of `StepBody`.
 
     Attributes:
       worker: Index of the worker.
       num_examples: Size of the batch; None if the worker's dataset has ended.
-      values: Results of the step, as arrays.
+      values: Results of the step function, as arrays.
     """
 
     worker: int
@@ -39,16 +41,19 @@ class StepResult(NamedTuple):
 
 
 class StepBody:
-    """Body of a closure for `StepClosure`, and the reader of its results."""
+    """Body of a closure for `StepClosure`.
+
+    The object also reads its results.
+    """
 
     def __init__(self, strategy: Any, step: Callable[[Any], list[tf.Tensor]]):
         """Creates the body from a step function.
 
         Args:
           strategy: A ParameterServerStrategy.
-          step: Function that is called with a batch, in `strategy.run`. It
-            returns tensors with known shapes and with values that float64
-            represents exactly.
+          step: Function that is called with a batch, in `strategy.run`. The
+            function must return tensors with known shapes and with values that
+            float64 represents exactly.
         """
         self._strategy = strategy
         self._step = step
@@ -56,7 +61,7 @@ class StepBody:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, iterator: Any) -> tf.Tensor:
-        """Runs a step if there is a batch; returns a vector for `read`."""
+        """Runs a step if there is a batch, and returns a vector for `read`."""
         index = tf.distribute.coordinator.experimental_get_current_worker_index
         batch = iterator.get_next_as_optional()
         rest = tf.cond(
@@ -79,7 +84,7 @@ class StepBody:
         )
 
     def read(self, result: np.ndarray) -> StepResult:
-        """Returns the result of a closure from its vector."""
+        """Converts the vector that a closure returned to its result."""
         if result.size == 1:
             return StepResult(int(result[0]), None, [])
         values, offset = [], 2
@@ -95,7 +100,7 @@ class StepBody:
 def num_samples(batch: Any) -> tf.Tensor:
     """Returns the size of a batch, an int scalar."""
     parts = batch if isinstance(batch, tuple) else (batch,)
-    # Labels are preferred, because features may be packed.
+    # The size of the labels is preferred, because features may be packed.
     tensors = [
         one
         for part in (*parts[1:2], *parts[:1])
@@ -123,10 +128,10 @@ def _idle() -> tf.Tensor:
     ).get_single_element()
 
 
-# Target duration of a round. Callbacks run between rounds, when no closure is
-# scheduled.
+# Target duration of a round in seconds. Callbacks run between two rounds, when
+# no closure is scheduled.
 _ROUND_SECONDS = 2.0
-# A number above the size of any round.
+# Larger than the number of closures of any round.
 _UNLIMITED = 1 << 30
 
 
@@ -134,10 +139,10 @@ class Progress(NamedTuple):
     """Result of a round.
 
     Attributes:
-      num_steps: Number of batches of this pass so far.
+      num_steps: Number of batches that this pass has processed so far.
       num_examples: Number of samples of this round.
       seconds: Duration of the round.
-      values: Results of each step of the round, in the order of step numbers.
+      values: Results of each step in the round, in the order of step numbers.
     """
 
     num_steps: int
@@ -147,7 +152,7 @@ class Progress(NamedTuple):
 
 
 class Epochs:
-    """Repeated passes of one step function over the datasets of all workers."""
+    """Runs a step function in passes over the datasets of all workers."""
 
     def __init__(
         self,
@@ -156,13 +161,14 @@ class Epochs:
         step: Callable[[Any], list[tf.Tensor]],
         error_guard: guard.Guard,
     ):
-        """Creates the object; nothing runs yet.
+        """Creates the object. `run` starts the passes.
 
         Args:
           strategy: A ParameterServerStrategy.
           data: The datasets.
           step: Step function, as for `StepBody`.
-          error_guard: Guard that explains errors of the cluster.
+          error_guard: Guard that raises errors with an explanation if the
+            cluster fails.
         """
         self._num_workers = processes.count_workers()
         self._body = StepBody(strategy, step)
@@ -183,17 +189,17 @@ class Epochs:
         return self._rounds.dataset.element_spec
 
     def run(self, num_steps: int | None) -> Iterator[Progress]:
-        """Runs a pass; no closure is pending between the yielded results.
+        """Runs a pass. No closure is pending when the method yields a result.
 
         Args:
-          num_steps: Number of batches, or None for all datasets. The pass ends
-            earlier, with a warning, if all datasets end.
+          num_steps: Number of batches, or None for all datasets. If all
+            datasets end earlier, the pass ends with a warning.
 
         Raises:
           ServerLostError: If a server is lost, and the program does not
             restart.
-          StepDeadlineError: If no batch was finished within the deadline.
-          tf.errors.OpError: If a step failed. The failed step does not count.
+          StepDeadlineError: If no batch is finished within the deadline.
+          tf.errors.OpError: If a step fails. The failed step does not count.
         """
         if num_steps is None:
             self._rounds.restart_datasets()
@@ -215,7 +221,7 @@ class Epochs:
                     functools.partial(self._rounds.fetch, future)
                 )
                 if fetched is None:
-                    # The worker was lost together with its result.
+                    # The worker that had the result was lost.
                     done += 1
                     continue
                 result = self._body.read(fetched)

@@ -1,8 +1,8 @@
-"""`fit`, `evaluate` and `predict` of Keras 3 on parameter servers.
+"""Patches of `fit`, `evaluate` and `predict` of Keras 3 for servers.
 
-`Keras3` contains the operations of the loops in `fit_loop` for Keras 3.
-`assign_add` and `assign_sub` let several workers update one variable of Keras
-3.
+`Keras3` contains the operations of the loops in `fit_loop` for Keras 3. With
+the patches `assign_add` and `assign_sub`, several workers can update the same
+variable of Keras 3.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tf_layoutmap.ps import fit_loop
 class Keras3:
     """Operations of the loops in `fit_loop` for Keras 3.
 
-    Metrics of Keras 3 read their variables and write the sums, so updates of
-    two workers would overwrite each other. Each step therefore counts from
-    zero, and the coordinator adds the results.
+    Metrics of Keras 3 read a variable, and then write the new sum. If two
+    workers did this at the same time, one update would be lost. In each step,
+    the metrics therefore start from zero, and the coordinator adds the results
+    of all steps.
     """
 
     def check_compiled(self, model: Any, verb: str) -> None:
@@ -38,7 +39,7 @@ class Keras3:
             keras_private.build_all(model, element_spec)
 
     def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
-        """Returns a step that returns the values of the metrics' variables."""
+        """Returns a function that runs a step and returns metric variables."""
         step = getattr(model, f"{verb}_step")
 
         def counting(batch: Any) -> list[tf.Tensor]:
@@ -60,8 +61,8 @@ class Keras3:
         del verb
         for number, variable in enumerate(_metric_variables(model)):
             value = variable.numpy()
-            # Values are added in order, so the result is bitwise identical to
-            # a run in one process.
+            # The values are added in the order of the steps. The result is
+            # therefore bitwise identical to a run in one process.
             for values in steps:
                 value = value + values[number]
             variable.assign(value)
@@ -82,12 +83,12 @@ class Keras3:
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns the epoch of a backup, or the requested epoch."""
+        """Returns the first epoch: from a backup, or `initial_epoch`."""
         del steps
         return keras_private.epoch_of_backup(model) or initial_epoch, 0
 
     def finish(self, model: Any) -> None:
-        """Finalizes averages of weights."""
+        """Finalizes moving averages of weights."""
         if isinstance(model.optimizer, keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_weights)
 
@@ -105,7 +106,7 @@ def _metric_variables(model: Any) -> list[Any]:
 
 
 def _counters(model: Any) -> list[Any]:
-    """Returns the step counters of the optimizers of model and layers."""
+    """Returns the step counters of all optimizers in a model and its layers."""
     found = []
     for optimizer in (
         model.optimizer,
@@ -138,7 +139,10 @@ _KERAS3 = Keras3()
 def fit(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Trains with `Datasets`; raises for other data on parameter servers."""
+    """Trains with `Datasets`.
+
+    On servers, `fit` with other data raises an error.
+    """
     options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
     if options is not None:
         return fit_loop.fit(_KERAS3, model, **options)
@@ -153,7 +157,7 @@ def fit(
 def evaluate(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluates `Datasets` on workers, and other data in the coordinator."""
+    """Evaluates `Datasets` on workers, and other data in this process."""
     options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
     if options is not None:
         return fit_loop.evaluate(_KERAS3, model, **options)
@@ -163,7 +167,7 @@ def evaluate(
 def predict(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Predicts in the coordinator; raises for `Datasets`."""
+    """Predicts in the coordinator. Raises an error for `Datasets`."""
     options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
     if options is not None:
         raise fit_loop.prediction_error()
@@ -180,7 +184,7 @@ def save_weights(
     overwrite: bool = True,
     max_shard_size: Any = None,
 ) -> Any:
-    """Writes weights to a temporary file and renames it when complete."""
+    """Writes weights to a temporary file, and renames the complete file."""
     path = (
         os.fspath(filepath) if isinstance(filepath, (str, os.PathLike)) else ""
     )
@@ -188,7 +192,8 @@ def save_weights(
         not path.endswith(_WEIGHTS)
         or not strategies.on_servers(model.distribute_strategy)
         or
-        # In these cases Keras prompts, raises, or uses a temporary file.
+        # The next three cases are left to Keras, which prompts the user, raises
+        # an error, or uses a temporary file itself.
         not overwrite
         or "://" in path
         or max_shard_size is not None
@@ -204,22 +209,23 @@ def _run_in_coordinator(
 ) -> Any:
     if not strategies.on_servers(model.distribute_strategy):
         return original(model, *args, **kwargs)
-    # The strategy distributes no datasets; this process reads all variables.
+    # The strategy cannot distribute datasets, so this process computes the
+    # model and reads all variables.
     with keras_private.without_strategy(model):
         return original(model, *args, **kwargs)
 
 
 def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds a value with one op on the server that holds the variable.
+    """Adds a value with one op, on the server that holds the variable.
 
-    Keras reads and then writes the value, which would lose the updates of
-    other workers in between.
+    Keras' own method reads the variable and then writes the new value. Updates
+    of other workers between the read and the write would be lost.
     """
     return _assign("assign_add", original, variable, value)
 
 
 def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Subtracts a value with one op on the server; see `assign_add`."""
+    """Subtracts a value with one op, for the same reason as `assign_add`."""
     return _assign("assign_sub", original, variable, value)
 
 
@@ -233,9 +239,10 @@ def _assign(
 
 
 def _server_variable(variable: Any) -> tf.Variable | None:
-    """Returns the variable on a server; None to use Keras' assignment."""
+    """Returns the variable on a server. None: Keras' own method is used."""
     if not strategies.on_servers() or keras_private.in_stateless_scope():
         return None
-    # In an autocast scope of another dtype `value` is a tensor.
+    # `value` is a tensor, and not a variable, in an autocast scope of another
+    # dtype.
     stored = variable.value
     return stored if isinstance(stored, tf.Variable) else None

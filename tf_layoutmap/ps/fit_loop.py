@@ -1,9 +1,9 @@
-"""Loops of `fit` and `evaluate` on parameter servers, for both Keras versions.
+"""`fit` and `evaluate` on parameter servers, for both Keras versions.
 
-`fit` and `evaluate` are called by the patches in `fit_keras3` and
-`fit_tf_keras`, which read the arguments with `read_arguments`. A
-`server_loss_handler` raises an error or restarts the program when a server is
-lost.
+The patches in `fit_keras3` and `fit_tf_keras` read the arguments with
+`read_arguments`, and call the functions `fit` and `evaluate` of this module.
+When a server is lost, a `server_loss_handler` raises an error or restarts the
+program.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def server_loss_reporter(strategy: Any, data: Datasets) -> ps_guard.Guard:
 def server_loss_handler(
     strategy: Any, data: Datasets, backups: Sequence[Any]
 ) -> ps_guard.Guard:
-    """Returns a guard for `fit` with the `on_server_loss` option of `data`.
+    """Returns a guard for `fit`, according to `on_server_loss` of `data`.
 
     Args:
       strategy: Strategy of the model.
@@ -50,8 +50,9 @@ def server_loss_handler(
       backups: BackupAndRestore callbacks of `fit`.
 
     Raises:
-      ValueError: If the program must restart on a loss but could not continue,
-        because it has no backup, or its cluster was not created by `connect`.
+      ValueError: If `on_server_loss` is `"restart"`, but a restarted program
+        could not continue. A restarted program cannot continue without a
+        backup, or if the strategy is not from `connect`.
     """
     if data.on_server_loss == "raise":
         return server_loss_reporter(strategy, data)
@@ -78,7 +79,7 @@ def server_loss_handler(
 
 
 def _last_change(folder: str) -> int:
-    """Returns the time of the last write below a folder in ns; 0 if empty."""
+    """Returns the time of the last write in a folder, in ns; 0 if empty."""
     return max(
         (
             tf.io.gfile.stat(os.path.join(path, name)).mtime_nsec
@@ -89,7 +90,7 @@ def _last_change(folder: str) -> int:
     )
 
 
-# Key of the throughput in the logs, after the metrics.
+# Key of the throughput in the logs, which follows the keys of the metrics.
 EXAMPLES = "examples/s"
 
 
@@ -101,15 +102,15 @@ class KerasVersion(Protocol):
         ...
 
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
-        """Creates all variables of a model, as far as shapes are known."""
+        """Creates all variables of a model whose shapes are known."""
         ...
 
     def step(self, model: Any, verb: str) -> Any:
-        """Returns the step for one batch, as for `Epochs`."""
+        """Returns the step function for `Epochs`."""
         ...
 
     def add(self, model: Any, verb: str, steps: list[Any]) -> dict[str, Any]:
-        """Adds the values of steps to the metrics; returns the logs."""
+        """Adds the results of steps to the metrics, and returns the logs."""
         ...
 
     def callbacks(self, model: Any, callbacks: Any, **options: Any) -> Any:
@@ -120,7 +121,7 @@ class KerasVersion(Protocol):
         """Returns all BackupAndRestore callbacks of `fit`.
 
         Raises:
-          ValueError: If one of them would not write a backup.
+          ValueError: If a callback would not write a backup.
         """
         ...
 
@@ -131,7 +132,7 @@ class KerasVersion(Protocol):
         ...
 
     def finish(self, model: Any) -> None:
-        """Finalizes averages of weights."""
+        """Finalizes moving averages of weights."""
         ...
 
 
@@ -150,7 +151,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Container[int] = 1,
 ) -> Any:
-    """Trains like `fit` of Keras; returns the `History`."""
+    """Trains a model, like `fit` of Keras; returns the `History`."""
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
     guard = server_loss_handler(strategy, data, keras.backups(callbacks))
@@ -160,7 +161,8 @@ def fit(
         if (isinstance(validation_data, Datasets))
         else None
     )
-    # The guard covers callbacks and metrics, which also use servers' variables.
+    # The guard also covers callbacks and metrics, because they read and write
+    # variables on servers.
     return guard.call(
         functools.partial(
             _fit,
@@ -253,7 +255,7 @@ def evaluate(
     callbacks: Any = None,
     return_dict: bool = False,
 ) -> Any:
-    """Evaluates like `evaluate` of Keras."""
+    """Evaluates a model, like `evaluate` of Keras."""
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
     guard = server_loss_reporter(strategy, data)
@@ -297,7 +299,8 @@ def _train_epoch(
         examples += progress.num_examples
         logs[EXAMPLES] = examples / seconds
         done = first_step + progress.num_steps
-        # As in Keras, one call reports several steps by the last batch.
+        # As in Keras, one call of the callbacks reports several steps. The call
+        # contains the index of the last batch.
         callback_list.on_train_batch_end(done - 1, logs)
         if model.stop_training:
             break
@@ -350,7 +353,7 @@ def _is_due(frequency: int | Container[int], epoch: int) -> bool:
 
 
 def _evaluate_arguments(data: Any) -> dict[str, Any]:
-    """Returns a dataset, or a tuple of arrays, as arguments of `evaluate`."""
+    """Converts validation data to the arguments of `evaluate`."""
     parts = data if isinstance(data, tuple) else (data,)
     return dict(zip(("x", "y", "sample_weight"), parts))
 
@@ -378,7 +381,8 @@ def strategy_of(model: Any, verb: str) -> Any:
     return strategy
 
 
-# Arguments for arrays, and arguments without effect for `Datasets`.
+# The first tuple has arguments that are only valid for arrays. The second tuple
+# has arguments that have no effect for `Datasets`.
 _ARRAY_ARGUMENTS = (
     "y",
     "batch_size",
@@ -401,10 +405,10 @@ def read_arguments(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> dict[str, Any] | None:
-    """Returns the arguments by name, or None if `x` is not `Datasets`.
+    """Returns the arguments of a call by name; None if `x` is not `Datasets`.
 
     Args:
-      original: The method of Keras.
+      original: The original method of Keras.
       verb: Name of the method.
       model: The called model.
       args: Positional arguments after the model.
@@ -412,8 +416,8 @@ def read_arguments(
 
     Raises:
       TypeError: If the arguments do not match the method's signature.
-      ValueError: If an argument for arrays is given, or a number of steps is
-        below 1.
+      ValueError: If an argument that is only valid for arrays is passed, or a
+        number of steps is below 1.
     """
     given = inspect.signature(original).bind(model, *args, **kwargs).arguments
     given = {**given, **given.pop("kwargs", {})}
@@ -441,10 +445,11 @@ def read_arguments(
 
 
 def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
-    """Returns the callbacks of a class.
+    """Returns the callbacks that are instances of a class.
 
     Args:
-      callbacks: As for `fit`: None, one, several, or a `CallbackList`.
+      callbacks: As for `fit`: None, one callback, several callbacks, or a
+        `CallbackList`.
       kind: The class.
     """
     return [
@@ -455,7 +460,7 @@ def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
 
 
 def prediction_error() -> ValueError:
-    """Returns the error of `predict` for `Datasets`."""
+    """Returns the error that `predict` raises for `Datasets`."""
     return ValueError(
         "Argument `x` of `predict` on parameter servers must be arrays or a "
         "tf.data.Dataset, which this process reads in order. Received: "

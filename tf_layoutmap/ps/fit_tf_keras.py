@@ -16,8 +16,8 @@ from tf_layoutmap.ps import fit_loop
 class TfKeras:
     """Operations of the loops in `fit_loop` for tf_keras.
 
-    Each metric of tf_keras updates a variable with one op on the servers, so
-    several workers may update it.
+    A metric of tf_keras updates each of its variables with one op on a server.
+    Several workers can therefore update the same metric.
     """
 
     def check_compiled(self, model: Any, verb: str) -> None:
@@ -26,7 +26,10 @@ class TfKeras:
             raise RuntimeError(f"`compile` must be called before `{verb}`.")
 
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
-        """Creates slot variables; the first trace creates the rest."""
+        """Creates slot variables.
+
+        The first trace creates all other variables.
+        """
         del element_spec
         build = getattr(model.optimizer, "build", None)
         if build is not None and model.built:
@@ -34,7 +37,7 @@ class TfKeras:
                 build(model.trainable_variables)
 
     def step(self, model: Any, verb: str) -> Callable[[Any], list[tf.Tensor]]:
-        """Returns a step that only updates the metrics."""
+        """Returns a function that runs a step and returns no values."""
         step = getattr(model, f"{verb}_step")
 
         def without_logs(batch: Any) -> list[tf.Tensor]:
@@ -86,11 +89,11 @@ class TfKeras:
     def start(
         self, model: Any, initial_epoch: int, steps: int | None
     ) -> tuple[int, int]:
-        """Returns epoch and step of a backup, or the requested epoch."""
+        """Returns first epoch and step: from a backup, or `initial_epoch`."""
         return tf_keras_private.start_of_backup(model, steps, initial_epoch)
 
     def finish(self, model: Any) -> None:
-        """Finalizes averages of weights."""
+        """Finalizes moving averages of weights."""
         if isinstance(model.optimizer, tf_keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_variables)
 
@@ -101,7 +104,7 @@ _TF_KERAS = TfKeras()
 def fit(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Trains with `Datasets`; passes other data to tf_keras."""
+    """Trains with `Datasets`. Calls the original method for other data."""
     options = fit_loop.read_arguments(original, "fit", model, args, kwargs)
     if options is not None:
         return fit_loop.fit(_TF_KERAS, model, **options)
@@ -111,7 +114,7 @@ def fit(
 def evaluate(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Evaluates `Datasets` on workers; passes other data to tf_keras."""
+    """Evaluates `Datasets`. Calls the original method for other data."""
     options = fit_loop.read_arguments(original, "evaluate", model, args, kwargs)
     if options is not None:
         return fit_loop.evaluate(_TF_KERAS, model, **options)
@@ -121,7 +124,7 @@ def evaluate(
 def predict(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Raises for `Datasets`; tf_keras predicts other data in this process."""
+    """Raises for `Datasets`. Calls the original method for other data."""
     options = fit_loop.read_arguments(original, "predict", model, args, kwargs)
     if options is not None:
         raise fit_loop.prediction_error()

@@ -14,12 +14,12 @@ from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
 from tf_layoutmap.ps.processes import Process
 from tf_layoutmap.ps.waiting import ServerLostError, StepDeadlineError
 
-# Timeout of a process' answer after an error.
+# Timeout in seconds for the answer of a process after an error.
 _ANSWER_SECONDS = 5.0
 
 
 class Guard:
-    """Calls functions that use the cluster, and explains their errors."""
+    """Calls functions that use the cluster, and raises clearer errors."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Guard:
 
         Args:
           all_processes: Processes of the cluster.
-          deadline: Deadline in seconds, also named in messages.
-          checkpoint_status: Function that returns the progress of the newest
-            checkpoint, as a number that grows, and the remedy after a loss.
+          deadline: Deadline in seconds. The error messages contain this number.
+          checkpoint_status: Function that returns a number and a text. The
+            number increases with each new checkpoint. The text says how to
+            continue after a loss.
           restarts_program: Whether this program restarts after the loss of a
             server.
         """
@@ -52,12 +53,12 @@ class Guard:
 
         Args:
           function: Function without arguments.
-          always_traces: Whether each call of `function` traces functions, not
-            only the first one.
+          always_traces: Whether each call of `function` traces functions. By
+            default, only the first call traces functions.
 
         Raises:
           StepDeadlineError: `function` raised a `LateError`, or a process did
-            not answer within the deadline before functions were traced.
+            not answer within the deadline when it was checked before tracing.
           ServerLostError: `function` raised one of `rounds.LOST`.
         """
         try:
@@ -72,9 +73,10 @@ class Guard:
     def _check_all_answer(self):
         """Checks that all processes answer within the deadline.
 
-        TensorFlow registers each traced function with all processes and waits
-        for their answers without a deadline. It holds the lock of the Python
-        interpreter during the wait, so no other thread could end it.
+        TensorFlow registers each traced function with all processes, and waits
+        for their answers without a deadline. During this wait, TensorFlow holds
+        the lock of the Python interpreter, so no other thread could stop the
+        wait.
 
         Raises:
           LateError: If a process does not answer.
@@ -85,9 +87,10 @@ class Guard:
         self._all_have_answered = True
 
     def deadline_error(self) -> StepDeadlineError:
-        """Returns the error for a step that does not end.
+        """Returns the error for steps that do not end.
 
-        After this call this process can exit even if others do not answer.
+        After this call, this process can exit even if other processes do not
+        answer.
         """
         exits.leave_cluster()
         wrong = processes.find_silent(self._processes, _ANSWER_SECONDS)

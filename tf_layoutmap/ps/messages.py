@@ -11,22 +11,22 @@ from typing import Any
 import tensorflow as tf
 from absl import logging as absl_logging
 
-# Prefix that TensorFlow adds to the message of an op's error.
+# Prefixes that TensorFlow adds to the message of an op.
 _PREFIX = re.compile(r"\(\d+\) *[A-Z_]+: *")
 _FRAME = re.compile(
     r"$|Graph execution error:|Detected at node|\d+ root error\(s\) found"
     r"|\d+ successful operations|\d+ derived errors? ignored|File \"|<stack "
     r"|This could happen if the remote|This derived error is ignored"
 )
-# Suffixes: where the error was raised, and how it was transmitted.
+# Suffixes that say where an error was raised and how it was transmitted.
 _TAIL = re.compile(
     r"\s*(\[\[.*|\[Op:\w+\].*|Additional GRPC error information.*"
     r"|:UNKNOWN:.*|\[type\.googleapis\.com.*)"
 )
 
-# Patterns of the coordinator's messages, with groups for worker and error, and
-# the shorter text. If the text is None, the message is hidden, because another
-# message or error repeats it.
+# Each entry has a pattern of the coordinator's messages, with groups for the
+# worker and the error, and a shorter text. If the text is None, the message is
+# hidden, because another message or an error has the same information.
 _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
     (
         re.compile(
@@ -56,8 +56,8 @@ _EVENTS: tuple[tuple[re.Pattern[str], str | None], ...] = (
         ),
         None,
     ),
-    # TensorFlow prints this message for each checkpoint from the fifth on, and
-    # users cannot disable it.
+    # TensorFlow prints the next message for each checkpoint after the fourth.
+    # Users cannot disable the message.
     (
         re.compile(
             r"\d+ out of the last \d+ calls to <function "
@@ -70,7 +70,7 @@ _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def sentence_of(message: str) -> str:
-    """Returns the message of an op's error without the text around it.
+    """Extracts the message of an op from the text of an error.
 
     >>> sentence_of("Graph execution error:\\n\\n1 root error(s) found.\\n"
     ...             "  (0) INVALID_ARGUMENT:  id 9 is bad\\n\\t [[{{node A}}]]")
@@ -96,24 +96,25 @@ def is_full_text_requested() -> bool:
 
 
 def shorten_error(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Returns an error of a closure with a short message.
+    """Returns a copy of a closure's error with a short message.
 
-    With `TF_CPP_MIN_LOG_LEVEL=0` in the environment it returns `error`.
+    If the environment contains `TF_CPP_MIN_LOG_LEVEL=0`, the function returns
+    `error`.
     """
     if is_full_text_requested():
         return error
     try:
         return type(error)(error.node_def, error.op, sentence_of(error.message))
-    except TypeError:  # The constructor has other arguments.
+    except TypeError:  # A subclass has other arguments.
         return error
 
 
 class CoordinatorLogFilter(logging.Filter):
     """Log filter that shortens messages of TensorFlow's coordinator.
 
-    A repeated line is shown the first time, the 10th, the 100th, and so on.
-    Messages of other modules pass unchanged. With `TF_CPP_MIN_LOG_LEVEL=0` in
-    the environment all messages pass unchanged.
+    If a line is repeated, only its 1st, 10th, 100th, ... occurrence is shown.
+    The filter does not change messages of other modules. If the environment
+    contains `TF_CPP_MIN_LOG_LEVEL=0`, the filter changes no messages.
     """
 
     def __init__(self):
@@ -123,8 +124,10 @@ class CoordinatorLogFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Returns whether TensorFlow's logger shows a record.
 
-        The shorter line is logged by absl instead, because TensorFlow's logger
-        and its parents each have a handler, and each would show the record.
+        If the line is shortened, the method logs the shorter line with absl and
+        returns False. The record itself is not changed, because TensorFlow's
+        logger and its parent loggers each have a handler, and the line would
+        appear several times.
         """
         if is_full_text_requested():
             return True
@@ -151,7 +154,7 @@ _filter = CoordinatorLogFilter()
 
 
 def shorten_log() -> None:
-    """Makes TensorFlow's coordinator log one line per event."""
+    """Installs the filter, so that the coordinator logs one line per event."""
     logger: Any = tf.get_logger()
     if _filter not in logger.filters:
         logger.addFilter(_filter)

@@ -1,4 +1,4 @@
-"""Processes of a cluster: their addresses, and whether they answer."""
+"""Addresses of a cluster's processes, and checks whether they answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 
-# Timeout of a connection attempt, and of its answer, in seconds.
+# Timeout in seconds for a connection attempt, and for the answer of the
+# process.
 _CONNECT_SECONDS = 2.0
-# Pause between two attempts, in seconds.
+# Seconds between two connection attempts.
 _RETRY_SECONDS = 0.2
-# RPC that every TensorFlow server answers, with the names of its devices.
+# Every TensorFlow server answers this RPC with the names of its devices.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 
 
@@ -28,7 +29,7 @@ class Process(NamedTuple):
 
     Attributes:
       job: `"ps"` or `"worker"`.
-      index: Index of its task.
+      index: Index of the process in its job.
       address: Address, as `"host:port"`.
     """
 
@@ -43,7 +44,7 @@ class Process(NamedTuple):
 
     @property
     def device(self) -> str:
-        """Name of its first CPU device."""
+        """Name of the first CPU device of the process."""
         return f"/job:{self.job}/replica:0/task:{self.index}/device:CPU:0"
 
 
@@ -76,7 +77,7 @@ def listens(process: Process) -> bool:
     """Returns whether the port of a process accepts connections."""
     host, _, port = process.address.rpartition(":")
     try:
-        # The host of an IPv6 address is in brackets.
+        # If the host is an IPv6 address, it is in brackets.
         with socket.create_connection(
             (host.strip("[]"), int(port)), _CONNECT_SECONDS
         ):
@@ -86,18 +87,19 @@ def listens(process: Process) -> bool:
 
 
 def connection_fault(process: Process, seconds: float) -> str | None:
-    """Returns why TensorFlow could not connect to a process, or None.
+    """Returns why a process cannot be reached; None if it can be.
 
-    TensorFlow connects without a deadline, so this check runs first.
+    This check runs before TensorFlow connects, because TensorFlow connects
+    without a deadline.
 
     Args:
       process: A server or a worker.
-      seconds: Timeout of the answer.
+      seconds: Timeout for the answer of the process.
     """
     if not listens(process):
         return f"no connection to {process.name}"
-    # With the global pool, a channel would inherit the backoff delay of earlier
-    # channels.
+    # The option avoids the global pool of connections, in which a channel
+    # inherits the backoff delay of earlier channels.
     with grpc.insecure_channel(
         process.address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
@@ -121,7 +123,7 @@ def wait_until_all_serve(
     processes: Sequence[Process],
     seconds: float,
 ) -> list[str]:
-    """Returns the faults of processes that remain after `seconds`."""
+    """Waits for processes; returns the faults that remain after `seconds`."""
     deadline = time.monotonic() + seconds
     faults: dict[Process, str | None] = {}
 
@@ -147,7 +149,7 @@ def wait_until_all_serve(
 
 
 def check_addresses(jobs: Any) -> dict[str, list[str]]:
-    """Returns the addresses of a cluster of TF_CONFIG, after checks.
+    """Checks the addresses of a cluster in TF_CONFIG, and returns them.
 
     >>> check_addresses({"ps": ["a:1"], "worker": ["b:1"]})
     {'ps': ['a:1'], 'worker': ['b:1']}
@@ -196,7 +198,8 @@ def _is_address(address: Any) -> bool:
     if not isinstance(address, str):
         return False
     host, _, port = address.rpartition(":")
-    # `isdecimal` alone would also accept non-ASCII digits.
+    # The port is also checked with `isascii`, because `isdecimal` accepts
+    # non-ASCII digits.
     return (
         bool(host.strip())
         and port.isascii()
@@ -206,10 +209,10 @@ def _is_address(address: Any) -> bool:
 
 
 def describe(process: Process) -> dict[str, str]:
-    """Returns the description of a process; see the op `DescribeProcess`.
+    """Returns the result of the op `DescribeProcess` on a process.
 
     Raises:
-      tf.errors.OpError: If the process is unreachable, or lacks the op.
+      tf.errors.OpError: If the process is unreachable, or does not have the op.
     """
     with tf.device(process.device):
         return json.loads(ops.describe_process().numpy())
@@ -222,19 +225,20 @@ def describe_all(
     """Requests the descriptions of all processes in parallel.
 
     Returns:
-      Description or error of each process; None if it did not answer within
-      `seconds`.
+      A dict with the description or the error of each process. The value is
+      None if the process did not answer within `seconds`.
     """
     answers: queue.Queue[Any] = queue.Queue()
 
     def request(process: Process):
         try:
             answers.put((process, describe(process)))
-        except Exception as error:  # All errors are returned to the caller.
+        except Exception as error:  # The caller handles errors.
             answers.put((process, error))
 
     for one in processes:
-        # A daemon thread does not block the exit of the program.
+        # The thread is a daemon, because other threads would block the exit of
+        # the program.
         threading.Thread(target=request, args=(one,), daemon=True).start()
     found: dict[Process, Any] = dict.fromkeys(processes)
     deadline = time.monotonic() + seconds
@@ -250,7 +254,7 @@ def describe_all(
 
 
 def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
-    """Returns descriptions of the processes that do not answer."""
+    """Returns one error text for each process that does not answer."""
     closed = [one for one in processes if not listens(one)]
     wrong = [f"{one.name} accepts no connections" for one in closed]
     answers = describe_all(

@@ -1,4 +1,4 @@
-"""Limits restarts of a program without progress."""
+"""Limits how often a program restarts without progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import MutableMapping
 # Values of the option `on_server_loss`.
 ON_SERVER_LOSS = ("raise", "restart")
 
-# Environment variable that survives `os.execv`: checkpoint and restart count.
+# Environment variable for the checkpoint and the restart count. A process keeps
+# its environment when it calls `os.execv`.
 _VARIABLE = "TF_LAYOUTMAP_RESTARTS"
 _MAX_RESTARTS = 3
 
@@ -24,7 +25,7 @@ def may_restart(num_saved: int, environment: MutableMapping[str, str]) -> bool:
     True
 
     Args:
-      num_saved: Number of closures that the newest checkpoint holds.
+      num_saved: Number of closures whose updates are in the newest checkpoint.
       environment: `os.environ`.
     """
     where, _, count = environment.get(_VARIABLE, "").partition(":")

@@ -1,8 +1,8 @@
-"""Rounds of closures; no closure is pending between two rounds.
+"""Runs closures in rounds. Between two rounds, no closure is pending.
 
 `StepClosure` is the function that a coordinator schedules for one step.
 `Rounds` schedules closures, waits for them, and runs failed closures again.
-`_Failures` decides when a round is given up.
+`_Failures` decides when failed closures of a round no longer run again.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from tf_layoutmap.ps import datasets, messages, waiting
 
 _APPLY = "LayoutMap>ApplyRows"
 
-# TensorFlow's coordinator runs a closure again, without a limit, after a
-# CancelledError that contains this text.
+# If a CancelledError contains this text, TensorFlow's coordinator runs the
+# closure again, without a limit.
 _RETRIED_ERROR_TEXT = "/job:"
 _MAX_CANCELLED = 3
 
 
 class InputCancelledError(RuntimeError):
-    """A worker's iterator was cancelled and returns no more batches."""
+    """The iterator of a worker was cancelled, and returns no more batches."""
 
 
 class StepClosure:
-    """A step that uses the next batch of a worker and has a closure number.
+    """A step that uses the next batch of a worker.
 
-    Workers call it as a Python function, so that a coordinator cannot cancel
-    it. When another closure has failed, this closure therefore finishes its
-    step on all servers, and its iterator, which TensorFlow would cancel
-    permanently, remains usable.
+    Each closure has a number. Workers call the closure as a Python function,
+    because a coordinator cannot cancel a Python function. If another closure
+    fails, this closure therefore finishes its step on all servers. The iterator
+    of this closure remains usable, because TensorFlow does not cancel the
+    iterator.
     """
 
     def __init__(self, coordinator: Any, body: Callable[[Any], Any]):
-        """Creates the closure; nothing is traced yet.
+        """Creates the closure. `trace` traces it.
 
         Args:
           coordinator: A ClusterCoordinator.
           body: Function that is called with the iterator of a worker. All
-            functions that it calls must be traced inside this closure, because
-            other traces do not use the number of the closure.
+            functions that `body` calls must be traced inside this closure,
+            because a function that was traced elsewhere does not use the number
+            of the closure.
         """
         self._coordinator = coordinator
         self._applied: list[Any] = []
@@ -67,11 +69,11 @@ class StepClosure:
         """Traces the closure.
 
         Args:
-          iterator: Iterator of all workers.
+          iterator: Per-worker iterator of the coordinator.
 
         Raises:
-          ValueError: If gradients are applied by a function that was traced
-            before, outside of the closure.
+          ValueError: If the step calls a function that applies gradients and
+            was traced outside of the closure.
         """
         self._traced = tf_private.trace_for_workers(
             self._coordinator,
@@ -81,16 +83,16 @@ class StepClosure:
         )
 
     def schedule(self, iterator: Any, epoch: int, number: int) -> Any:
-        """Schedules the closure on any worker.
+        """Schedules a call of the closure on any worker.
 
         Args:
           iterator: As for `trace`.
-          epoch: An epoch that servers have not ended.
+          epoch: An epoch that has not been ended by `move_to_epoch`.
           number: Number of the closure in its epoch.
 
         Returns:
-          The future result. Its error is an `InputCancelledError` if the
-          iterator of the worker was cancelled.
+          The future result. If the iterator of the worker was cancelled,
+          waiting for the result raises `InputCancelledError`.
         """
         return tf_private.schedule_call(
             self._coordinator,
@@ -105,17 +107,17 @@ class StepClosure:
         def call(iterator, numbers):
             nonlocal num_cancelled
             if tf_private.has_failed_closure(self._coordinator):
-                # The coordinator clears its queue only when all workers are
-                # idle.
+                # The closure must not start. The coordinator removes closures
+                # from its queue only when all workers are idle.
                 raise tf.errors.CancelledError(
                     None, None, "Not started, because another closure failed."
                 )
             try:
                 return traced(iterator, numbers)
             except tf.errors.CancelledError as error:
-                # No code cancels these calls on purpose. The error means that a
-                # connection was lost for a moment, or that an op of this worker
-                # failed while its iterator was waiting for a batch.
+                # No code cancels these calls deliberately. This error means
+                # that a connection was interrupted, or that an op of this
+                # worker failed while its iterator was waiting for a batch.
                 num_cancelled += 1
                 if (
                     _RETRIED_ERROR_TEXT in str(error)
@@ -136,9 +138,9 @@ class StepClosure:
         """Ends an epoch on all servers; see `AppliedClosures`.
 
         Returns:
-          For each server of each embedding that the step trains, the numbers of
-          the closures that the server has applied in `epoch`. Empty if the step
-          trains no embedding.
+          One set of closure numbers for each server of each embedding that the
+          step trains. The set contains the closures that the server has applied
+          in `epoch`. The list is empty if the step trains no embedding.
         """
         return [
             numbers
@@ -148,14 +150,15 @@ class StepClosure:
 
     @tf.autograph.experimental.do_not_convert
     def _record_trace(self, state: closures.Closure) -> None:
-        """Checks and stores the state of one trace of the closure."""
+        """Checks and stores the state after a trace of the closure."""
         _check_tokens(state)
-        # A step may apply one embedding in several places, as in branches.
+        # Duplicates are removed, because a step may contain several
+        # `apply_gradients` of the same embedding, for example in branches.
         self._applied = list(dict.fromkeys(state.applied))
 
 
 def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
-    """Returns the body of a closure that runs a step with the next batch.
+    """Returns a closure body that runs a step with the worker's next batch.
 
     Args:
       strategy: A ParameterServerStrategy.
@@ -164,8 +167,8 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
     traced = getattr(step_fn, "python_function", step_fn)
 
     def step(batch):
-        # The dependency prevents the step from running without a batch, even if
-        # it does not use the batch.
+        # Without this dependency, a step that does not use its batch could run
+        # without a batch.
         with tf.control_dependencies(
             tf.nest.flatten(batch, expand_composites=True)
         ):
@@ -175,13 +178,13 @@ def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
 
 
 def _check_tokens(state: closures.Closure):
-    """Checks that repetitions of a step's updates are recognized.
+    """Checks that servers can recognize repeated updates of a step.
 
     Warns if the step has no updates.
 
     Raises:
-      ValueError: If gradients are applied by a function that was traced
-        before, outside of this closure.
+      ValueError: If the step calls a function that applies gradients and was
+        traced outside of this closure.
     """
     if state.applied:
         return
@@ -209,22 +212,25 @@ def _check_tokens(state: closures.Closure):
         )
 
 
-# Maximum number of closures of a round, which is the size of a server's window.
+# Maximum number of closures in a round. It must not exceed the window of
+# closure numbers that a server accepts.
 _MAX_CLOSURES = 512
 
-# Maximum number of failed closures before a round is given up.
+# Maximum number of failed closures in a round that run again.
 _MAX_FAILURES = 4
 
-# Maximum number of attempts to complete steps that only some servers have
-# applied, and the number of these attempts that use the next batches. After
-# that number of attempts, workers restart their datasets.
+# Limits for attempts to complete steps that only some servers have applied: the
+# maximum number of attempts, and the number of attempts with the next batches.
+# After this number of attempts, workers restart their datasets before each
+# attempt.
 _MAX_COMPLETIONS = 16
 _MAX_NEXT_BATCHES = 4
 
-# TensorFlow's errors for a server that is lost, or restarted without variables.
+# TensorFlow raises these errors if a server is lost, or was restarted without
+# its variables.
 LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
-# Epoch numbers of this process. An epoch number is never used again.
+# Epoch numbers of this process. Each number is used only once.
 _epochs = itertools.count(1)
 
 
@@ -233,8 +239,8 @@ class RoundResult(NamedTuple):
 
     Attributes:
       num_done: Number of closures whose updates are in the tables.
-      values: Results of the closures, in the order of their numbers, for
-        `Rounds.fetch`; empty if the round has an error.
+      values: Results of the closures, in the order of their numbers. Each
+        result can be passed to `Rounds.fetch`. Empty if the round has an error.
       error: Error of a closure that does not count, or None.
     """
 
@@ -244,7 +250,7 @@ class RoundResult(NamedTuple):
 
 
 class Rounds:
-    """Schedules closures and waits until all have ended."""
+    """Schedules closures, and waits until all closures have ended."""
 
     def __init__(
         self,
@@ -256,15 +262,16 @@ class Rounds:
         deadline: float,
         seconds: float,
     ):
-        """Creates the object; the first rounds are short.
+        """Creates the object.
 
         Args:
           strategy: A ParameterServerStrategy.
           body: Body of a closure, as for `StepClosure`.
-          dataset_fn: Creates the dataset of a worker.
+          dataset_fn: Function that creates the dataset of a worker.
           num_workers: Number of workers of the cluster.
-          deadline: Time in seconds within which at least one closure must end.
-          seconds: Target duration of a round.
+          deadline: Maximum time in seconds without a finished closure.
+          seconds: Target duration of a round in seconds. The first rounds are
+            shorter.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
@@ -280,10 +287,10 @@ class Rounds:
 
     @property
     def dataset(self) -> Any:
-        """The dataset of all workers; created at the first access."""
+        """The dataset of all workers, which the first access creates."""
         if self._dataset is None:
-            # Autotuning is off, because a worker that deletes an iterator does
-            # not answer other calls in the meantime.
+            # Autotuning is off, because with autotuning a worker does not
+            # answer other calls while it deletes an iterator.
             dataset = self._coordinator.create_per_worker_dataset(
                 lambda: mesh_step.without_autotuning(self._dataset_fn())
             )
@@ -298,22 +305,23 @@ class Rounds:
         self._iterator = None
 
     def run(self, max_closures: int) -> RoundResult:
-        """Runs closures until each counts, or too many have failed.
+        """Runs closures until each closure counts, or too many have failed.
 
-        After an error the coordinator does not start the closures in its queue,
-        and steps that workers have started finish. Each server then reports
-        the closures that it has applied, and rejects later updates of the
-        epoch. A closure that all servers have applied counts. Other closures
-        run again under their numbers, with another batch, until too many have
-        failed. Then the closures that no server has applied are not run again.
+        After an error, the coordinator does not start the closures in its
+        queue. Steps that workers have already started are finished. Each server
+        then reports the closures that it has applied, and rejects later updates
+        of the epoch. A closure counts if all servers have applied its update.
+        Other closures run again with the same number and another batch. If too
+        many closures have failed, only closures that some servers have applied
+        run again.
 
         Args:
           max_closures: Maximum number of closures.
 
         Raises:
-          LateError: If no closure ended within the deadline.
-          RuntimeError: If some servers have applied a step that no worker
-            could complete; or an earlier call has raised an error.
+          LateError: If no closure ends within the deadline.
+          RuntimeError: If some servers have applied a step that no worker could
+            complete, or if an earlier call raised an error.
           tf.errors.OpError: One of `LOST`.
         """
         self.check_settled()
@@ -324,10 +332,10 @@ class Rounds:
         return ended
 
     def check_settled(self) -> None:
-        """Checks that the tables hold exactly the closures that count.
+        """Checks that all earlier calls of `run` have returned.
 
         Raises:
-          RuntimeError: If a call of `run` has not returned.
+          RuntimeError: If an earlier call of `run` raised an error.
         """
         if not self._is_settled:
             raise RuntimeError(
@@ -339,7 +347,8 @@ class Rounds:
     def _run(self, max_closures: int) -> RoundResult:
         count = min(self._size, max_closures)
         began = time.monotonic()
-        # No closure is pending: late updates have an earlier epoch.
+        # Each round has a new epoch, so that servers reject late updates of
+        # earlier rounds.
         epoch = next(_epochs)
         done: dict[int, Any] = {}
         failures = _Failures()
@@ -359,8 +368,8 @@ class Rounds:
                 break
             failures.add(error, [one for one in errors.values() if one])
             epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
-            # All servers have applied these closures, but their results are
-            # lost.
+            # All servers have applied the next closures, so these closures
+            # count. The results of these closures are lost.
             done.update(
                 (number, None)
                 for number in todo
@@ -391,7 +400,7 @@ class Rounds:
         return RoundResult(count, values, None)
 
     def fetch(self, future: Any) -> Any:
-        """Returns a closure's result as numpy; None if its worker is lost."""
+        """Returns a closure's result in numpy; None if its worker is lost."""
         if future is None:
             return None
         try:
@@ -400,7 +409,7 @@ class Rounds:
             return None
 
     def _prepare(self):
-        """Creates iterators and traces the closure, in the first call."""
+        """If there is no iterator, creates it and traces the closure."""
         if self._iterator is None:
             self._iterator = iter(self.dataset)
             self._closure.trace(self._iterator)
@@ -410,7 +419,7 @@ class Rounds:
         epoch: int,
         numbers: list[int],
     ) -> tuple[dict[int, Any], Exception | None]:
-        """Schedules closures and waits; returns their futures and an error."""
+        """Schedules closures and waits. Returns the futures and an error."""
         futures: dict[int, Any] = {}
         try:
             for number in numbers:
@@ -423,7 +432,8 @@ class Rounds:
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
-            # The traceback is removed for the reason given in `wait_for_error`.
+            # The docstring of `wait_for_error` says why the traceback is
+            # removed.
             return futures, error.with_traceback(None)
         return futures, None
 
@@ -434,9 +444,9 @@ class Rounds:
         """Ends an epoch on all servers.
 
         Returns:
-          The next epoch, the numbers of the closures that all servers have
-          applied in the ended epoch, and the numbers that some servers have
-          applied.
+          The next epoch, and two sets of closure numbers: the closures that all
+          servers have applied in the ended epoch, and the closures that at
+          least one server has applied.
         """
         next_epoch = next(_epochs)
         applied = waiting.call_with_deadline(
@@ -453,30 +463,30 @@ class Rounds:
 
 
 class _Failures:
-    """Failures of a round so far, and the decisions that follow from them.
+    """Records the failures of a round, and decides how the round continues.
 
     Attributes:
       batch_error: The first error of a step or a dataset, or None.
-      last: The last error of any kind.
+      last: The most recent error.
     """
 
     def __init__(self):
-        """Creates the object without failures."""
+        """Creates the object, without any failure."""
         self.batch_error: Exception | None = None
         self.last: Exception | None = None
         self._num_closures = 0
         self._num_rounds = 0
 
     def add(self, error: Exception, errors: Sequence[Exception]) -> None:
-        """Adds the error of the coordinator, and the errors of closures."""
+        """Adds the coordinator's error, and the errors of closures."""
         was_enough = self.has_too_many
         failed = [
             one
             for one in errors
             if not isinstance(one, tf.errors.CancelledError)
         ]
-        # An error that belongs to no closure, or the end of a dataset, would
-        # occur again.
+        # If an error belongs to no closure, or a dataset has ended, another
+        # attempt would raise the same error.
         comes_again = not failed or isinstance(error, tf.errors.OutOfRangeError)
         self._num_closures += _MAX_FAILURES + 1 if comes_again else len(failed)
         self._num_rounds += was_enough
@@ -493,12 +503,12 @@ class _Failures:
 
     @property
     def must_stop(self) -> bool:
-        """Whether the closures that some servers applied failed too often."""
+        """Whether closures that some servers have applied failed too often."""
         return self._num_rounds >= _MAX_COMPLETIONS
 
     @property
     def needs_new_iterators(self) -> bool:
-        """Whether the iterators have no more batches, or no valid ones."""
+        """Whether the workers must restart their datasets."""
         return isinstance(self.last, InputCancelledError) or (
             self._num_rounds >= _MAX_NEXT_BATCHES
         )

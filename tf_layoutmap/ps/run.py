@@ -1,4 +1,4 @@
-"""`Run`: fault-tolerant training on parameter servers."""
+"""`Run`, for fault-tolerant training on parameter servers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from tf_layoutmap.ps import (
     waiting,
 )
 
-# Target duration of a round. Checkpoints are written between rounds.
+# Target duration of a round in seconds. Checkpoints are written between rounds.
 _ROUND_SECONDS = 5.0
 
 
 class Run:
     """Schedules steps on workers, and saves checkpoints.
 
-    A closure is one step of one worker. When a worker fails, its closure runs
-    again on any worker, and counts once in the tables of a `tlm.TPUEmbedding`.
-    Other variables are updated each time that a closure runs.
+    A closure is one step of one worker. If a worker fails, its closure runs
+    again on any worker. The tables of a `tlm.TPUEmbedding` are updated only
+    once for each closure. Other variables are updated each time that the
+    closure runs.
 
     ```py
     strategy = tlm.ps.connect()
@@ -53,8 +54,8 @@ class Run:
     run.steps(10_000)
     ```
 
-    When the same program is started again, it continues from its newest
-    checkpoint: `steps(10_000)` runs the remaining steps of 10,000.
+    If the program is started again, it continues from its newest checkpoint.
+    `steps(10_000)` then runs only the remaining steps of the 10,000.
 
     Attributes:
       num_done: Number of closures whose updates are in the tables, including
@@ -63,12 +64,12 @@ class Run:
 
     def __init__(
         self,
-        strategy: Any,
-        step_fn: Callable[..., Any],
-        dataset_fn: Callable[..., Any],
+        strategy: tf.distribute.ParameterServerStrategy,
+        step_fn: Callable[..., object],
+        dataset_fn: Callable[..., tf.data.Dataset],
         checkpoint_dir: str | os.PathLike,
         *,
-        objects: Mapping[str, Any],
+        objects: Mapping[str, object],
         save_every: str | float = "5min",
         on_server_loss: literals.OnServerLoss = "raise",
         step_deadline: str | float = "10min",
@@ -79,35 +80,36 @@ class Run:
 
         Args:
           strategy: Result of `connect`.
-          step_fn: Function that is called with one batch, on a worker. It is
-            called in `strategy.run` and traced once. It runs one step of each
-            embedding.
-          dataset_fn: Returns the dataset of a worker, as for
-            `tlm.ps.Datasets`; it may take a `tf.distribute.InputContext`. The
-            dataset must be infinite (`Dataset.repeat`).
-          checkpoint_dir: Directory that this process and all servers access
-            under the same path.
+          step_fn: Function that runs one step of each embedding. The function
+            is called with one batch, on a worker, in `strategy.run`, and is
+            traced once.
+          dataset_fn: Function that returns the dataset of a worker, as for
+            `tlm.ps.Datasets`. The function may take a
+            `tf.distribute.InputContext`. The dataset must be infinite
+            (`Dataset.repeat`).
+          checkpoint_dir: Directory for checkpoints. This process and all
+            servers must have access to the directory under the same path.
           objects: Objects to save, by name: the embedding, and all other
             objects that training changes.
-          save_every: Time between checkpoints, as `"5min"` or in seconds.
-            `steps` also writes a checkpoint at its end.
+          save_every: Time between checkpoints, such as `"5min"`, or in seconds.
+            `steps` also writes a checkpoint before it returns.
           on_server_loss: `"raise"` raises `ServerLostError`. `"restart"`
-            restarts this program, in the same process, with its arguments. It
-            waits in `connect` until the server is available again, and
-            continues from the newest checkpoint. It restarts at most three
-            times without a newer checkpoint.
-          step_deadline: Time within which at least one closure must end.
+            restarts this program with the same arguments, in the same process.
+            The restarted program waits in `connect` until the server is
+            available again, and continues from the newest checkpoint. The
+            program restarts at most three times without a newer checkpoint.
+          step_deadline: Maximum time without a finished closure.
           max_to_keep: Number of checkpoints to keep, at least 1.
-          allow_missing: Names of objects that the newest checkpoint may hold
-            and `objects` may lack; the next checkpoint does not contain them.
-            True for all names.
+          allow_missing: Names of objects that may be in the newest checkpoint
+            without being in `objects`. The next checkpoint does not contain
+            these objects. True for all names.
 
         Raises:
-          TypeError: If a function is not callable, or an argument has another
+          TypeError: If a function is not callable, or an argument has a wrong
             type.
-          ValueError: If a setting is invalid; or `objects` do not match the
-            newest checkpoint in names, variables and shapes. No object is
-            changed then.
+          ValueError: If a setting is invalid, or if the names, variables or
+            shapes of `objects` do not match the newest checkpoint. In this
+            case, no object is changed.
           OSError: If the directory is not writable.
         """
         all_processes = connection.processes_of(strategy)
@@ -166,33 +168,34 @@ class Run:
     def steps(self, count: int) -> Any:
         """Trains for `count` more closures, and saves a checkpoint.
 
-        A restarted program calls `steps` in the same way: steps in the restored
-        checkpoint do not run again, and calls that the checkpoint covers return
-        immediately.
+        A restarted program must make the same calls of `steps`. Steps whose
+        updates are in the restored checkpoint do not run again. A call returns
+        immediately if the checkpoint already contains all its steps.
 
         Args:
-          count: Number of closures, at least 0, in addition to earlier calls.
+          count: Number of closures, at least 0, in addition to the closures of
+            earlier calls.
 
         Returns:
-          Result of `step_fn` in the last scheduled closure, as numpy; None if
-          no closure remained, or its worker was lost.
+          Result of `step_fn` in the last scheduled closure, as numpy arrays.
+          None if no closure had to run, or the worker that had the result was
+          lost.
 
         Raises:
-          TypeError, ValueError: If `count` is not a number of closures; or the
+          TypeError, ValueError: If `count` is not a valid number, or the
             dataset of a worker has ended.
-          ServerLostError: If a server is lost. This process must be started
-            again.
+          ServerLostError: If a server is lost. Start the program again.
           StepDeadlineError: If no closure ended within the deadline. The
-            message names the processes that do not answer. This process must
-            exit, with any code, and be started again.
-          tf.errors.OpError: If a step failed, as for an invalid id. Its batch
-            does not count; the other batches do. `steps` may be called again
-            with a number of further steps.
-          RuntimeError: If some servers have applied a step that no worker
-            could complete, or an earlier call was interrupted. This process
-            must be started again.
-          OSError: If a checkpoint is not written; the previous checkpoint is
-            intact.
+            message names the processes that do not answer. Exit the process,
+            with any code, and start the program again.
+          tf.errors.OpError: If a step failed, for example because of an invalid
+            id. The batch of this step does not count, but the other batches do.
+            Call `steps` again with a number of further steps to continue.
+          RuntimeError: If some servers have applied a step that no worker could
+            complete, or an earlier call was interrupted. Start the program
+            again.
+          OSError: If a checkpoint cannot be written. The previous checkpoint is
+            not changed.
         """
         self._target += checks.check_int("count", count, lowest=0)
         result = None
@@ -204,7 +207,8 @@ class Run:
             )
             self.num_done += ended.num_done
             if ended.error is not None:
-                # The next call adds its count to the number of done closures.
+                # The next call of `steps` adds its count to the number of
+                # finished closures. It does not repeat the failed step.
                 self._target = self.num_done
                 raise ended.error
             result = self._rounds.fetch(ended.values[-1])
@@ -219,11 +223,12 @@ class Run:
 
         Raises:
           ServerLostError, StepDeadlineError, OSError: As for `steps`.
-          RuntimeError: If a call of `steps` was interrupted, or could not
-            complete a step: the tables must not be saved.
+          RuntimeError: If a call of `steps` was interrupted or could not
+            complete a step. The tables must not be saved in this state.
         """
         self._rounds.check_settled()
-        # TensorFlow traces a function for each checkpoint.
+        # The guard must check all processes, because TensorFlow traces a
+        # function for each checkpoint.
         self._guard.call(
             lambda: self._folder.save(
                 self.num_done,
@@ -260,7 +265,7 @@ class Run:
         return newest.num_done
 
     def _checkpoint_status(self) -> tuple[int, str]:
-        """Returns the newest checkpoint's closures, and the remedy."""
+        """Returns the newest checkpoint's closures, and an error text."""
         newest = self._folder.newest()
         where = (
             f"training continues after {newest.num_done} closures"

@@ -1,9 +1,10 @@
-"""Waits for calls that may never return, with a deadline.
+"""Calls functions that may never return, with a deadline.
 
 `read_seconds` reads durations such as `"5min"`. `ServerLostError` and
-`StepDeadlineError` end a run on parameter servers. TensorFlow's coordinator
-classifies errors by words in their messages. Errors of this module name
-processes by address, and are raised only after that classification.
+`StepDeadlineError` are the errors that stop training on parameter servers.
+TensorFlow's coordinator classifies an error by words in its message, such as
+addresses of processes. The errors of this module contain such addresses, and
+are therefore raised only after the classification.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ _POLL_SECONDS = 0.2
 
 
 class LateError(Exception):
-    """No progress was made until the deadline."""
+    """There was no progress within the deadline."""
 
 
 def wait_for_error(closure: Any) -> Exception | None:
-    """Waits for a scheduled closure and returns its error, or None.
+    """Waits for a scheduled closure; returns its error, or None.
 
-    The traceback of the error is removed. The closure keeps the error, whose
-    frames would keep all other closures, and their values on workers, until
-    the garbage collector finds them.
+    The traceback of the error is removed. The closure holds a reference to the
+    error, and the frames in the traceback would hold references to all other
+    closures. The values of these closures would remain on workers until the
+    garbage collector runs.
     """
     try:
         tf_private.wait_for_closure(closure)
@@ -43,15 +45,16 @@ def wait_for_error(closure: Any) -> Exception | None:
 def call_with_deadline(
     call: Callable[[], Any], seconds: float, watched: Sequence[Any] = ()
 ) -> Any:
-    """Returns the result of `call`, or raises its error.
+    """Calls a function; returns its result or raises its error.
 
-    `call` runs in a thread that does not block the exit of the program.
+    The function runs in a daemon thread, which does not block the exit of the
+    program.
 
     Args:
       call: Function that is called once.
       seconds: Maximum time without progress.
       watched: RemoteValues of a coordinator, in the order in which they were
-        scheduled. Progress means that one of them becomes available.
+        scheduled. Each RemoteValue that becomes available counts as progress.
 
     Raises:
       LateError: If there was no progress for `seconds`.
@@ -62,12 +65,12 @@ def call_with_deadline(
     def run():
         try:
             ended.put((call(), None))
-        except BaseException as error:  # Raised again in the waiting thread.
+        except BaseException as error:  # Raised by the caller's thread.
             ended.put((None, error))
 
     def watch():
         for one in watched:
-            wait_for_error(one)  # `join` of the coordinator raises the error.
+            wait_for_error(one)  # `join` raises the error.
             last[0] = time.monotonic()
 
     for target in (run, watch) if watched else (run,):
@@ -94,11 +97,11 @@ def read_seconds(value: str | float, argument: str) -> float:
     (300.0, 30.0)
 
     Args:
-      value: Seconds, or a number followed by `s`, `min` or `h`.
+      value: A number of seconds, or a string of a number and `s`, `min` or `h`.
       argument: Name of the argument, for messages.
 
     Raises:
-      ValueError: If `value` is neither, or is not above 0.
+      ValueError: If `value` is not such a duration, or is not above 0.
     """
     if isinstance(value, str):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", value.strip())
@@ -114,15 +117,15 @@ def read_seconds(value: str | float, argument: str) -> float:
 
 
 class ServerLostError(RuntimeError):
-    """A parameter server is lost, with all updates since the checkpoint."""
+    """Raised if a parameter server is lost."""
 
 
 class StepDeadlineError(RuntimeError):
-    """No step has ended within the deadline.
+    """Raised if no step has ended within the deadline.
 
-    The process must not use its cluster any more. It can still exit while other
-    processes do not answer: `sys.exit(3)` ends it with code 3. After this
-    error, no object of this process is removed from other processes, and a
-    shutdown of the interpreter that takes longer than 20 s is forced, with exit
-    code 1.
+    After this error, the process must not use its cluster. The process can exit
+    although other processes do not answer. For example, `sys.exit(3)` exits
+    with code 3. Functions and resources of this process are not removed from
+    other processes. If the shutdown of the interpreter takes longer than 20 s,
+    the process is terminated with exit code 1.
     """

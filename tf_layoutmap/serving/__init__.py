@@ -1,1 +1,1 @@
-"""`tlm.export`: SavedModels with compact tables and fast lookups."""
+"""`tlm.export`, which writes SavedModels with compact tables."""

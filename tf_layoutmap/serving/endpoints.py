@@ -1,6 +1,6 @@
-"""Functions and signatures of an exported model, and its metrics.
+"""Functions, signatures and metrics of an exported model.
 
-`make_endpoints` traces the model with its tables replaced, and
+`make_endpoints` traces the model with replaced table lookups.
 `compared_metrics` evaluates the model before and after the export.
 """
 
@@ -25,10 +25,10 @@ from tf_layoutmap.serving.stored_variable import StoredVariable
 
 
 class Exported(tf.Module):
-    """The module to save: a function, and all variables that it reads.
+    """The module to export: a function, and all variables that it reads.
 
     Attributes:
-      serve: The function.
+      serve: The function that runs the model.
       tables: Variables that hold tables.
       keys: Variables that hold the keys of tables with open vocabularies.
       variables_of_model: All other variables of the model.
@@ -54,10 +54,11 @@ def make_endpoints(
 
     Args:
       one: A model, a layer or an embedding.
-      input_signature: A structure of specs for each argument. None: the specs
-        of the model's inputs.
-      replaced: Replacements of lookups during the trace of the function.
-      sources: The tables, which the function must read by lookups only.
+      input_signature: A structure of specs for each argument. None selects the
+        specs of the model's inputs.
+      replaced: Replacements of lookups that are used while the function is
+        traced.
+      sources: The tables. The function must read them only through lookups.
 
     Raises:
       TypeError: If `input_signature` is not a list of structures of specs.
@@ -83,7 +84,8 @@ def make_endpoints(
         _check_no_direct_reads(sources)
         return outputs
 
-    # Keras 3 exports its models without AutoGraph; tf_keras uses AutoGraph.
+    # Like Keras, this function uses AutoGraph only for tf_keras models. Keras 3
+    # exports models without AutoGraph.
     serve = tf.function(
         called, input_signature=list(specs), autograph=subjects.is_tf_keras(one)
     )
@@ -96,10 +98,10 @@ def make_endpoints(
 
 
 def _check_no_direct_reads(sources: Sequence[Source]) -> None:
-    """Checks that the function being traced does not read a table directly.
+    """Checks that the traced function reads tables only through lookups.
 
     Raises:
-      ValueError: If it captures the variable of a table.
+      ValueError: If the function captures the variable of a table.
     """
     captured = [
         external for external, _ in tf.compat.v1.get_default_graph().captures
@@ -208,7 +210,7 @@ def check_model_for_metrics(model: Any) -> None:
 def compared_metrics(
     report: ExportReport, model: Any, dataset: Any
 ) -> ExportReport:
-    """Returns the report with metrics of the model and of the SavedModel."""
+    """Returns `report` with metrics of the model and of the SavedModel."""
     served = tf.saved_model.load(report.path)
     return dataclasses.replace(
         report,
@@ -234,7 +236,7 @@ def _as_specified(served: Any, x: Any) -> Any:
 def _metrics(
     model: Any, dataset: Any, predict: Callable[[Any], Any]
 ) -> dict[str, float]:
-    """Returns the metrics passed to `compile`, and the mean loss of samples."""
+    """Returns the metrics passed to `compile`, and the mean loss per sample."""
     model.reset_metrics()
     total, num_samples = 0.0, 0
     found: dict[str, Any] = {}

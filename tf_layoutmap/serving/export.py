@@ -1,4 +1,4 @@
-"""`export`: writes a SavedModel with compact tables and fast lookups.
+"""`export`, which writes a SavedModel with compact tables and fast lookups.
 
 Tables are written block by block. If an export fails, the target folder is
 unchanged.
@@ -7,8 +7,8 @@ unchanged.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,6 +22,16 @@ from tf_layoutmap.serving.stored_variable import (
     MeasuredBlocks,
     StoredVariable,
 )
+
+if TYPE_CHECKING:
+    import keras
+
+    from tf_layoutmap._core.types import (
+        AnyEmbedding,
+        KerasLayer,
+        Nested,
+        TableOrLayer,
+    )
 
 # A folder with this file is a SavedModel.
 _MODEL = "saved_model.pb"
@@ -39,7 +49,8 @@ def write_saved_model(
       module: Module with the variables and functions.
       signatures: Same as for `tf.saved_model.save`.
       folder: The folder to write to.
-      variables: Pairs of a variable of `module` and its blocks of rows.
+      variables: Pairs of a variable of `module` and a function that yields its
+        blocks of rows.
 
     Raises:
       OSError: If the SavedModel cannot be written.
@@ -82,16 +93,19 @@ def saved_model_bytes(folder: str) -> int:
 
 
 def export(
-    model_or_embedding: Any,
-    path: Any,
+    model_or_embedding: KerasLayer | AnyEmbedding,
+    path: str | os.PathLike[str],
     rows: literals.RowFormatName
-    | Mapping[Any, literals.RowFormatName] = "float32",
+    | Mapping[TableOrLayer, literals.RowFormatName] = "float32",
     fuse: bool = True,
     *,
-    input_signature: Sequence[Any] | None = None,
-    dataset: Any = None,
+    input_signature: Sequence[
+        Nested[tf.TypeSpec | keras.KerasTensor | keras.InputSpec]
+    ]
+    | None = None,
+    dataset: Iterable[Iterable[object]] | None = None,
 ) -> ExportReport:
-    """Writes a SavedModel that uses TensorFlow's own operations only.
+    """Writes a SavedModel that uses only operations of TensorFlow.
 
     TensorFlow Serving and `tf.saved_model.load` can load the SavedModel without
     this package. Tables are read, packed and written block by block: 16 MB at a
@@ -112,43 +126,45 @@ def export(
     >>> served.serve({"title": ids})["title"].numpy().tolist()
     [[2.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]
 
-    An `"int8"` row takes one byte per value and an `"int4"` row half a byte,
-    plus eight bytes per row for a scale and a lowest value. A lookup gathers
-    packed rows and unpacks only these rows. Tables whose rows would become
-    larger are not packed.
+    An `"int8"` row requires one byte per value, and an `"int4"` row requires
+    half a byte per value. Each row also requires eight bytes for a scale and
+    the lowest value of the row. A lookup gathers packed rows and unpacks only
+    these rows. If packing would make the rows of a table larger, the table is
+    not packed.
 
     Args:
       model_or_embedding: A built Keras or tf_keras model with layers of
-        `tlm.layers`, such a layer, or a `tlm.TPUEmbedding`. Everything except
-        the tables of these layers is exported in the same way as by
-        `model.export`.
-      path: Folder of the SavedModel: a new folder, an empty folder, or a
-        SavedModel, which is replaced atomically when the new one is complete.
-        If `path` is a link, the folder that it points to is replaced and the
-        link remains.
+        `tlm.layers`, a layer of `tlm.layers`, or a `tlm.TPUEmbedding`. All
+        parts of a model except the tables of these layers are exported in the
+        same way as in `model.export`.
+      path: Folder of the SavedModel: a new folder, an empty folder, or an
+        existing SavedModel. An existing SavedModel is replaced atomically when
+        the new SavedModel is complete. If `path` is a link, the folder that it
+        points to is replaced and the link remains.
       rows: Storage type of the rows: `"float32"` (rows are not packed),
         `"float16"`, `"int8"` or `"int4"`; or a dict from tables to storage
-        types. The keys are the name of a `TableConfig` or of a
-        `ShardedEmbedding`, or these objects. Other tables are not packed.
-      fuse: Whether tables with equal numbers of columns share a variable, so
-        that one gather reads all tables of a `TPUEmbedding`.
-      input_signature: A structure of `tf.TensorSpec`, `tf.RaggedTensorSpec`
-        and `tf.SparseTensorSpec` for each argument of the call. Default for a
-        model: the inputs with which it was built. Default for an embedding:
-        ragged int64 ids for each feature, or strings if the keys are strings.
-        If the signature of an embedding has a second argument, it describes the
-        weights.
-      dataset: Finite batches of `(x, y)` or `(x, y, sample_weight)`. The
-        metrics of a compiled model are computed with the model and with the
-        SavedModel, which is loaded for this purpose.
+        types. A key is a `TableConfig` or `ShardedEmbedding`, or the name of
+        such an object. Tables that are not in the dict are not packed.
+      fuse: Whether tables with equal storage types and equal numbers of columns
+        share a variable. One gather then reads rows from all of these tables.
+      input_signature: A structure of `tf.TensorSpec`, `tf.RaggedTensorSpec` and
+        `tf.SparseTensorSpec` for each argument of the call. The default for a
+        model is the specs of the inputs with which it was built. The default
+        for an embedding is ragged int64 ids for each feature, or ragged strings
+        if the keys are strings. If the signature of an embedding has a second
+        argument, this argument describes the weights.
+      dataset: A finite dataset with batches of `(x, y)` or `(x, y,
+        sample_weight)`. The metrics of the compiled model are computed on this
+        dataset, once with the model and once with the SavedModel.
 
     Returns:
-      Bytes and errors of each table, and the metrics, in printable form.
+      A report that can be printed. It contains the bytes and errors of each
+      table, and the metrics.
 
     Raises:
       TypeError: If `model_or_embedding` has an unsupported type.
-      ValueError: If an argument is invalid, a table is not known, a row is not
-        finite and its table would be packed, or `dataset` is given for an
+      ValueError: If an argument is invalid, `rows` contains an unknown table, a
+        row of a packed table is not finite, or `dataset` is passed for an
         object without metrics. `path` is unchanged.
       RuntimeError: If the tables are on a TPU.
       OSError: If the SavedModel cannot be written. `path` is unchanged.

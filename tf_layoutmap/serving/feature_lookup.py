@@ -25,11 +25,11 @@ from tf_layoutmap.serving.stored_tables import (
 
 
 class FeatureLookup:
-    """Lookup of the features of an embedding in the tables of an export.
+    """Looks up the features of an embedding in exported tables.
 
-    The results equal the results of `serving_embedding_lookup`. The lookup uses
-    far fewer operations, because it checks and gathers the ids of all features
-    together.
+    The results are equal to the results of `serving_embedding_lookup`. The
+    lookup uses far fewer operations, because it checks and gathers the ids of
+    all features together.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FeatureLookup:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, inputs: Any, weights: Any = None) -> Any:
-        """Returns activations, as `serving_embedding_lookup` does."""
+        """Returns the activations of all features."""
         flat_weights = embedding_inputs.flatten_weights(
             weights, inputs, like="inputs"
         )
@@ -97,8 +97,9 @@ class FeatureLookup:
         )
 
     def _feature_of(self, path: str) -> config.FeatureSpec:
+        # If there is only one feature, the input has no name.
         if not path and len(self._spec.features) == 1:
-            return self._spec.features[0]  # The name is not part of the input.
+            return self._spec.features[0]
         if path not in self._features:
             raise ValueError(
                 "Argument `inputs` must contain features of `feature_config`, "
@@ -135,7 +136,8 @@ class FeatureLookup:
             and is_inside is None
             and _ids_per_sample(value, found) == 1
         ):
-            # A single id has weight 1 with all combiners.
+            # If a sample has only one id, all combiners return the row of this
+            # id.
             return stock_lookup.in_shape(feature, table, value, found, rows)
         samples = _samples_of(feature, value, found, num_samples)
         if is_placed:
@@ -151,7 +153,7 @@ class FeatureLookup:
         else:
             weights = found.weights if has_weights else None
             if is_inside is not None:
-                # Rows of dropped ids are zeros with weight 0.
+                # The row and the weight of a dropped id are replaced by zeros.
                 rows = tf.where(is_inside[:, tf.newaxis], rows, 0.0)
                 used = tf.cast(is_inside, tf.float32)
                 weights = (
@@ -178,16 +180,16 @@ def _ids_per_sample(
 def _samples_of(feature, value, found, num_samples):
     """Returns the sample of each id.
 
-    The result equals `stock_lookup.samples_of`. Dense and ragged inputs need
-    fewer operations here.
+    The result is equal to the result of `stock_lookup.samples_of`. For dense
+    and ragged inputs, this function uses fewer operations.
     """
     num_ids = tf.size(found.ids, tf.int64)
     per_sample = _ids_per_sample(value, found)
     if per_sample:
         return tf.range(num_ids) // per_sample
     if found.splits.shape.rank == 1 and found.splits.shape != [0]:
-        # The sample of an id is the number of samples that end at or before
-        # the id.
+        # The index of an id's sample is equal to the number of samples that end
+        # at or before this id.
         return tf.cast(
             tf.raw_ops.UpperBound(
                 sorted_inputs=found.splits[tf.newaxis, 1:],
@@ -199,10 +201,10 @@ def _samples_of(feature, value, found, num_samples):
 
 
 class RowLookup:
-    """Lookup of rows in one table of an export."""
+    """Looks up rows in one exported table."""
 
     def __init__(self, table: StoredTable, layer: str):
-        """Stores the table, and the name of the layer for messages."""
+        """Initializes the lookup; errors contain the name of the layer."""
         self._table = table
         self._message = (
             f"Ids must be in [0, {table.num_rows}) (layer {layer!r})."

@@ -1,7 +1,8 @@
-"""Checks of the ids of several tables that share one variable.
+"""Checks the ids of several tables that share one variable.
 
-The module converts the ids to rows of the variable. An out-of-range id may be a
-row of the next table in the variable, so `tf.gather` would not raise an error.
+The module converts the ids to rows of the variable. Without these checks, an
+out-of-range id could select a row of the next table in the variable, and
+`tf.gather` would not raise an error.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class TableIds:
-    """Ids of one input, and the position of their table in the variable.
+    """Ids of one input, and the position of the table in the variable.
 
     Attributes:
       ids: `[num_ids]` int64.
       num_rows: Number of rows of the table.
-      start: Row of the variable that is row 0 of the table.
+      start: Row of the variable that contains row 0 of the table.
       message: Error message for out-of-range ids.
     """
 
@@ -36,8 +37,8 @@ class VariableRows:
     Attributes:
       rows: `[num_ids]` int64, rows of the variable.
       sizes: `[num_inputs]` int64, number of ids of each input.
-      is_inside: `[num_ids]` bool, whether each id is a row of its table; None
-        if all ids are.
+      is_inside: `[num_ids]` bool, whether each id is a row of its table. None
+        if all ids are rows of their tables.
     """
 
     rows: tf.Tensor
@@ -46,7 +47,7 @@ class VariableRows:
 
 
 def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
-    """Returns the rows of the variable for all ids.
+    """Checks all ids and converts them to rows of the variable.
 
     Args:
       inputs: Ids of at least one input.
@@ -65,8 +66,8 @@ def rows_of(inputs: Sequence[TableIds], out_of_range: str) -> VariableRows:
     else:
         ids = tf.concat([one.ids for one in inputs], axis=0)
         sizes = tf.stack([tf.size(one.ids, tf.int64) for one in inputs])
-        # Index of the input of each id. UpperBound is a single op, whereas
-        # tf.repeat adds about forty ops.
+        # Index of the input of each id. UpperBound is used because it is a
+        # single op. In contrast, tf.repeat adds about forty ops to the graph.
         owner = tf.cast(
             tf.raw_ops.UpperBound(
                 sorted_inputs=tf.cumsum(sizes)[tf.newaxis],
@@ -112,5 +113,5 @@ def _assert_inside(ids, is_inside, owner, messages):
             summarize=1,
         )
 
-    # The message is computed only if an id is out of range.
+    # The error message is computed only if an id is out of range.
     return tf.cond(tf.reduce_all(is_inside), tf.no_op, fail).op

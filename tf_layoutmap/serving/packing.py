@@ -1,15 +1,18 @@
-"""Formats of stored rows, and the packing of rows in numpy.
+"""Formats of stored rows, and functions that pack rows with numpy.
 
-A packed row is a contiguous sequence of bytes, so a lookup reads one place in
-memory:
+A packed row is a contiguous sequence of bytes, so a lookup reads from only one
+memory location. A row consists of these parts:
 
     codes, one byte each (int8) or two in a byte (int4) | scale | lowest
 
 Scale and lowest value are float32. The value is `lowest + code * scale`, with
-an error of at most half a step. A step is the row's span divided by its highest
-code, plus 2e-38, because TensorFlow replaces numbers below 1.2e-38 by zero. In
-int4, the low bits of a byte hold a column of the first half of the row and the
-high bits a column of the second half, so unpacking does not reorder columns.
+an error of at most half a step plus 2e-38. A step is the highest value of the
+row minus the lowest value, divided by the highest code. The bound includes
+2e-38, because TensorFlow replaces numbers below 1.2e-38 by zero.
+
+In int4, the low bits of each byte contain a column of the first half of the
+row. The high bits contain a column of the second half. Therefore, unpacking
+does not have to reorder columns.
 
 `stored_tables.gather_unpacked` unpacks rows with TensorFlow's operations.
 """
@@ -24,9 +27,9 @@ import numpy as np
 # Storage types of rows.
 KINDS = ("float32", "float16", "int8", "int4")
 
-# Size of the scale and the lowest value of a row.
+# Size of the scale and the lowest value of a row, in bytes.
 _FACTS_BYTES = 8
-# TensorFlow's threads replace smaller numbers by zero.
+# The threads of TensorFlow replace smaller positive numbers by zero.
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -80,10 +83,10 @@ class RowFormat:
 
 
 def choose(kind: str, dtype: str, dim: int) -> RowFormat:
-    """Returns the format in which to store the rows of a table.
+    """Returns the format in which the rows of a table are stored.
 
-    Rows that would become larger are not packed. Scale and lowest value take
-    eight bytes, as many as two float32 columns.
+    If packing would make the rows larger, they are not packed. The scale and
+    the lowest value require eight bytes, as much as two float32 columns.
 
     >>> choose("int8", "float32", 64).kind, choose("int8", "float32", 2).kind
     ('int8', 'float32')
@@ -100,10 +103,10 @@ def choose(kind: str, dtype: str, dim: int) -> RowFormat:
 
 
 class UnfitRowError(ValueError):
-    """Raised for a row whose values a format cannot represent.
+    """Error for a row that contains a value that a format cannot represent.
 
     Attributes:
-      row: Index of the row among the packed rows.
+      row: Index of the row in the array that is packed.
       reason: The reason, as the predicate of a sentence about the row.
     """
 
@@ -114,7 +117,7 @@ class UnfitRowError(ValueError):
 
 
 def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
-    """Returns rows in their stored format.
+    """Converts rows to the stored format.
 
     Args:
       rows: `[num_rows, dim]`, in the dtype of the table.
@@ -145,7 +148,7 @@ def pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
 def unpack(
     stored: np.ndarray[Any, Any], form: RowFormat
 ) -> np.ndarray[Any, Any]:
-    """Returns the float32 rows that a lookup of stored rows returns."""
+    """Converts stored rows to float32 rows, in the same way as a lookup."""
     if form.kind == "float16":
         stored = stored.view(np.float16)
     if not form.is_packed:
@@ -160,7 +163,8 @@ def unpack(
 def _pack(rows: np.ndarray[Any, Any], form: RowFormat) -> np.ndarray[Any, Any]:
     _check_rows(~np.isfinite(rows), rows, "is not finite")
     lowest, highest = rows.min(axis=1), rows.max(axis=1)
-    # The difference of two float32 numbers may overflow in float32.
+    # The span is computed in float64, because the difference of two float32
+    # numbers can overflow.
     span = highest.astype(np.float64) - lowest
     _check_rows(
         span[:, np.newaxis] > np.finfo(np.float32).max,
@@ -193,7 +197,7 @@ def _check_rows(
     if not bad_rows.any():
         return
     row = int(np.argmax(bad_rows))
-    # The message contains the bad value with the largest magnitude.
+    # The error message contains the invalid value with the largest magnitude.
     values = np.where(is_bad[row], np.abs(rows[row]), -1.0)
     column = int(np.argmax(np.where(np.isnan(values), np.inf, values)))
     raise UnfitRowError(

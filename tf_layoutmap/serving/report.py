@@ -1,4 +1,4 @@
-"""Result of `export`, and replacements of lookups during its trace.
+"""The report that `export` returns, and replacements of lookups.
 
 `ExportReport` contains the bytes and errors of each table.
 `placeholders_in_place` replaces the lookups of tables while `export` traces a
@@ -26,7 +26,7 @@ class TableReport:
       rows: Storage type of the rows: `"float32"`, `"float16"`, `"bfloat16"`,
         `"int8"` or `"int4"`.
       num_bytes: Size of the stored rows in bytes.
-      float32_bytes: Size of the same rows in float32, in bytes.
+      float32_bytes: Size that the rows would have in float32, in bytes.
       largest_error: The largest absolute difference between a value and the
         result of its lookup in the exported model.
       mean_error: The mean of these differences.
@@ -44,13 +44,13 @@ class TableReport:
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """Report on an export.
+    """Report on an exported model.
 
     Attributes:
       path: Folder of the SavedModel.
       tables: One `TableReport` per table.
-      num_variables: Number of variables that hold the tables. One gather reads
-        each variable.
+      num_variables: Number of variables that hold the tables. A lookup runs one
+        gather per variable.
       num_bytes: Size of all files of the SavedModel.
       metrics_before: Metrics of the model on `dataset`, by name; None without
         a dataset.
@@ -115,7 +115,7 @@ class ExportReport:
         return rich.console.Group(table, *lines)
 
 
-# The owner of a table, and the replacement of its lookup.
+# The owner of a table, and the function that replaces its lookup.
 Placeholder = tuple[object, Callable[..., Any]]
 
 _traced = threading.local()
@@ -123,9 +123,9 @@ _traced = threading.local()
 
 @contextlib.contextmanager
 def placeholders_in_place(stand_ins: Sequence[Placeholder]) -> Generator[None]:
-    """Context manager that sets the results of `placeholder_of`.
+    """Sets the results of `placeholder_of` inside the context.
 
-    The placeholders apply in the current thread.
+    The placeholders have an effect only in the current thread.
 
     >>> table = object()
     >>> with placeholders_in_place([(table, str)]):

@@ -1,7 +1,8 @@
-"""Signatures of an exported model, which take tensors by name.
+"""Signatures of an exported model whose inputs are named tensors.
 
-TensorFlow Serving sends tensors by name. A ragged input becomes two tensors,
-such as `title_values` and `title_row_splits`. A sparse input becomes three:
+TensorFlow Serving passes tensors by name, so each ragged or sparse input is
+split into several tensors. A ragged input becomes two tensors, such as
+`title_values` and `title_row_splits`. A sparse input becomes three:
 `title_indices`, `title_values` and `title_dense_shape`.
 """
 
@@ -30,13 +31,14 @@ def of_tensors(
     specs: Sequence[Any],
     names: Sequence[str] = (),
 ) -> Any:
-    """Returns a `tf.function` with named tensors, for use as a signature.
+    """Returns a `tf.function` with named tensors, to use as a signature.
 
     Args:
       function: A function with positional arguments of `specs`.
       specs: A structure of specs for each argument.
-      names: A prefix of the tensor names of each argument. Arguments without a
-        prefix use the paths in their structure only.
+      names: A prefix for each argument, which is added to the names of its
+        tensors. If an argument has no prefix, the names contain only the path
+        in the structure.
 
     Returns:
       A `tf.function` with an input signature. It returns the outputs of
@@ -80,13 +82,14 @@ def of_tensors(
 
 
 def _parts_of(spec: Any, name: str) -> tuple[_Parts, Callable[..., Any]]:
-    """Returns the specs of an input's tensors, and a function to rebuild it."""
+    """Returns tensor specs for an input, and a function that rebuilds it."""
     if type(spec) is tf.TensorSpec:
         return [tf.TensorSpec(spec.shape, spec.dtype, spec.name or name)], (
             lambda tensors: tensors[0]
         )
     if type(spec) is tf.RaggedTensorSpec:
-        ragged: Any = spec  # The type stub lacks some attributes.
+        # The type stub of `RaggedTensorSpec` does not contain all attributes.
+        ragged: Any = spec
         ranks = ragged.ragged_rank
         numbers = [""] if ranks == 1 else [f"_{i}" for i in range(ranks)]
         shape = tf.TensorShape([None]).concatenate(
@@ -113,7 +116,7 @@ def _parts_of(spec: Any, name: str) -> tuple[_Parts, Callable[..., Any]]:
 
 def _ragged(tensors: Sequence[tf.Tensor]) -> tf.RaggedTensor:
     values, *splits = tensors
-    # Splits that do not match the values raise an error.
+    # If the row splits do not match the values, an error is raised.
     return tf.RaggedTensor.from_nested_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
         values, splits, validate=True
     )

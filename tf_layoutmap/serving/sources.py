@@ -1,4 +1,4 @@
-"""Block-by-block reads of the tables of a model or an embedding."""
+"""Reads the tables of a model or an embedding, block by block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tf_layoutmap.sharded import ShardedVariable
 
 dtensor = tf.experimental.dtensor
 
-# Size of a block in memory, and the maximum number of blocks of a variable.
-# Each block is a file.
+# Size of a block in bytes, and the maximum number of blocks of a table. The
+# number is limited because each block becomes a file.
 BLOCK_BYTES = 16 * 2**20
 _MOST_BLOCKS = 256
 
@@ -57,7 +57,11 @@ class Source:
 
 
 def _shards(variable: Any, shape: list[int]) -> list[Any]:
-    """Returns sliceable objects with consecutive complete rows, in order."""
+    """Returns objects that can be sliced by rows.
+
+    Each object contains consecutive complete rows of the table, and the objects
+    are in the order of the rows.
+    """
     if isinstance(variable, ShardedVariable):
         if variable.partition.is_contiguous:
             return list(variable.variables)
@@ -68,7 +72,7 @@ def _shards(variable: Any, shape: list[int]) -> list[Any]:
 
 
 class _GatheredRows:
-    """Slices of a table whose consecutive rows are in different shards."""
+    """Reads slices of a table if consecutive rows are in different shards."""
 
     def __init__(self, table: ShardedVariable):
         self._table = table
@@ -94,13 +98,14 @@ def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
             _Part(parts[shard.devices[0]], shard.slices[0])
             for shard in sorted(shards, key=lambda shard: shard.slices[0].start)
         ]
-    # Columns are sharded, or some devices belong to other processes.
+    # If the columns are sharded or other processes have some of the devices,
+    # the full table is read.
     full = tf.constant(transfer.to_host(variable))
     return [_Part(full, slice(0, shape[0]))]
 
 
 class _Part:
-    """A shard that consists of the first rows of a tensor."""
+    """A shard that is stored in the first rows of a tensor."""
 
     def __init__(self, tensor: tf.Tensor, rows: slice):
         self._tensor = tensor

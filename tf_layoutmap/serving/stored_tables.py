@@ -1,4 +1,4 @@
-"""Tables in the variables of an exported model, and lookups of their rows.
+"""The tables of an exported model, and lookups of their rows.
 
 `make_plan` assigns tables to variables. `gather` looks up rows, and
 `StoredKeys` holds the keys of a table with an open vocabulary.
@@ -20,11 +20,11 @@ from tf_layoutmap.vocabulary import key_tensors, state, stock_find
 
 @dataclasses.dataclass(frozen=True)
 class StoredTable:
-    """A table that occupies consecutive rows of a variable.
+    """A table that is stored in consecutive rows of a variable.
 
     Attributes:
       variable: The variable with the rows.
-      start: Row of the variable that is row 0 of the table.
+      start: Row of the variable that contains row 0 of the table.
       num_rows: Number of rows of the table.
     """
 
@@ -123,7 +123,7 @@ class StoredKeys:
     """
 
     def __init__(self, vocabulary: state.Vocabulary):
-        """Copies the current keys."""
+        """Initializes the copy with the current keys."""
         self._name = vocabulary.name
         self._num_buckets = int(vocabulary.key_variable.shape[0])
         self._kind_name = vocabulary.stats()["keys_are"]
@@ -135,14 +135,14 @@ class StoredKeys:
             )
 
     def rows_of(self, keys: tf.Tensor, kind: int) -> tf.Tensor:
-        """Returns the row of each key, or the last row for unknown keys.
+        """Returns the row of each key; the last row for an unknown key.
 
         Args:
           keys: `[num_keys]` int64; hashes if the ids are strings.
           kind: Kind of the ids, one of `key_tensors.KINDS`.
 
         Raises:
-          ValueError: If the keys of the table are of another kind.
+          ValueError: If the table has keys of a different kind.
         """
         if self._kind_name not in (None, key_tensors.KINDS[kind]):
             raise ValueError(
@@ -163,11 +163,11 @@ def id_type(vocabulary: state.Vocabulary) -> tf.DType:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The position of a table in the variables.
+    """The variable that contains a table, and the position of the table.
 
     Attributes:
       variable: Index of the variable.
-      start: Row of the variable that is row 0 of the table.
+      start: Row of the variable that contains row 0 of the table.
     """
 
     variable: int
@@ -179,7 +179,7 @@ class Plan:
     """The assignment of all tables to variables.
 
     Attributes:
-      places: Place of each table.
+      places: A `Place` for each table.
       formats: Format of each variable.
       num_rows: Number of rows of each variable.
     """
@@ -198,7 +198,7 @@ class Plan:
 
 
 def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:
-    """Returns a plan that joins tables of equal format in one variable.
+    """Returns a plan in which tables with the same format share a variable.
 
     >>> form = RowFormat("float32", 4)
     >>> plan = make_plan([(form, 10), (form, 5)], fuse=True)
@@ -226,10 +226,10 @@ def make_plan(tables: Sequence[tuple[RowFormat, int]], *, fuse: bool) -> Plan:
 
 
 def gather_unpacked(stored: Any, ids: tf.Tensor, form: RowFormat) -> tf.Tensor:
-    """Returns rows of a variable: gathers packed rows and then unpacks them.
+    """Gathers packed rows of a variable, and then unpacks them.
 
-    The function uses TensorFlow's own operations only. `packing.unpack` is the
-    equivalent for numpy arrays.
+    The function uses only operations of TensorFlow. `packing.unpack` is the
+    same function for numpy arrays.
 
     Args:
       stored: A variable `[num_rows, form.width]`.

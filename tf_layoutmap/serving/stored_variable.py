@@ -1,11 +1,13 @@
-"""`StoredVariable`: a variable of an exported graph, written in blocks of rows.
+"""`StoredVariable`, a variable that is exported in blocks of rows.
 
-This process allocates no memory for the variable. TensorFlow writes the
-SavedModel without its value, and `StoredVariable.write` adds the value: each
-block becomes a separate file with a slice of the tensor, and the checkpoint's
-index lists all files. A program that loads the SavedModel gets one variable.
+The exporting process does not allocate memory for the variable. First,
+TensorFlow writes the SavedModel without the value of the variable. Then
+`StoredVariable.write` adds the value. Each block of rows becomes a separate
+file that contains a slice of the tensor, and the index of the checkpoint lists
+all files. A program that loads the SavedModel gets a single variable.
 
-`MeasuredBlocks` packs the rows of tables and measures the errors of packing.
+`MeasuredBlocks` packs the rows of tables, and measures how much packing changes
+the values.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Blocks = Callable[[], Iterator["np.ndarray[Any, Any]"]]
 
 
 class StoredVariable(tf_private.Trackable):
-    """A variable `[num_rows, form.width]` of exported graphs only."""
+    """A variable `[num_rows, form.width]` that only exported graphs have."""
 
     def __init__(self, name: str, num_rows: int, form: RowFormat):
         """Creates the variable without a value.
@@ -50,15 +52,15 @@ class StoredVariable(tf_private.Trackable):
 
     @property
     def in_graph(self) -> Any:
-        """The variable that functions to export read."""
+        """The variable that exported functions read."""
         return self._exported
 
     def write(self, prefix: str, blocks: Blocks) -> None:
-        """Adds the rows to the checkpoint that TensorFlow has written.
+        """Adds the rows to a checkpoint that TensorFlow has written.
 
         Args:
-          prefix: Prefix of the checkpoint, which names the variable but does
-            not contain its value.
+          prefix: Prefix of the checkpoint. The checkpoint contains the name of
+            the variable, but not its value.
           blocks: Function that yields blocks `[rows of the block, form.width]`.
 
         Raises:
@@ -92,7 +94,8 @@ class StoredVariable(tf_private.Trackable):
                 delete_old_dirs=False,
             )
 
-    # Methods and properties that TensorFlow uses when it exports a variable.
+    # TensorFlow uses the following methods and properties when it exports a
+    # variable.
 
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         def without_value(name: str = self.name) -> _Unwritten:
@@ -139,7 +142,7 @@ class StoredVariable(tf_private.Trackable):
 
 
 class _Unwritten(tf_private.SaveableObject):
-    """Saveable of a variable in the object graph that saves no value."""
+    """Saveable that adds a variable to the object graph without its value."""
 
     def __init__(self, variable: StoredVariable, key: str):
         super().__init__(
@@ -159,7 +162,7 @@ def _rename(prefix: str, to: str) -> None:
 
 
 class MeasuredBlocks:
-    """Stored rows of tables that share a variable, with errors of packing."""
+    """Packs the rows of tables that share a variable, and measures errors."""
 
     def __init__(self, sources: Sequence[Source], form: RowFormat):
         """Stores the tables.
@@ -176,8 +179,8 @@ class MeasuredBlocks:
         """Yields all rows in order: blocks `[rows of the block, form.width]`.
 
         Raises:
-          ValueError: If the format cannot represent a row. The message names
-            table and row.
+          ValueError: If the format cannot represent a row. The error message
+            contains the table and the row.
         """
         self._errors = []
         for source in self._sources:
@@ -219,7 +222,7 @@ class MeasuredBlocks:
 def _errors(
     rows: np.ndarray[Any, Any], stored: np.ndarray[Any, Any], form: RowFormat
 ) -> np.ndarray[Any, Any]:
-    """Returns absolute errors, with 0 for values that are not finite."""
+    """Returns absolute errors; 0 for values that are not finite."""
     with np.errstate(invalid="ignore"):
         errors = np.abs(
             packing.unpack(stored, form) - rows.astype(np.float32, copy=False)

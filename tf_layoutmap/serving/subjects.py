@@ -1,4 +1,4 @@
-"""Tables and other variables of the objects that `export` accepts."""
+"""Finds the tables and other variables of the objects to export."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ class Holder:
 
     Attributes:
       owner: The object for which `report.placeholder_of` is called.
-      name: Prefix for the names of tables that occur in several holders.
+      name: Prefix for the name of a table if several holders have a table with
+        this name.
       sources: The tables.
-      make_lookup: Function that returns the replacement of the lookup for the
-        stored tables.
-      variables: Keras variables that are not exported with the model.
+      make_lookup: Function that takes the stored tables, and returns the
+        function that replaces the lookup.
+      variables: Keras variables that are not exported with the rest of the
+        model.
       keys: Keys of the tables with open vocabularies.
     """
 
@@ -45,7 +47,7 @@ def holders_of(one: Any) -> list[Holder]:
     """Returns all holders of a model, with unique names of tables.
 
     Raises:
-      TypeError: If the model has no holder.
+      TypeError: If the model contains no holder.
       RuntimeError: If tables are on a TPU.
       NotImplementedError: If tables are sharded over processes.
       ValueError: If a layer is not built.
@@ -78,7 +80,7 @@ def holders_of(one: Any) -> list[Holder]:
 
 
 def _holder_of(one: Any) -> Holder | None:
-    """Returns the holder of a layer or embedding; None for other objects."""
+    """Returns the `Holder` of a layer or embedding; None for other objects."""
     if isinstance(one, TPUEmbedding):
         return _holder_of_embedding(one, "embedding")
     variables = tuple(getattr(one, "variables", ()))

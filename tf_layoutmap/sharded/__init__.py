@@ -1,7 +1,7 @@
-"""Sharded tables that behave like one `tf.Variable`."""
+"""Sharded tables that programs use like one `tf.Variable`."""
 
-# This import comes first: without TensorFlow, it raises an error that names
-# the package to install.
+# This import comes first. If TensorFlow is not installed, the import raises an
+# error that names the package to install.
 from tf_layoutmap._core import ops as _ops  # noqa: F401
 from tf_layoutmap.sharded import dispatch as _dispatch
 from tf_layoutmap.sharded.initial_value import ShardInfo

@@ -1,8 +1,8 @@
-"""Checks of the arguments of `ShardedVariable`'s constructors."""
+"""Checks the arguments of `ShardedVariable`'s constructors."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -10,8 +10,13 @@ import tensorflow as tf
 from tf_layoutmap._core import checks
 from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
-# A placement that is not a string is a RowPartition, a callable, or offsets.
+# Valid strings. A placement can also be a RowPartition, a callable or offsets.
 PLACEMENT_NAMES = ("div", "mod", "offsets")
+
+Placement: TypeAlias = (
+    str | Iterable[SupportsIndex] | RowPartition | Callable[..., object]
+)
+"""Name of a placement, offsets, a partition, or a callable of global rows."""
 
 
 _ADVICE = (
@@ -32,9 +37,9 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def rejects_create_arguments(init: _Init) -> _Init:
-    """Decorates a constructor to raise `TypeError` for arguments of `create`.
+    """Decorates a constructor: arguments of `create` raise `TypeError`.
 
-    The error message recommends `create`.
+    The error message recommends the method `create`.
     """
 
     @functools.wraps(init)
@@ -54,20 +59,20 @@ def rejects_create_arguments(init: _Init) -> _Init:
 def check_variables(
     variables: Any, name: str, axis: int, may_be_sliced: bool = False
 ) -> list[tf.Variable]:
-    """Returns `variables` as a list if they can be the shards of one table.
+    """Checks that `variables` can be the shards of one table.
 
     Args:
       variables: The value to check.
       name: Name of the table, for messages.
-      axis: 0 or 1: the axis along which the shapes may differ.
-      may_be_sliced: Whether `SaveSliceInfo` is allowed. The variables of
-        TensorFlow's own class have it.
+      axis: The axis along which the shapes may differ, 0 or 1.
+      may_be_sliced: Whether the variables may have `SaveSliceInfo`, as in
+        TensorFlow's own class.
 
     Raises:
       TypeError: `variables` is not a list of `tf.Variable`s, or a variable has
         copies on several replicas.
-      ValueError: A variable occurs twice, or shapes, dtypes, `trainable` or
-        `SaveSliceInfo` do not fit.
+      ValueError: A variable occurs twice; shapes, dtypes or `trainable` differ;
+        or a variable has `SaveSliceInfo` and `may_be_sliced` is false.
     """
     where = f" (table {name!r})."
     if (
@@ -87,8 +92,8 @@ def check_variables(
         and v.distribute_strategy.num_replicas_in_sync > 1
     ]
     if mirrored:
-        # An op uses one handle per variable, so it would update one copy only
-        # and the copies would differ.
+        # An op uses one handle per variable. The op would therefore update only
+        # one of the copies, and the copies would differ.
         raise TypeError(
             "Argument `variables` must not have copies on several replicas; "
             "create them outside `strategy.scope()`. Received: "
@@ -138,7 +143,7 @@ def check_variables(
 def check_full_value(
     value: Any, shape: Any, dtype: Any, name: str
 ) -> tuple[Any, tf.TensorShape, tf.DType]:
-    """Returns the value as an array or a tensor, its shape and its dtype.
+    """Checks a value; returns it as an array or a tensor, and shape and dtype.
 
     Raises:
       TypeError: `value` is a string.
@@ -166,7 +171,7 @@ def check_full_value(
 
 
 def _described(value: Any) -> str:
-    """Returns a short description of a value, which may be a large table."""
+    """Returns a short description of a value, also if the value is large."""
     if isinstance(value, tf.Variable):
         return f"one tf.Variable of shape {value.shape}, not in a list"
     if tf.is_tensor(value) or isinstance(value, np.ndarray):
@@ -178,7 +183,7 @@ def _described(value: Any) -> str:
 
 
 def check_axis(axis: Any, name: str) -> int:
-    """Returns `axis` if a table can be sharded along it."""
+    """Checks that a table can be sharded along `axis`; returns `axis`."""
     return checks.check_int(
         "axis", axis, lowest=0, highest=1, where=f"table {name!r}"
     )
@@ -242,7 +247,7 @@ def partition_of(
 
 
 def from_offsets(offsets: Any, name: str) -> RowPartition:
-    """Returns the partition into contiguous shards with these offsets.
+    """Returns a partition into contiguous shards that start at `offsets`.
 
     Args:
       offsets: First row of each shard, followed by the number of rows of the
@@ -281,7 +286,8 @@ def partition_from_arguments(
 ) -> RowPartition:
     """Returns the partition that the arguments of `create` or `reshard` define.
 
-    `default_num_shards` applies if no other argument sets the number of shards.
+    `default_num_shards` is used if no other argument specifies the number of
+    shards.
     """
     size = shape[axis]
     fixed = None

@@ -1,13 +1,13 @@
 """Checkpoints of sharded tables.
 
-A sharded table is one tensor in a checkpoint, with its rows in order. The
-table is saved and restored in blocks, which are slices of the full table. If
-the shards are contiguous, each shard is a block; otherwise a block has as many
-consecutive rows as a shard.
+In a checkpoint, a sharded table is one tensor that contains all rows in order.
+The table is saved and restored in blocks, which are slices of the full table.
+If the shards are contiguous, each block is one shard. Otherwise, each block has
+the same number of rows as a shard, and its rows are consecutive.
 
-A checkpoint therefore depends neither on the number of shards nor on the
-placement of rows. A table, a `tf.Variable` and TensorFlow's own sharded
-variable can restore each other's checkpoints.
+The content of a checkpoint therefore depends neither on the number of shards
+nor on the placement of rows. A table, a `tf.Variable` and TensorFlow's own
+sharded variable can restore each other's checkpoints.
 """
 
 import dataclasses
@@ -30,8 +30,10 @@ class Block:
       table: The table.
       offset: First element along `axis`.
       size: Number of elements along `axis`.
-      axis: The axis that is sliced. The block is complete along other axes.
-      number: Index of the shard that equals this block; None if there is none.
+      axis: The axis that is sliced. Along the other axes, the block has the
+        full size of the table.
+      number: Index of the shard with the same rows as this block, or None if
+        there is no such shard.
       is_full_table: Whether the block is the full table, saved without a slice.
     """
 
@@ -84,7 +86,7 @@ class Block:
     def _spec_of(self, shape: list[int], start: int) -> str:
         offset = [0] * len(shape)
         offset[self.axis] = start
-        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
             full_name=self.table.name,
             full_shape=self.table.shape.as_list(),
             var_offset=offset,
@@ -98,8 +100,9 @@ class Block:
 def blocks_of(shards: Shards) -> list[Block]:
     """Returns the blocks of a table, which together cover the table.
 
-    There is one block if TensorFlow cannot read slices of the dtype, or if the
-    table is empty: a checkpoint cannot store an empty slice.
+    If TensorFlow cannot read slices of the dtype, the full table is one block.
+    An empty table is also one block, because a checkpoint cannot store an empty
+    slice.
     """
     partition = shards.partition
     if (
@@ -143,19 +146,19 @@ class _BlockSaveable(tf_private.SaveableObject):
         super().__init__(None, [self._save_spec(block.spec())], key)
 
     def watch(self, watcher: Any) -> None:
-        """Calls `watcher` at each read and write of the block.
+        """Sets an object that is notified when the block is read or written.
 
         Args:
           watcher: None, or an object with `before_save()`,
             `before_restore(saveable)` and `after_restore(saveable)`.
-            `before_restore` is not called if `announce` was not called, that
-            is, if it is not known whether the file contains the block.
+            `before_restore` is called by `announce`, and only if the file is
+            known to contain the block.
         """
         self._watcher = watcher
 
     @property
     def can_fetch(self) -> bool:
-        """Whether `fetch_from` can request a slice of the table."""
+        """Whether `fetch_from` can read the table in slices."""
         return not self._block.is_full_table and bool(
             self._block.table.shape.num_elements()
         )
@@ -166,19 +169,19 @@ class _BlockSaveable(tf_private.SaveableObject):
             self._watcher.before_restore(self)
 
     def fetch_from(self, path: str, others: Sequence["_BlockSaveable"]) -> None:
-        """Makes `restore` read this block and `others` from the file.
+        """Prepares `restore` to read this block and `others` from the file.
 
-        TensorFlow reads all tensors of a checkpoint before it restores the
-        first one. A large table would then be in memory twice. This method
-        therefore requests a single element, and `restore` reads each block
-        when it is needed. One element per block would not help: TensorFlow
-        reads in parallel, and to read an element it reads the complete slice
-        that was stored with the element.
+        By default, TensorFlow reads all tensors of a checkpoint before it
+        restores the first tensor. A large table would then be in memory twice.
+        This method therefore requests only one element of the table from
+        TensorFlow, and `restore` reads one block at a time. The method does not
+        request one element per block. TensorFlow reads all requested elements
+        in parallel, and for each element it reads the complete stored slice.
 
         Args:
           path: The checkpoint's prefix.
-          others: The other blocks of the table. TensorFlow does not restore
-            blocks for which it has read nothing.
+          others: The other blocks of the table. TensorFlow itself does not
+            restore these blocks, because no element of them is requested.
         """
         self.specs = [self._save_spec(self._block.spec_of_element())]
         for other in others:
@@ -187,11 +190,11 @@ class _BlockSaveable(tf_private.SaveableObject):
         self._is_checked = False
 
     def check(self) -> None:
-        """Reads all blocks of the table and discards them.
+        """Reads all blocks of the table, and discards the values.
 
-        This call detects a damaged file before the restore changes any
-        variable. Each slice in a file has a checksum, which TensorFlow
-        compares when it reads the slice.
+        A damaged file is therefore detected before the restore changes a
+        variable. Each slice in a file has a checksum, and TensorFlow verifies
+        the checksum when it reads the slice.
 
         Raises:
           tf.errors.DataLossError: If the file is damaged. Other errors of
@@ -204,16 +207,16 @@ class _BlockSaveable(tf_private.SaveableObject):
         self._is_checked = True
 
     def restore(self, restored_tensors, restored_shapes):
-        """Restores the block from the tensors, or all blocks from the file."""
+        """Restores the block from tensors, or all blocks from the file."""
         del restored_shapes
         if not self.specs:
-            return None  # The first saveable of the table restores this block.
+            return None  # The first saveable of the table restores all blocks.
         if tf.executing_eagerly():
             self._restore(restored_tensors)
             return None
 
-        # In a graph the caller runs the returned op, so the restore has to be
-        # a single op.
+        # In a graph, the caller runs the returned op. The complete restore must
+        # therefore be a single op.
         @tf.function(autograph=False)
         def restored():
             self._restore(restored_tensors)
@@ -229,17 +232,20 @@ class _BlockSaveable(tf_private.SaveableObject):
         checked = [] if self._is_checked else self._check_in_graph()
         with tf.control_dependencies(checked):
             for one in table:
-                # The value has no local variable, so it is released before the
-                # next block is read.
+                # No local variable holds the value, so its memory is released
+                # before the next block is read.
                 one._write(one._fetched(path))
 
     def _check_in_graph(self) -> list[tf.Operation]:
-        """Adds the ops of `check`; all writes must depend on the result."""
+        """Adds ops for `check`.
+
+        All ops that write must depend on the result.
+        """
         assert self._fetch is not None
         path, table = self._fetch
         checked: list[tf.Operation] = []
         for one in table:
-            with tf.control_dependencies(checked):  # One block at a time.
+            with tf.control_dependencies(checked):  # Reads blocks in turn.
                 checked = [one._fetched(path).op]
         return checked
 
@@ -283,9 +289,9 @@ def saveables(shards: Shards, key: str) -> Sequence[_BlockSaveable]:
 
 
 def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
-    """Makes a restore read a table one block at a time.
+    """Prepares saveables, so that a restore reads one block at a time.
 
-    The restore reads the table twice. The first pass checks the file.
+    The restore reads the table twice. The first read only checks the file.
 
     Args:
       table: The saveables of a table that the file contains.
@@ -301,7 +307,7 @@ def fetch_in_turn(table: Sequence[_BlockSaveable], path: str) -> None:
 
 
 def check_restorable(shards: Shards, path: str, key: str) -> bool:
-    """Checks that the tensor in a checkpoint fits the table.
+    """Checks that a saved tensor has the shape and the dtype of the table.
 
     Args:
       shards: The table to restore.
@@ -312,11 +318,11 @@ def check_restorable(shards: Shards, path: str, key: str) -> bool:
       Whether the checkpoint contains the tensor.
 
     Raises:
-      ValueError: The tensor has another shape or dtype than the table.
+      ValueError: The shape or the dtype of the tensor differs from the table.
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(key):
-        return False  # tf.train.Checkpoint reports incomplete checkpoints.
+        return False  # tf.train.Checkpoint reports missing tensors.
     found_shape = reader.get_variable_to_shape_map()[key]
     found_dtype = reader.get_variable_to_dtype_map()[key]
     full_shape = shards.shape.as_list()

@@ -1,7 +1,8 @@
 """Dispatchers that let TensorFlow's lookups accept a `ShardedVariable`.
 
-They are registered with `tf.experimental.dispatch_for_api`, so they apply in
-eager code, in functions and in any name scope.
+The dispatchers are registered with `tf.experimental.dispatch_for_api`.
+TensorFlow calls the dispatchers in eager code, in functions and in any name
+scope.
 """
 
 from typing import Any, Union
@@ -12,15 +13,16 @@ from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import checks, routing
 from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 
-# Code for partitioned variables passes a list with one table. The dispatcher
-# supports typing.Union, but not `|`, and only classes of composite tensors.
+# A list is included, because code for partitioned variables passes a list with
+# one table. TensorFlow's dispatcher supports only classes of composite tensors,
+# and supports typing.Union instead of `|`.
 _Table = Union[ShardedVariable, list[ShardedVariable]]  # noqa: UP007
 
 _registered = False
 
 
 def register() -> None:
-    """Registers the functions below. A second call has no effect."""
+    """Registers the dispatchers. A second call has no effect."""
     global _registered
     if _registered:
         return
@@ -28,9 +30,9 @@ def register() -> None:
     dispatch(tf.gather, {"params": ShardedVariable})(_gather)
     dispatch(tf.gather_nd, {"params": ShardedVariable})(_gather_nd)
     dispatch(tf.nn.embedding_lookup, {"params": _Table})(_embedding_lookup)
-    # Without a type for `ids`, TensorFlow's dispatcher for ragged ids would
-    # match the same call, and TensorFlow raises an error for two matches.
-    # TensorFlow's ragged dispatcher calls this function with flat ids.
+    # The type of `ids` is restricted, because TensorFlow raises an error if two
+    # dispatchers match a call. Ragged ids match TensorFlow's ragged dispatcher,
+    # which calls this function with flat ids.
     dispatch(
         tf.compat.v1.nn.embedding_lookup,
         {"params": _Table, "ids": tf.types.experimental.TensorLike},
@@ -85,8 +87,8 @@ def _embedding_lookup_v1(
     validate_indices=True,
     max_norm=None,
 ):
-    # The table defines the placement of its rows; `partition_strategy` applies
-    # to lists of tensors only.
+    # `partition_strategy` is ignored, because the table defines the placement
+    # of its rows.
     del partition_strategy, validate_indices
     return _embedding_lookup(params, ids, max_norm, name)
 
@@ -143,10 +145,10 @@ def _safe_embedding_lookup_sparse(
     with tf.name_scope(name or "safe_embedding_lookup_sparse"):
         _check_sparse("sparse_ids", sparse_ids)
         ids = _flat_values(sparse_ids)
-        # TensorFlow drops negative ids, and fills samples without ids with the
-        # default row, or with row 0, which it replaces by zeros later. The
-        # default row is therefore the first row, and negative ids remain
-        # negative.
+        # TensorFlow drops negative ids. For samples without ids, it uses the
+        # default row, or row 0, whose values it replaces by zeros later. This
+        # function therefore passes the default row as row 0, and negative ids
+        # as -1.
         default_row = tf.cast(
             0 if default_id is None else default_id, ids.dtype
         )

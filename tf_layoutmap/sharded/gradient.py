@@ -1,6 +1,7 @@
-"""Gradients with respect to a sharded table, in global rows.
+"""Gradients with respect to a sharded table.
 
-`tape.gradient(y, sharded)` returns one gradient for the full table.
+`tape.gradient(y, sharded)` returns one gradient for the full table. If the
+gradient is a `tf.IndexedSlices`, its indices are global rows.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 
 class ShardedVariableGradient(tf_private.CompositeTensorGradient):
-    """Gradient protocol of a sharded table.
+    """Implements TensorFlow's gradient protocol for a sharded table.
 
     The tape computes the gradients of the shards, and this class joins them.
     """
 
     def get_gradient_components(self, value: Any) -> list[tf.Tensor]:
-        # The tape records the handles when a shard is read.
+        # The tape records the handle of a shard when the shard is read.
         return [variable.handle for variable in value.variables]
 
     def replace_gradient_components(
@@ -31,7 +32,7 @@ class ShardedVariableGradient(tf_private.CompositeTensorGradient):
 def join(
     shards: Shards, gradients: Sequence
 ) -> tf.Tensor | tf.IndexedSlices | None:
-    """Returns the gradient of the full table from the gradients of its shards.
+    """Joins the gradients of shards to the gradient of the full table.
 
     Args:
       shards: The table.
@@ -39,9 +40,9 @@ def join(
         None.
 
     Returns:
-      A tensor if every shard was read in full, None if no shard was read, and
-      otherwise one `tf.IndexedSlices` of global rows. Repeated rows are not
-      summed, as for `tf.Variable`.
+      A tensor if every shard was read in full; None if no shard was read;
+      otherwise one `tf.IndexedSlices` of global rows. As for `tf.Variable`,
+      repeated rows are not summed.
     """
     if all(gradient is None for gradient in gradients):
         return None
@@ -59,8 +60,9 @@ def join(
         if gradient is None:
             continue
         if isinstance(gradient, tf.Tensor):
-            # A dense gradient would need zeros for the shards that were not
-            # read, and these shards may be large.
+            # The result is a tf.IndexedSlices, because a dense result would
+            # contain zeros for the shards that were not read, which may be
+            # large.
             gradient = tf.IndexedSlices(
                 gradient, tf.range(tf.shape(gradient)[0])
             )
@@ -69,9 +71,9 @@ def join(
         )
         values.append(_padded_rows(shards, number, gradient.values))
     indices = tf.concat(rows, axis=0)
-    # TensorFlow uses int32 for all shapes that int32 can represent. The same
-    # dtype is used here, because the branches of tf.cond must return equal
-    # dtypes when gradients are computed inside the branches.
+    # The dtype is int32 if possible, as in TensorFlow. When gradients are
+    # computed in the branches of a tf.cond, all branches must return the same
+    # dtype.
     shape = shards.sizes
     return tf.IndexedSlices(
         tf.concat(values, axis=0),
@@ -96,7 +98,7 @@ def _global_rows(
 
 
 def _padded_rows(shards: Shards, number: int, values: tf.Tensor) -> tf.Tensor:
-    """Returns rows of a shard padded with zeros to rows of the full table."""
+    """Pads rows of a shard with zeros to the width of the full table."""
     if shards.axis == 0:
         return values
     offset, end = shards.partition.offsets[number:][:2]

@@ -2,8 +2,8 @@
 
 A read first gathers the rows that the item for axis 0 selects, and then applies
 the other items to these rows. Only shards that own a selected row are read.
-Python numbers and slices mean the same as in numpy. Tensors, arrays and lists
-of row numbers or of bools select rows.
+Python numbers and slices have the same meaning as in numpy. A tensor, an array
+or a list selects rows by their numbers or by bools.
 """
 
 from typing import Any
@@ -61,8 +61,9 @@ def scatter_nd(
     Args:
       shards: The table.
       verb: One of `VERBS`.
-      indices: `[..., k]`, int32 or int64, `k` from 1 to the table's rank.
-        Repeated indices are all applied; for `update`, the last one remains.
+      indices: `[..., k]`, int32 or int64, `k` from 1 to the table's rank. If an
+        index is repeated, all of its updates are applied. With the verb
+        `update`, the last value remains.
       updates: Shape `indices.shape[:-1] + table.shape[k:]`.
       name: Name of the operations.
     """
@@ -92,8 +93,8 @@ def scatter_nd(
         for variable, (local, values) in zip(
             shards.variables, _by_shard(shards, flat, updates)
         ):
-            # XLA does not compile `min` and `max` of `scatter_nd`, which
-            # would drop the NaN that marks an invalid index.
+            # NaN in `updates` marks an invalid index. `min` and `max` would
+            # drop NaN, but XLA does not compile these two methods.
             getattr(variable, f"scatter_nd_{verb}")(local, values)
 
 
@@ -113,7 +114,10 @@ def _checked_depth(shards: Shards, indices: Any) -> tuple[tf.Tensor, int]:
 def _inside(
     shards: Shards, flat: tf.Tensor, depth: int
 ) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns checked indices and, under XLA, a mask of the invalid ones."""
+    """Returns checked indices.
+
+    In XLA, the function also returns a mask of the invalid indices.
+    """
     columns = tf.unstack(flat, num=depth, axis=1)
     if not checks.in_xla():
         return _stack(
@@ -137,7 +141,7 @@ def _stack(columns: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _numbers(shards: Shards, flat: tf.Tensor, depth: int) -> tf.Tensor:
-    """Returns one number per index tuple, equal for equal tuples."""
+    """Returns one number per index tuple. Equal tuples have equal numbers."""
     number = tf.zeros_like(flat[:, 0], tf.int64)
     for axis, size in zip(range(depth), shards.sizes):
         number = number * size + tf.cast(flat[:, axis], tf.int64)
@@ -174,8 +178,8 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
         slices count from the end.
 
     Raises:
-      IndexError: A Python number is out of range, or a mask has another
-        length than the table.
+      IndexError: A Python number is out of range, or the length of a mask
+        differs from the table.
       TypeError: An item has an unsupported type.
       tf.errors.InvalidArgumentError: A row number in a tensor is out of range.
     """
@@ -205,7 +209,8 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
 
     Raises:
       IndexError, TypeError: Same as for `read`.
-      ValueError: `value` does not broadcast. No shard is written.
+      ValueError: `value` does not broadcast to the shape of `table[index]`. No
+        shard is written.
     """
     checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
@@ -225,8 +230,8 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
         scatter_nd(shards, verb, indices, _broadcast(shards, value, shape))
         return
     ids, drops_axis = selectors.selected_ids(shards, selector)
-    # Numbers all elements of a row. Indexing the numbers with `rest` selects
-    # the elements to write.
+    # Each element of a row gets a number. Indexing these numbers with `rest`
+    # selects the elements to write.
     row_shape = known_sizes(shards)[1:]
     numbers = tf.reshape(tf.range(shards.row_shape.num_elements()), row_shape)
     if rest:
@@ -297,7 +302,7 @@ def dense(shards: Shards) -> tf.Tensor:
 
 
 def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
-    """Returns the rows and whether the selector removes axis 0."""
+    """Returns the selected rows, and whether the selector removes axis 0."""
     if isinstance(selector, slice) and not selectors.has_tensor_bound(selector):
         return _read_slice(shards, selector), False
     if selectors.is_mask_of_elements(selector):
@@ -313,7 +318,8 @@ def _read_rows(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         owner, local_row = shards.partition.locate(
             selectors.row_number(shards, selector)
         )
-        # variable[local_row] would read, and often copy, the complete shard.
+        # A gather is used, because variable[local_row] would read, and often
+        # copy, the complete shard.
         return routing.gather_checked(
             shards.single_shard(int(owner)), tf.constant(local_row)
         ), True
@@ -334,7 +340,8 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
     blocks = []
     offsets = shards.partition.offsets
     for number, (start, stop) in enumerate(zip(offsets, offsets[1:])):
-        # Rounds up to the first selected row at or after `start`.
+        # The number is rounded up to the first selected row at or after
+        # `start`.
         skipped = max(0, -(-(start - wanted.start) // wanted.step))
         mine = wanted[skipped:]
         mine = mine[: max(0, -(-(stop - mine.start) // wanted.step))]
@@ -358,7 +365,7 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
 def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
     mask = selectors.checked_mask(shards, mask)
     if mask.shape.rank > 1:
-        # The mask selects single elements of all rows, so the complete table
+        # Such a mask selects single elements of all rows, so the complete table
         # is read.
         return tf.boolean_mask(dense(shards), mask)
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))

@@ -1,9 +1,10 @@
 """Initial values of the shards of a table.
 
-Initializers that support shards are called once per shard. The values of other
-initializers may depend on the shape, so a call per shard would give other rows
-than an unsharded table. These initializers are called once for the full table,
-as TensorFlow does for its own sharded variables.
+If an initializer supports shards, it is called once per shard. The values of
+other initializers may depend on the shape. If such an initializer were called
+once per shard, the rows would differ from the rows of an unsharded table. Such
+an initializer is therefore called once for the full table. TensorFlow calls
+initializers of its own sharded variables in the same way.
 """
 
 import inspect
@@ -18,8 +19,8 @@ from absl import logging
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import new_rows
 
-# Initializers of TensorFlow, Keras 3 and tf_keras whose elements are drawn
-# independently of the shape, or are all equal.
+# Initializers of TensorFlow, Keras 3 and tf_keras with elements that are
+# independent of the shape: they are drawn independently, or are all equal.
 _BY_ELEMENT = (
     "Zeros",
     "Ones",
@@ -29,7 +30,8 @@ _BY_ELEMENT = (
     "Constant",
 )
 _FUNCTIONS = (tf.zeros, tf.ones)
-# These initializers accept partition arguments only to raise an error.
+# These initializers have partition arguments, but raise an error if a program
+# passes these arguments.
 _REJECT_PARTITION = ("Orthogonal", "Identity")
 _WARNED_SIZE = 1 << 30  # Bytes.
 
@@ -66,7 +68,7 @@ def compute_full_value(
     dtype: tf.DType,
     name: str,
 ) -> Any:
-    """Calls an initializer with a shape, and with the dtype if supported.
+    """Calls an initializer with a shape, and with the dtype if it takes one.
 
     Raises:
       TypeError: If the initializer takes no shape.
@@ -88,7 +90,7 @@ def check_full_shape(
     """Checks that an initializer returned the requested shape.
 
     Raises:
-      ValueError: If the value has another shape.
+      ValueError: If the shape of the value differs from `shape`.
     """
     if tuple(value.shape) != shape:
         raise ValueError(
@@ -98,7 +100,7 @@ def check_full_shape(
 
 
 class FullValue:
-    """Value of a full table, computed once by an initializer and cached."""
+    """Value of a full table. An initializer computes it once."""
 
     def __init__(
         self,
@@ -128,9 +130,10 @@ class FullValue:
 
         Raises:
           TypeError: If the initializer takes no shape.
-          ValueError: If the initializer returns another shape.
+          ValueError: If the shape of the returned value differs from the table.
         """
-        # A tensor of one graph cannot be used in another graph.
+        # The value is computed once per graph, because a tensor of one graph
+        # cannot be used in another graph.
         here = (
             None
             if tf.executing_eagerly()
@@ -173,11 +176,11 @@ def shard_of_value(
 
 
 class ShardInfo(NamedTuple):
-    """The part of a table that an initializer has to return.
+    """Describes the shard for which an initializer must return values.
 
     Attributes:
       shape: Shape of the shard.
-      offset: Index of the shard's first element in the full table, one number
+      offset: Position of the shard's first element in the full table: one index
         per axis.
     """
 
@@ -192,7 +195,7 @@ def for_shards(
     num_shards: int,
     name: str,
 ) -> Callable[..., Any] | FullValue:
-    """Returns the `initializer` argument of `of_shard` for one table.
+    """Returns the argument `initializer` with which `of_shard` is called.
 
     Args:
       initializer: An initializer as for `of_shard`, or one that does not
@@ -219,12 +222,13 @@ def of_shard(
     """Returns the initial value of one shard.
 
     Args:
-      initializer: The result of `for_shards`. It is called with the first of
-        these argument lists that its signature accepts:
+      initializer: The result of `for_shards`. The function uses the first of
+        these argument lists that the initializer accepts:
         `(shard_info=ShardInfo)`; `(shape, dtype=, partition_shape=,
         partition_offset=)` with the shape of the full table, as for
         TensorFlow's own initializers; `(shape, dtype=)` or `(shape)` with the
-        shape of the shard. If it returns the full table, the table is sliced.
+        shape of the shard. If the initializer returns the full table, the
+        function slices the table.
       shape: Shape of the full table.
       dtype: Dtype of the table.
       partition: The partition of the table.
@@ -234,8 +238,8 @@ def of_shard(
 
     Raises:
       TypeError: The initializer accepts none of the argument lists.
-      ValueError: The initializer requires an offset and the rows of a shard
-        are not contiguous, or it returns another shape.
+      ValueError: The initializer requires an offset and the rows of a shard are
+        not contiguous, or the initializer returns a value of a wrong shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]
@@ -267,14 +271,14 @@ def of_shard(
 
 
 def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
-    """Returns whether a parameter server computes the same initial values.
+    """Returns whether an initializer has equal values in all processes.
 
-    Other initializers may depend on this process, for example on its files or
-    its Python objects.
+    The values of other initializers may depend on this process, for example on
+    its files or its Python objects.
 
     Args:
-      initializer: Same as for `of_shard`. The result of its method `is_drawn`,
-        if it has one, is returned.
+      initializer: Same as for `of_shard`. If the initializer has a method
+        `is_drawn`, the result of this method is returned.
       dtype: Dtype of the table.
     """
     own = getattr(initializer, "is_drawn", None)
@@ -282,10 +286,11 @@ def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:
 
 
 def skip_shard(initializer: Any, dtype: tf.DType) -> bool:
-    """Advances the random state as a call of `of_shard` for a shard would.
+    """Advances the random state in the same way as one call of `of_shard`.
 
     Returns:
-      Whether this is supported. If not, the value has to be computed.
+      Whether the initializer is supported. If the result is False, the caller
+      must compute the initial value of the shard.
     """
     if isinstance(initializer, FullValue):
         initializer.value()
@@ -304,8 +309,8 @@ def _call(
     if "shard_info" in parameters:
         return initializer(shard_info=info)
     if hasattr(initializer, "support_partition"):
-        # tf.constant_initializer either raises for partition arguments or
-        # ignores them.
+        # This initializer is tf.constant_initializer, which raises an error for
+        # partition arguments or ignores them.
         if np.isscalar(initializer.value):
             return initializer(info.shape, dtype=dtype)
         return tf.slice(
@@ -326,8 +331,9 @@ def _reseeded(
 ) -> Callable[..., Any]:
     """Returns `initializer` with a separate seed for this shard.
 
-    Keras' random initializers, and TensorFlow's if they have a seed, return
-    equal numbers in each call, so all shards would contain the same rows.
+    Keras' random initializers return equal numbers in each call, and also
+    TensorFlow's if they have a seed. With the same seed, all shards would
+    contain the same rows.
     """
     if not any(info.offset) or not hasattr(initializer, "get_config"):
         return initializer
@@ -339,5 +345,5 @@ def _reseeded(
         mixed = (config["seed"] + max(info.offset) * 2654435761) % (2**31 - 1)
         config = {**config, "seed": mixed}
     elif config["seed"] is not None:
-        return initializer  # A stateful generator advances in each call.
+        return initializer  # A generator advances in each call.
     return type(initializer).from_config(config)

@@ -1,9 +1,11 @@
-"""`ShardedVariableMixin`: the methods and properties of sharded tables."""
+"""`ShardedVariableMixin`, which has the methods and properties of tables."""
+
+from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
@@ -19,9 +21,12 @@ from tf_layoutmap.sharded import (
 )
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import ShardCounts
+
 
 def table_of(variable: Any) -> Any:
-    """Returns the table that contains a variable as a shard, or None."""
+    """Returns the table to which a shard belongs, or None."""
     return getattr(variable, "_sharded_container", lambda: None)()
 
 
@@ -31,8 +36,9 @@ class ShardedVariableMixin(
     """Implementation of `ShardedVariable` for other base classes.
 
     Use this mixin for a class that cannot be a composite tensor. An instance of
-    such a class cannot be an argument of a `tf.function` or a source of
-    `tape.gradient`. Everything else works as for `ShardedVariable`.
+    this class supports the same operations as a `ShardedVariable`, with two
+    exceptions: it cannot be an argument of a `tf.function` or a source of
+    `tape.gradient`.
 
     >>> import tf_layoutmap as tlm
     >>> class TPUShardedVariable(tlm.ShardedVariableMixin):
@@ -42,8 +48,9 @@ class ShardedVariableMixin(
     [3.0, 1.0]
     """
 
-    # With this priority, `np.ndarray * table` calls the table's operator
-    # instead of reading the table element by element.
+    # With this priority, numpy calls the operator of the table for an
+    # expression such as `array * table`. Otherwise numpy would read the table
+    # element by element.
     __array_priority__ = 100
 
     @arguments.rejects_create_arguments
@@ -53,24 +60,26 @@ class ShardedVariableMixin(
         name: str = "ShardedVariable",
         *,
         axis: int = 0,
-        placement: Any = None,
+        placement: arguments.Placement | None = None,
     ):
-        """Creates a table whose shards are existing variables.
+        """Creates a table with existing variables as its shards.
 
         Args:
-          variables: List of at least one `tf.Variable`. All have equal dtype,
-            `trainable`, and shape except for `axis`. They must not belong to
-            another table.
+          variables: List of at least one `tf.Variable`. All variables must have
+            the same dtype, the same `trainable` and, except for `axis`, the
+            same shape. The variables must not be shards of another table.
           name: Name of the table, used in messages and checkpoints.
-          axis: 0: shards hold rows. 1: shards hold columns of all rows.
-          placement: Assignment of rows to shards. None: contiguous rows, in
-            order of shards, with the sizes of the variables. `"div"`: the
-            same, but the sizes must be as even as possible. `"mod"`: row `r`
-            is local row `r // num_shards` of shard `r % num_shards`. A list of
-            offsets: the first row of each shard, followed by the number of rows
-            of the table. A callable: takes global rows and returns owners and
-            local rows; it must use only operators that numpy arrays and tensors
-            share. Along axis 1, the placement must be contiguous.
+          axis: Axis that is sharded. 0: each shard holds some rows. 1: each
+            shard holds some columns of all rows.
+          placement: Assignment of rows to shards. None: each variable holds
+            contiguous rows, in the order of `variables`. `"div"`: like None,
+            and the sizes must be as even as possible. `"mod"`: row `r` is local
+            row `r // num_shards` of shard `r % num_shards`. A list of offsets:
+            the first row of each shard, followed by the number of rows of the
+            table. A callable: a function of global rows that returns owners and
+            local rows. The function must use only operators that both numpy
+            arrays and tensors support. If `axis` is 1, the placement must be
+            contiguous.
 
         Raises:
           TypeError: `variables` is not a list of `tf.Variable`s, or another
@@ -83,8 +92,7 @@ class ShardedVariableMixin(
         variables = arguments.check_variables(variables, name, axis)
         sizes = [known_size(variable, axis) for variable in variables]
         if tf_private.has_dtensor_device():
-            # Checkpoints may be written by the DTensor device, which needs
-            # this patch.
+            # This patch is required if the DTensor device writes a checkpoint.
             engine.ensure("checkpoints")
         self._set_shards(
             Shards(
@@ -97,7 +105,7 @@ class ShardedVariableMixin(
 
     @classmethod
     def _from_shards(cls, shards: Shards):
-        """Returns a table of shards that have been checked."""
+        """Returns a table of shards without checking the shards."""
         table = cls.__new__(cls)
         table._set_shards(shards)
         return table
@@ -107,18 +115,18 @@ class ShardedVariableMixin(
         self._own_shards = shards
         self._is_component = False
         self._saving_variable = None
-        # Optimizers identify weights by this id.
+        # Optimizers identify a weight by this id.
         self._unique_id = f"{shards.name}_{id(self)}"
         self._mark_shards()
 
     def _mark_shards(self) -> None:
-        """Marks the variables as shards of this table for tf_keras' optimizers.
+        """Marks the variables as shards, for tf_keras' optimizers.
 
-        The optimizers then save the slot variables of all shards as one
-        variable, and restore it into any other number of shards. They join the
-        shards in order and read the number of a shard from its name.
-        Variables are therefore marked only if the rows are contiguous and the
-        names contain the numbers.
+        tf_keras' optimizers save the slot variables of marked shards as one
+        variable, which can be restored into any number of shards. The
+        optimizers join the slot variables in order, and read the number of a
+        shard from its name. This method therefore marks the variables only if
+        the rows are contiguous and the names contain the numbers.
         """
         shards = self._own_shards
         if (
@@ -132,18 +140,21 @@ class ShardedVariableMixin(
             return
         for variable in shards.variables:
             if table_of(variable) is None:
-                variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+                variable._sharded_container = weakref.ref(self)  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
 
     # Properties of the table.
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The shards; one full variable during the trace of a SavedModel."""
+        """The shards.
+
+        In the trace of a SavedModel, the list has one full variable.
+        """
         return list(self._shards().variables)
 
     @property
     def partition(self) -> RowPartition:
-        """The assignment of rows (columns, along axis 1) to variables."""
+        """The assignment of rows (if `axis` is 1: of columns) to variables."""
         return self._shards().partition
 
     @property
@@ -173,7 +184,7 @@ class ShardedVariableMixin(
 
     @property
     def trainable(self) -> bool:
-        """Whether tapes watch the shards."""
+        """Whether gradient tapes watch the shards."""
         return self._own_shards.variables[0].trainable
 
     @property
@@ -183,7 +194,7 @@ class ShardedVariableMixin(
 
     @property
     def device(self) -> str:
-        """The common device of all shards, or "" if their devices differ."""
+        """The device of all shards, or "" if shards have several devices."""
         devices = set(self.devices)
         return devices.pop() if len(devices) == 1 else ""
 
@@ -197,7 +208,7 @@ class ShardedVariableMixin(
         )
 
     def __bool__(self) -> bool:
-        """Returns the truth value of the only element, as for `tf.Variable`.
+        """Returns the truth value of a table with one element.
 
         Raises:
           ValueError: The table does not have exactly one element.
@@ -213,8 +224,9 @@ class ShardedVariableMixin(
     # Copies and resharding.
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copies and pickles must not share the attributes by which TensorFlow
-        # identifies this object.
+        # Copies and pickles do not include the attributes by which TensorFlow
+        # identifies this object, because each object must have different
+        # values.
         own = ("_unique_id", "_saving_variable", "_restoring")
         return {
             name: value
@@ -230,16 +242,17 @@ class ShardedVariableMixin(
         self,
         num_shards: int | None = None,
         *,
-        partitioner: Callable | None = None,
-        placement: Any = None,
+        partitioner: ShardCounts | None = None,
+        placement: arguments.Placement | None = None,
         devices: Sequence[str] | None = None,
-    ):
+    ) -> Self:
         """Replaces the shards of this table by new shards, in place.
 
-        At most one shard, old or new, is in memory twice. The old variables
-        are emptied. A `tf.function` that was traced with the old variables
-        fails afterwards and must be traced again. Objects that refer to the
-        old variables (an optimizer, a layer) must be given the new ones.
+        At most one shard, old or new, is in memory twice. The method releases
+        the memory of the old variables. A `tf.function` that was traced with
+        the old variables fails afterwards and must be traced again. If an
+        object refers to the old variables, for example an optimizer or a layer,
+        pass the new variables to it.
 
         >>> table = ShardedVariableMixin([tf.Variable(tf.range(5.))])
         >>> [shard.numpy().tolist() for shard in table.reshard(
@@ -247,11 +260,11 @@ class ShardedVariableMixin(
         [[0.0, 2.0, 4.0], [1.0, 3.0]]
 
         Args:
-          num_shards: Number of new shards. None: the current number.
+          num_shards: Number of new shards. None: the current number of shards.
           partitioner: Partitioner that returns the number of shards; an
             alternative to `num_shards`.
           placement: Same as for the constructor, or a `RowPartition`. None:
-            contiguous rows, in sizes as even as possible.
+            contiguous rows, with sizes that are as even as possible.
           devices: Devices of the shards, assigned round-robin. None: the
             device of the first old shard.
 

@@ -1,11 +1,11 @@
 """Fast initialization of large tables, with a progress bar.
 
-TensorFlow's initializers, called eagerly, create three tensors of the size of
-the table: they draw numbers, multiply and add. The tensors use pages of 4 KiB.
-The system clears these pages one at a time, and later reads of random rows wait
-for address translations. The op `new_rows` writes bitwise identical numbers
-directly into large pages, including numbers that depend on
-`tf.random.set_seed`.
+When TensorFlow's initializers are called eagerly, they draw numbers, multiply
+and add, and each of these three ops creates a tensor of the size of the table.
+The tensors use memory pages of 4 KiB. The operating system clears these pages
+one at a time, and later reads of random rows wait for address translations. The
+op `new_rows` writes bitwise identical numbers directly into large pages.
+Numbers that depend on `tf.random.set_seed` are also bitwise identical.
 """
 
 import contextlib
@@ -20,30 +20,31 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops, strategies, tf_private
 
-# Seconds until the bar appears, and between its updates. If the output is not a
-# terminal, each update is a line of a file.
+# Seconds until the bar appears, and seconds between two updates of the bar. If
+# the output is a file, each update writes a line, so updates are less frequent.
 FIRST_SECONDS = 3.0
 TERMINAL_SECONDS = 0.5
 FILE_SECONDS = 10.0
 
-# Smaller tables are ready before the bar would appear.
+# No bar is shown for smaller tables, because they are initialized before the
+# bar would appear.
 LEAST_BYTES = 1 << 28
 
 _MIB = 1 << 20
 
 
 class _Progress:
-    """Bytes of initial values that this process has computed."""
+    """Counts the bytes of initial values that this process has computed."""
 
     def __init__(self) -> None:
-        # Bytes that the op `new_rows` did not write.
+        # Bytes that other ops than `new_rows` have written.
         self.by_others = 0
-        # Whether a bar is visible. Only one bar is visible at a time, although
-        # a model creates several tables, and a table creates several shards.
+        # Whether a bar is visible. Only one bar is visible at a time, because a
+        # model creates several tables, and a table creates several shards.
         self.is_shown = False
 
     def bytes(self) -> int:
-        """Returns all bytes so far, including bytes of an op that runs."""
+        """Returns the bytes so far, including the op that is running."""
         return self.by_others + int(ops.bytes_drawn())
 
 
@@ -51,15 +52,16 @@ _progress = _Progress()
 
 
 def add_progress(num_bytes: int) -> None:
-    """Counts a value that the op `new_rows` did not write."""
+    """Counts the bytes of a value that the op `new_rows` did not write."""
     _progress.by_others += num_bytes
 
 
 @contextlib.contextmanager
 def show_progress(num_bytes: int) -> Iterator[None]:
-    """Shows, after a few seconds, how much of `num_bytes` is initialized.
+    """Context that shows a progress bar if its body takes some seconds.
 
-    No bar is shown for small tables, inside another bar, or during tracing.
+    The bar shows how much of `num_bytes` is initialized. No bar is shown for
+    small tables, if another bar is visible, or while a function is traced.
     """
     if (
         num_bytes < LEAST_BYTES
@@ -81,14 +83,14 @@ def show_progress(num_bytes: int) -> Iterator[None]:
 class _Bar:
     """A progress bar that a separate thread updates.
 
-    The thread reads the number of bytes where no device, mesh or strategy of
-    the user's program is active.
+    A separate thread is used, so that no device, mesh or strategy of the user's
+    program is active when the number of bytes is read.
     """
 
     def __init__(self, num_bytes: int):
-        """Starts the thread, and returns after it has started to count."""
-        # Whether all values are ready, including values of variable creators
-        # of the user's program, which are not counted.
+        """Starts the thread, and waits until it counts bytes."""
+        # Whether all values are computed, including values from the user's own
+        # variable creators. The bytes of these values are not counted.
         self.is_complete = False
         self._num_bytes = num_bytes
         self._counts = threading.Event()
@@ -98,7 +100,7 @@ class _Bar:
         self._counts.wait()
 
     def end(self) -> None:
-        """Shows the final state if the bar is visible, and ends the thread."""
+        """Stops the thread, and shows the final state if the bar is visible."""
         self._ended.set()
         self._thread.join()
 
@@ -111,7 +113,7 @@ class _Bar:
             return
         total = max(self._num_bytes // _MIB, 1)
         print("Making tables", flush=True)
-        # `tf.keras` is the Keras version that the user's program uses.
+        # `tf.keras` is the Keras version of the user's program.
         bar = tf.keras.utils.Progbar(total, unit_name="MiB")
         pause = TERMINAL_SECONDS if sys.stdout.isatty() else FILE_SECONDS
         is_last = False
@@ -130,7 +132,7 @@ _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 class _Draw(NamedTuple):
-    """A distribution: a drawn number times `factor`, plus `offset`."""
+    """Distribution of the number `drawn * factor + offset`."""
 
     distribution: str
     factor: tf.Tensor
@@ -140,11 +142,12 @@ class _Draw(NamedTuple):
 def draw(
     initializer: Any, shape: tuple[int, ...], dtype: tf.DType
 ) -> tf.Tensor | None:
-    """Returns the same tensor as `initializer(shape, dtype=dtype)`, or None.
+    """Returns the value of `initializer(shape, dtype=dtype)`, or None.
 
-    None means that the caller has to call the initializer: the initializer is
-    not supported here, the result is small, it is on a parameter server that
-    may not have this package's ops, or a function is being traced.
+    If the result is None, the caller must call the initializer itself. The
+    result is None if the initializer is not supported, if the value is small,
+    if the value is on a parameter server that may not have this package's ops,
+    or if a function is being traced.
     """
     if not _uses_our_op(shape, dtype):
         return None
@@ -155,7 +158,8 @@ def draw(
     if found.distribution != "constant":
         generator = _generator(initializer.seed)
     if _is_on_server():
-        # The op counts its bytes in the server's process.
+        # The op runs on a server and counts its bytes there, so they are added
+        # here.
         add_progress(math.prod(shape) * dtype.size)
     return ops.new_rows(
         shape=tf.constant(shape, tf.int64),
@@ -167,17 +171,18 @@ def draw(
 
 
 def is_known(initializer: Any, dtype: tf.DType) -> bool:
-    """Returns whether all processes draw equal numbers with an initializer.
+    """Returns whether the op `new_rows` supports an initializer.
 
-    This holds for initializers that the op `new_rows` supports.
+    All processes draw equal numbers with a supported initializer.
     """
     return _draw_of(initializer, dtype) is not None
 
 
 def skip(initializer: Any, dtype: tf.DType) -> bool:
-    """Advances TensorFlow's random state as a call of an initializer would.
+    """Advances TensorFlow's random state without calling an initializer.
 
-    TensorFlow's random numbers depend on the number of previous calls.
+    The state must be advanced, because TensorFlow's random numbers depend on
+    the number of previous calls.
 
     Returns:
       Whether the initializer is supported.
@@ -191,7 +196,7 @@ def skip(initializer: Any, dtype: tf.DType) -> bool:
 
 
 def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns `tf.fill` of an integer type; large results use large pages.
+    """Returns integers of equal value, in large pages if the result is large.
 
     Args:
       shape: Shape of the result.
@@ -201,7 +206,8 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
     constant = tf.constant(value, dtype)
     if not _uses_our_op(shape, dtype):
         return tf.fill(shape, constant)
-    # The op writes floats, so it gets a float with the same bits.
+    # The op can write only floats, so this function writes floats with the same
+    # bits as the integer.
     as_float = tf.float32 if dtype == tf.int32 else tf.float64
     return tf.bitcast(
         ops.new_rows(
@@ -216,7 +222,7 @@ def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def _uses_our_op(shape: tuple[int, ...], dtype: tf.DType) -> bool:
-    """Returns whether the op `new_rows` is available and saves time."""
+    """Returns whether the op `new_rows` is available and faster."""
     return (
         tf.executing_eagerly()
         and math.prod(shape) * dtype.size >= _LEAST_SIZE
@@ -267,7 +273,7 @@ def _generator(seed: int | None) -> tf.Tensor:
     if seed is not None:
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=[seed, 0])
         return tf.concat([counter, key], 0)
-    # TensorFlow's eager random ops read the seeds in the same way.
+    # TensorFlow's eager random ops compute their seeds in the same way.
     key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))
     if key == upper == 0:
         key, upper = secrets.randbits(63), secrets.randbits(63)

@@ -1,11 +1,13 @@
-"""Methods of a table that read it, its operators and its tensor conversion.
+"""Read methods, operators and tensor conversion of a sharded table.
 
-Indexing and lookups read only the shards that they need. Operators and the
-conversion to a tensor join all shards.
+Indexing and lookups read only the shards that contain a selected row. Operators
+and the conversion to a tensor join all shards.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -18,11 +20,15 @@ from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Reference, TensorLike
+
 
 class Reads:
     """Read methods of a table.
 
-    They read `_shards()`. Numpy arrays are created from `_own_shards`.
+    The methods read the variables of `_shards()`. Methods that return numpy
+    arrays read the variables of `_own_shards`.
     """
 
     _own_shards: Shards
@@ -32,7 +38,7 @@ class Reads:
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[tf.Variable]:
-        """Iterates over the shards, whereas a `tf.Variable` yields its rows."""
+        """Iterates over the shards, not over rows as for `tf.Variable`."""
         return iter(self._shards().variables)
 
     def __len__(self) -> int:
@@ -44,7 +50,7 @@ class Reads:
 
         The returned tensor has methods that write to the indexed elements, as
         for `tf.Variable`: `table[2:5].assign(value)`, `assign_add` and
-        `assign_sub`. They return the table.
+        `assign_sub`. These methods return the table.
 
         >>> import tf_layoutmap as tlm
         >>> table = tlm.ShardedVariable.create(np.zeros((4, 2)), num_shards=2)
@@ -80,7 +86,9 @@ class Reads:
 
         return assign
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def sparse_read(
+        self, indices: TensorLike, name: str | None = None
+    ) -> tf.Tensor:
         """Returns the rows of `indices`, in the order of `indices`.
 
         Args:
@@ -97,15 +105,15 @@ class Reads:
         return routing.gather(self._shards(), indices, name)
 
     def gather_rows(
-        self, ids: Any, *, unique: bool = False, name: str | None = None
+        self, ids: TensorLike, *, unique: bool = False, name: str | None = None
     ) -> tf.Tensor:
         """Returns the rows of `ids` in the order of `ids`, like `sparse_read`.
 
         Args:
           ids: Global rows: any shape, int32 or int64.
-          unique: Whether to read each row once and to repeat it locally. This
-            saves time if the shards are on other machines and ids repeat. The
-            gradients of repeated rows are then summed.
+          unique: Whether to read each row only once, and to repeat the row
+            locally for repeated ids. The option saves time if the shards are on
+            other machines. Gradients of repeated rows are summed.
           name: Name of the operations.
 
         Returns:
@@ -124,7 +132,9 @@ class Reads:
             rows.set_shape(ids.shape.concatenate(shards.row_shape))
             return rows
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+    def gather_nd(
+        self, indices: TensorLike, name: str | None = None
+    ) -> tf.Tensor:
         """Returns `tf.gather_nd` of the table.
 
         Args:
@@ -136,7 +146,7 @@ class Reads:
           Shape `indices.shape[:-1] + shape[k:]`.
 
         Raises:
-          ValueError: `k` does not fit the table.
+          ValueError: `k` is not in the range from 1 to the rank of the table.
           tf.errors.InvalidArgumentError: An index is out of range.
         """
         return indexing.gather_nd(self._shards(), indices, name)
@@ -155,7 +165,7 @@ class Reads:
         Args:
           chunk_rows: Number of rows of a shard to read at a time. Only these
             rows are in memory in addition to the table and the result. None:
-            one shard at a time.
+            all rows of a shard.
 
         Raises:
           NotImplementedError: The method is called inside a `tf.function`.
@@ -180,7 +190,8 @@ class Reads:
                 if not shards.partition.is_contiguous
                 else slice(*shards.partition.offsets[number:][:2])
             )
-            # Indexing with an array returns a copy, so `target` is None then.
+            # `target` is None if `rows` is an array, because indexing with an
+            # array returns a copy.
             target = (
                 result[:, rows]
                 if shards.axis == 1
@@ -215,7 +226,7 @@ class Reads:
         array = self.numpy()
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def ref(self) -> Any:
+    def ref(self) -> Reference[Self]:
         """Returns a hashable reference; its `deref()` returns this table."""
         return tf_private.Reference(self)
 
@@ -234,13 +245,14 @@ def install_operators(tables: Any) -> None:
     """Adds the operators of `tf.Tensor` to a class of tables.
 
     Args:
-      tables: The class, with `name`, `dtype` and `_shards()`.
+      tables: The class. Objects of the class must have `name`, `dtype` and
+        `_shards()`.
     """
-    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    known = tf.Tensor.OVERLOADABLE_OPERATORS  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
     for operator in known - {"__getitem__"}:
         setattr(tables, operator, _operator_method(tables, operator))
-    # `==` compares values, but TensorFlow uses tables as keys of dictionaries,
-    # so tables are hashed by identity.
+    # TensorFlow uses tables as keys of dictionaries. Tables are therefore
+    # hashed by identity, although `==` compares their values.
     tables.__hash__ = object.__hash__
     tf.register_tensor_conversion_function(tables, _to_tensor)
 

@@ -16,16 +16,17 @@ def reshard(
     partition: RowPartition,
     devices: Sequence[str] | None = None,
 ) -> list[tf.Variable]:
-    """Moves all rows into new variables and empties the old ones.
+    """Moves all rows into new variables, and empties the old variables.
 
     The function first splits the old shards, one at a time, into pieces for the
-    new shards. Then it assembles the new shards, one at a time. At most one
-    shard, old or new, is in memory twice.
+    new shards. Then the function assembles the new shards, one at a time. At
+    most one shard, old or new, is in memory twice.
 
     Args:
-      shards: The table. Its variables are not readable afterwards, so a
-        function that still uses them fails instead of reading old numbers.
-      partition: The new partition of the same rows.
+      shards: The table. The variables of this table cannot be read afterwards.
+        If a function still uses these variables, it fails and does not read old
+        values.
+      partition: The new partition of the rows.
       devices: Device of each new shard. None: the device of the first old
         shard.
 
@@ -70,7 +71,7 @@ def _assemble(
     if not pieces:
         return tf.zeros(shape, shards.dtype)
     if shards.axis == 1:
-        return tf.concat(pieces, axis=1)  # Columns are always contiguous.
+        return tf.concat(pieces, axis=1)  # Columns are in order.
     return tf.dynamic_stitch(
         [tf.constant(part, tf.int32) for part in positions], pieces
     )
@@ -79,14 +80,15 @@ def _assemble(
 def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:
     if shards.axis == 1:
         return tf.gather(shards.variables[number], mine, axis=1)
-    # Reads only these rows. A read of the complete variable may copy it.
+    # Only these rows are read, because a read of the complete variable may copy
+    # the variable.
     return routing.gather_checked(
         shards.single_shard(number), tf.constant(mine)
     )
 
 
 def _empty(variable: tf.Variable) -> None:
-    """Replaces the value by a scalar, so that functions that use it fail."""
+    """Replaces a variable's value by a scalar to release its memory."""
     tf.raw_ops.AssignVariableOp(
         resource=variable.handle,
         value=tf.zeros([], variable.dtype),

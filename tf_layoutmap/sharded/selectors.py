@@ -1,4 +1,4 @@
-"""Interpretation of the items of an index: the rows that they select."""
+"""Interprets the items of an index, and returns the rows that they select."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tf_layoutmap.sharded.routing.checks import Shards
 
 
 def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
-    """Splits an index into new leading axes, the item for axis 0, and the rest.
+    """Splits an index: new leading axes, item for axis 0, and other items.
 
     Raises:
       IndexError: There are too many items, or several `...`.
@@ -42,8 +42,8 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
         if item is None:
             num_new_axes += 1
         elif item is Ellipsis and num_used < rank:
-            # `...` covers axis 0, and stays in the rest because it also covers
-            # other axes.
+            # `...` covers axis 0. It is also kept in `rest`, because `...` also
+            # covers other axes.
             rest = items[position:]
             break
         elif item is not Ellipsis:
@@ -65,7 +65,7 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
 
 
 def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
-    """Returns the selected rows, and whether a number selects a single row."""
+    """Returns the selected rows, and whether the selector is one number."""
     if isinstance(selector, slice):
         if has_tensor_bound(selector):
             return _slice_ids(shards, selector), False
@@ -93,8 +93,8 @@ def selected_ids(shards: Shards, selector: Any) -> tuple[tf.Tensor, bool]:
         return tf.reshape(tf.where(mask), [-1]), False
     if is_array(selector) or is_tensor(selector):
         ids = checks.ids_of(shards, selector)
-        # Only ids from -num_rows to -1 are changed. An out-of-range id remains
-        # out of range, and the error message contains the original id.
+        # Only ids from -num_rows to -1 are changed. An out-of-range id is not
+        # changed, so that the error message contains the original id.
         if shards.num_rows > ids.dtype.max:
             ids = tf.cast(ids, tf.int64)
         ids = tf.where(
@@ -126,13 +126,14 @@ def _slice_ids(shards: Shards, selector: slice) -> tf.Tensor:
 
     start = bound(selector.start, tf.where(forward, lowest, highest))
     stop = bound(selector.stop, tf.where(forward, highest, lowest))
-    # tf.range raises an error for a limit on the wrong side of its start.
+    # tf.range would raise an error if the limit were on the wrong side of the
+    # start.
     stop = tf.where(forward, tf.maximum(start, stop), tf.minimum(start, stop))
     return tf.range(start, stop, step)
 
 
 def row_number(shards: Shards, row: Any) -> int:
-    """Returns the row that a Python number selects.
+    """Returns the row that a Python number selects, from 0 on.
 
     Raises:
       IndexError: The number is out of range.
@@ -154,10 +155,11 @@ def row_number(shards: Shards, row: Any) -> int:
 
 
 def checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
-    """Returns a mask as a tensor if it fits the first axes of the table.
+    """Checks the shape of a mask, and returns the mask as a tensor.
 
     Raises:
-      IndexError: The mask has another shape.
+      IndexError: The shape of the mask differs from the first axes of the
+        table.
     """
     mask = tf.convert_to_tensor(mask, tf.bool)
     shape = shards.shape[: mask.shape.rank]

@@ -1,14 +1,16 @@
-"""`ShardedVariable`: a sharded table that is used like a `tf.Variable`."""
+"""`ShardedVariable`, a sharded table that is used like a `tf.Variable`."""
+
+from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, strategies, tf_private
-from tf_layoutmap.partition import Partitioner, RowPartition
+from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import arguments, gradient, new_rows
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
@@ -16,14 +18,24 @@ from tf_layoutmap.sharded.routing import parts
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 from tf_layoutmap.sharded.type_spec import ShardedVariableSpec
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        ShapeLike,
+        ShardCounts,
+        StockShardedVariable,
+        TensorLike,
+    )
+
 
 class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
-    """A table whose rows are sharded over several `tf.Variable`s.
+    """A table with rows that are sharded over several `tf.Variable`s.
 
-    Reads and writes use global rows and give the same results as one
+    Reads and writes use global rows. The results are the same as for one
     `tf.Variable` of the full shape. A lookup returns rows in the order of the
-    ids, for all placements. Only dense operations (`table * 2`,
-    `tf.convert_to_tensor(table)`, `value()`, `numpy()`) join the shards.
+    ids, for all placements. Dense operations, such as `table * 2`,
+    `tf.convert_to_tensor(table)`, `value()` and `numpy()`, join the shards;
+    other operations do not.
 
     >>> import numpy as np
     >>> table = ShardedVariable.create(
@@ -35,15 +47,16 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     >>> table.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), [4]))[4].numpy()
     array([ 9., 10.], dtype=float32)
 
-    In a checkpoint, the table is one tensor, which can be restored into any
-    number of shards and into one `tf.Variable`. In an exported SavedModel, the
-    table is one `tf.Variable`, and only TensorFlow's own operations use it.
+    In a checkpoint, the table is one tensor. The tensor can be restored into a
+    table with any number of shards, or into one `tf.Variable`. In an exported
+    SavedModel, the table is one `tf.Variable`, and only TensorFlow's own
+    operations use it.
 
     An out-of-range row raises `tf.errors.InvalidArgumentError` before anything
-    is written. Functions that XLA compiles cannot raise this error. In such a
-    function, a read with an out-of-range id returns NaN, and a write with an
-    out-of-range id writes NaN to all of its rows. If the table has an integer
-    dtype, the trace of the function raises an error.
+    is written. Functions that XLA compiles cannot raise this error. In a
+    function that XLA compiles, a read with an out-of-range id returns NaN. A
+    write with an out-of-range id writes NaN to all rows of the call. If the
+    table has an integer dtype, tracing the function raises an error.
     """
 
     __composite_gradient__ = gradient.ShardedVariableGradient()
@@ -51,19 +64,19 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
     @classmethod
     def create(
         cls,
-        initial_value: Any,
-        shape: Any = None,
-        dtype: Any = None,
+        initial_value: TensorLike | Callable[..., object],
+        shape: ShapeLike | None = None,
+        dtype: DTypeLike | None = None,
         *,
-        partitioner: Partitioner | Callable | None = None,
+        partitioner: ShardCounts | None = None,
         num_shards: int | None = None,
         devices: Sequence[str] | None = None,
         axis: int = 0,
-        placement: Any = None,
+        placement: arguments.Placement | None = None,
         name: str = "ShardedVariable",
         trainable: bool = True,
-    ) -> "ShardedVariable":
-        """Creates a table and its shards, named `<name>/part_0` and so on.
+    ) -> ShardedVariable:
+        """Creates a table and its shards `<name>/part_0`, `<name>/part_1`, ...
 
         >>> table = ShardedVariable.create(
         ...     tf.random_normal_initializer(), [1000, 8], num_shards=4)
@@ -72,22 +85,23 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
 
         Args:
           initial_value: The full table as an array or a tensor, or a callable.
-            Random and constant initializers of TensorFlow and Keras, and
-            callables that take `shard_info`, or `partition_shape` and
-            `partition_offset`, initialize one shard at a time. Other
-            callables, with arguments `(shape, dtype)` or `(shape)`, are called
-            once for the full table.
-          shape: Shape of the full table, rank at least 1. Required with a
-            callable; otherwise None or the shape of `initial_value`.
+            Random and constant initializers of TensorFlow and Keras initialize
+            one shard at a time. A callable that takes `shard_info`, or
+            `partition_shape` and `partition_offset`, also initializes one shard
+            at a time. Other callables, with arguments `(shape, dtype)` or
+            `(shape)`, are called once for the full table.
+          shape: Shape of the full table, rank at least 1. Required if
+            `initial_value` is a callable. Otherwise None or the shape of
+            `initial_value`.
           dtype: `tf.DType` or its name. None: the dtype of `initial_value`, or
-            float32 with a callable.
+            float32 if `initial_value` is a callable.
           partitioner: Callable that returns the number of shards; see
             `tf_layoutmap.partitioners`.
-          num_shards: Number of shards, an alternative to `partitioner`; capped
-            at the number of rows. If neither is given: one shard per device,
-            or 1. In the scope of a `ParameterServerStrategy`, its
-            `variable_partitioner` is used, and shards are assigned to the
-            servers round-robin.
+          num_shards: Number of shards, an alternative to `partitioner`. The
+            number is limited to the number of rows. If both arguments are None:
+            one shard per element of `devices`, or one shard. In the scope of a
+            `ParameterServerStrategy`, its `variable_partitioner` is used, and
+            shards are assigned to the servers round-robin.
           devices: Devices of the shards, assigned round-robin. None: the
             current device.
           axis: 0 shards rows, 1 shards columns.
@@ -115,7 +129,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tf.TensorShape(shape)
+        # The stubs of TensorFlow accept fewer types than TensorFlow.
+        shape = tf.TensorShape(cast("Any", shape))
         if not shape.is_fully_defined() or shape.rank <= axis:
             raise ValueError(
                 checks.message(
@@ -126,8 +141,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                     f"table {name!r}",
                 )
             )
-        shape = tuple(shape.as_list())
-        dtype = tf.float32 if dtype is None else tf.as_dtype(dtype)
+        shape = cast("tuple[int, ...]", tuple(shape.as_list()))
+        dtype = tf.float32 if dtype is None else tf.as_dtype(cast("Any", dtype))
         if (
             partitioner is None
             and num_shards is None
@@ -157,8 +172,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
         variables = []
         strategy = tf.distribute.get_strategy()
-        # TensorFlow calls a callable on the server that it chooses for the
-        # shard. Other values are computed in this process.
+        # If the initial value is a callable, TensorFlow calls it on the server
+        # that stores the shard. Otherwise the value is computed in this
+        # process.
         is_drawn_there = (
             initializer is not None
             and strategies.on_servers(strategy)
@@ -166,7 +182,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
         with new_rows.show_progress(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
-                # A parameter server strategy would shard each shard again.
+                # Without this context, a parameter server strategy would shard
+                # each shard again.
                 with (
                     tf_private.undivided_variables(strategy),
                     tf.device(
@@ -200,17 +217,17 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         return cls(variables, name=name, axis=axis, placement=partition)
 
     @classmethod
-    def from_tf(cls, sharded: Any) -> "ShardedVariable":
-        """Returns a table with the variables of TensorFlow's own class.
+    def from_tf(cls, sharded: StockShardedVariable) -> ShardedVariable:
+        """Returns a table that shares the variables of TensorFlow's own class.
 
-        The variables are shared, not copied. Use this method for the variables
-        that a `ParameterServerStrategy` with a `variable_partitioner` creates.
+        The variables are not copied. Use this method for the variables that a
+        `ParameterServerStrategy` with a `variable_partitioner` creates.
 
         Args:
           sharded: A `ShardedVariable` of TensorFlow.
 
         Raises:
-          TypeError: `sharded` has another type.
+          TypeError: `sharded` is not a `ShardedVariable` of TensorFlow.
         """
         checks.check_type(
             "sharded",
@@ -232,12 +249,12 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             )
         )
 
-    def to_tf(self) -> Any:
+    def to_tf(self) -> StockShardedVariable:
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: TensorFlow's class assumes another placement of rows, so
-            its lookups would return wrong rows.
+          ValueError: The placement of rows is not supported. TensorFlow's class
+            assumes another placement, and its lookups would return wrong rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":
@@ -248,7 +265,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                 f"{self.name!r}). Call `reshard` first."
             )
         for variable in shards.variables:
-            variable._set_save_slice_info(None)  # TensorFlow sets its own.
+            variable._set_save_slice_info(None)  # TensorFlow sets it again.
         return tf_private.TensorFlowShardedVariable(
             list(shards.variables), name=self.name
         )
@@ -272,8 +289,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         )
 
     def _convert_variables_to_tensors(self) -> tf.Tensor:
-        # Functions return, and loops take, the value of the table, as for
-        # tf.Variable.
+        # As for tf.Variable, functions return the value of the table, and loops
+        # use the value of the table.
         return tf.convert_to_tensor(self)
 
 

@@ -1,4 +1,4 @@
-"""Summaries of the shards of a table, as data and in printable form."""
+"""Summaries of the shards of a table, as objects that can be printed."""
 
 import dataclasses
 import io
@@ -17,8 +17,8 @@ class ShardSummary:
       name: Name of the shard's variable.
       shape: Shape of the shard's variable.
       rows: Number of rows, or of columns if the table is sharded along axis 1.
-      num_bytes: Size of the value. For strings, this is the size that
-        TensorFlow reports for the dtype.
+      num_bytes: Size of the value in bytes. For a string variable, the
+        computation uses the size that TensorFlow reports for the string dtype.
       device: Device of the variable.
     """
 
@@ -31,7 +31,9 @@ class ShardSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Summary of a table. `print` shows it, and `rich.print` uses colors.
+    """Summary of a table.
+
+    The summary can be printed with `print`, and in color with `rich.print`.
 
     Attributes:
       name: Name of the table.

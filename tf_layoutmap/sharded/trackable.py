@@ -1,9 +1,9 @@
-"""Support of tables for `tf.train.Checkpoint` and `tf.saved_model`.
+"""Support for sharded tables in `tf.train.Checkpoint` and `tf.saved_model`.
 
-Both treat a table as one variable. Checkpoints contain slices of one tensor. An
-exported graph contains one variable of the full shape. This process allocates
-no memory for that variable; a program that loads the SavedModel restores the
-rows into it.
+Checkpoints and SavedModels treat a table as one variable. Checkpoints contain
+slices of one tensor. An exported graph contains one variable of the full shape.
+The exporting process allocates no memory for this variable. A program that
+loads the SavedModel restores the rows into the variable.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ _NOT_EXPORTABLE = (
 class LogicalVariable(tf_private.Trackable):
     """Methods of a table that TensorFlow's checkpoints and SavedModels call.
 
-    Subclasses set `_own_shards`, `_is_component` and `_saving_variable`, which
-    is None until a graph is exported.
+    Subclasses must set `_own_shards`, `_is_component` and `_saving_variable`.
+    The attribute `_saving_variable` is None until a graph is exported.
     """
 
     _own_shards: Shards
@@ -44,8 +44,8 @@ class LogicalVariable(tf_private.Trackable):
         return {tf_private.VARIABLE_VALUE_KEY: saveables}
 
     def _checkpoint_adapter(self, path: str) -> None:
-        # A restore calls this method after it has requested the saveables and
-        # before it reads the file. No variable has been written yet.
+        # A restore calls this method after it has created the saveables and
+        # before it reads the file. At this time, no variable has been changed.
         key, saveables = self.__dict__.pop("_restoring", (None, ()))
         if (
             path is not None
@@ -55,7 +55,7 @@ class LogicalVariable(tf_private.Trackable):
             checkpoint.fetch_in_turn(saveables, path)
 
     def _copy_trackable_to_cpu(self, object_map):
-        # Asynchronous checkpoints save copies of variables.
+        # Asynchronous checkpoints first copy all variables.
         shards = self._own_shards
         for variable in shards.variables:
             variable._copy_trackable_to_cpu(object_map)
@@ -90,12 +90,13 @@ class LogicalVariable(tf_private.Trackable):
     def _keep_out_of_exports(self) -> None:
         """Marks the function that is being traced as not exportable.
 
-        The function captures the shards, which exported graphs do not contain.
+        The function captures the shards, and exported graphs do not contain
+        shards.
         """
         if tf.executing_eagerly():
             return
-        # The branches of tf.cond are separate graphs, so all outer graphs are
-        # marked as well.
+        # A branch of tf.cond is a separate graph, so all outer graphs are also
+        # marked.
         graph = tf.compat.v1.get_default_graph()
         while hasattr(graph, "mark_as_unsaveable"):
             graph.mark_as_unsaveable(_NOT_EXPORTABLE.format(name=self.name))

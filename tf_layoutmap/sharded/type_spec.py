@@ -1,16 +1,21 @@
 """The type of a `ShardedVariable` as an argument of a `tf.function`."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from tf_layoutmap.sharded import arguments, indexing
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# TensorFlow cannot hash functions in the serialization of a TypeSpec, so a
-# callable placement is replaced by its id.
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import VariableSpec
+
+# Maps ids to callable placements. The serialization of a TypeSpec contains the
+# id, because TensorFlow cannot hash functions in a serialization.
 _FUNCTIONS: dict[int, Callable] = {}
 
 
@@ -19,21 +24,21 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     The name is part of the type because error messages of a function that takes
     a table as an argument contain the name. The devices are part of the type
-    because a function needs separate operations for each device.
+    because a traced function contains separate operations for each device.
     """
 
-    # The class `ShardedVariable`. Its module, which imports this module, sets
-    # the attribute.
+    # The class `ShardedVariable`. The module of this class imports this module,
+    # and sets the attribute.
     table_class: type
 
     __slots__ = ["_variable_specs", "_name", "_axis", "_placement", "_devices"]
 
     def __init__(
         self,
-        *variable_specs: Any,
+        *variable_specs: VariableSpec,
         name: str = "ShardedVariable",
         axis: int = 0,
-        placement: Any = "offsets",
+        placement: arguments.Placement = "offsets",
         devices: Sequence[str] | None = None,
     ):
         """Creates the spec.
@@ -74,7 +79,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     @property
     def devices(self) -> tuple[str, ...] | None:
-        """The device of each shard; None: one CPU of this process."""
+        """The device of each shard.
+
+        None: all are on one CPU of this process.
+        """
         return self._devices
 
     def _serialize(self):
@@ -98,14 +106,14 @@ class ShardedVariableSpec(tf.TypeSpec):
             *variable_specs,
             name=name,
             axis=axis,
-            placement=placement,
+            placement=cast(arguments.Placement, placement),
             devices=devices,
         )
 
     def __reduce__(self):
-        # TypeSpec would pass the serialization to __init__, which has other
-        # arguments. A callable is pickled itself, because its id is valid in
-        # this process only.
+        # The method of TypeSpec would pass the serialization to __init__, which
+        # has other arguments. A pickle contains a callable placement itself,
+        # because its id is valid only in this process.
         return functools.partial(
             type(self),
             *self._variable_specs,
@@ -124,7 +132,10 @@ class ShardedVariableSpec(tf.TypeSpec):
 
     def _from_components(self, components):
         partition = arguments.partition_of(
-            [int(spec.shape[self._axis]) for spec in self._variable_specs],
+            [
+                int(cast(int, spec.shape[self._axis]))
+                for spec in self._variable_specs
+            ],
             self._placement,
             self._axis,
             self._name,
@@ -141,7 +152,7 @@ class ShardedVariableSpec(tf.TypeSpec):
             table._is_component = True
             return table
         if all(tf.is_tensor(v) and v.dtype != tf.resource for v in components):
-            # TensorFlow replaced the variables by their values, so the table
-            # is replaced by its value.
+            # TensorFlow has replaced the variables by their values, so this
+            # method replaces the table by its value.
             return indexing.dense(shards)
-        return tuple(components)  # tf.nest may pack arbitrary objects.
+        return tuple(components)  # tf.nest can pack any objects.

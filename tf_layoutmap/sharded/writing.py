@@ -1,7 +1,9 @@
-"""Methods of a table that write to it."""
+"""Write methods of a sharded table."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
@@ -11,11 +13,14 @@ from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
+
 
 class Writes:
     """Write methods of a table.
 
-    They write to `_shards()` and return the table.
+    The methods write to the variables of `_shards()` and return the table.
     """
 
     def _shards(self) -> Shards:
@@ -24,42 +29,47 @@ class Writes:
 
     def assign(
         self,
-        value: Any,
+        value: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
+    ) -> Self:
         """Assigns `value` to the full table; returns this table.
 
         Args:
           value: Value with the shape and dtype of the table.
           use_locking: Same as for `tf.Variable`.
           name: Name of the operations.
-          read_value: Ignored; accepted for compatibility with `tf.Variable`.
-            The table is returned without reading it.
+          read_value: Ignored. The argument exists for compatibility with
+            `tf.Variable`. The method returns the table without reading its
+            values.
 
         Raises:
-          ValueError: `value` has another shape. No shard is written.
+          ValueError: The shape of `value` differs from the table. No shard is
+            written.
         """
         return self._assign("assign", value, use_locking, name, read_value)
 
     def assign_add(
         self,
-        delta: Any,
+        delta: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
-        """Adds `delta` to the full table; see `assign`."""
+    ) -> Self:
+        """Adds `delta` to the full table.
+
+        Arguments are the same as for `assign`.
+        """
         return self._assign("assign_add", delta, use_locking, name, read_value)
 
     def assign_sub(
         self,
-        delta: Any,
+        delta: TensorLike,
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ):
+    ) -> Self:
         """Subtracts `delta` from the full table; see `assign`."""
         return self._assign("assign_sub", delta, use_locking, name, read_value)
 
@@ -89,17 +99,19 @@ class Writes:
         sparse_delta: tf.IndexedSlices,
         use_locking: bool = False,
         name: str | None = None,
-    ):
+    ) -> Self:
         """Applies `batch_scatter_update` of `tf.Variable`; returns this table.
 
-        Indices of rank 1 are rows. Indices of rank `r` index axis `r - 1` of
-        the table, and their leading axes correspond to the table's leading
-        axes: `table[i, indices[i, j]] = values[i, j]` for rank 2.
+        Indices of rank 1 are rows. If the rank is `r`, the indices refer to
+        axis `r - 1` of the table, and the leading axes of `indices` are the
+        leading axes of the table. For example, if the rank is 2, the method
+        sets `table[i, indices[i, j]] = values[i, j]`.
 
         Args:
           sparse_delta: `indices` of rank 1 or more, int32 or int64; `values`
             of shape `indices.shape + shape[indices.rank:]`.
-          use_locking: Ignored; accepted for compatibility with `tf.Variable`.
+          use_locking: Ignored. The argument exists for compatibility with
+            `tf.Variable`.
           name: Name of the operations.
         """
         del use_locking
@@ -177,7 +189,12 @@ def _scatter_method(verb: str) -> Callable:
 
 
 def _scatter_nd_method(verb: str) -> Callable:
-    def scatter_nd(self, indices: Any, updates: Any, name: str | None = None):
+    def scatter_nd(
+        self,
+        indices: TensorLike,
+        updates: TensorLike,
+        name: str | None = None,
+    ):
         indexing.scatter_nd(self._shards(), verb, indices, updates, name)
         return self
 

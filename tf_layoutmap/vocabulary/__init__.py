@@ -1,1 +1,1 @@
-"""Open vocabularies: tables that accept arbitrary ids as keys."""
+"""Open vocabularies, for tables that accept arbitrary ids as keys."""

@@ -1,7 +1,7 @@
-"""Buckets and segments: the possible positions of keys in a table.
+"""Buckets and segments, which determine the positions of keys in a table.
 
-This module contains pure arithmetic. It matches cc/core/keys/bucket_layout.h,
-which explains the design.
+This module contains only arithmetic. The functions compute the same numbers as
+cc/core/keys/bucket_layout.h, which explains the design.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tf_layoutmap._core import checks
 KEYS_PER_BUCKET = 8
 MAX_SEGMENTS = 64
 MAX_PROBES = 4
-# Value of a place without a key.
+# Value that marks a place without a key.
 EMPTY_KEY = -(2**63)
-# Minimum number of cells in a row of the admission sketch, per segment.
+# Minimum number of cells per segment in each row of the admission sketch.
 _LEAST_CELLS = 256
 
 
@@ -38,7 +38,7 @@ def num_buckets_for(capacity: int) -> int:
 
 
 def num_segments(num_buckets: int) -> int:
-    """Returns the number of segments that group the buckets."""
+    """Returns the number of segments into which the buckets are grouped."""
     segments = 1
     while segments < MAX_SEGMENTS and 2 * segments * MAX_PROBES <= num_buckets:
         segments *= 2
@@ -46,7 +46,7 @@ def num_segments(num_buckets: int) -> int:
 
 
 def sketch_shape(num_buckets: int) -> tuple[int, int, int]:
-    """Returns the shape of the sketch that counts keys without a row."""
+    """Returns the shape of the admission sketch."""
     segments = num_segments(num_buckets)
     cells = 2 * KEYS_PER_BUCKET * (num_buckets // segments)
     return segments, 2, max(cells, _LEAST_CELLS)
@@ -66,8 +66,8 @@ def segment_partition(
 ) -> partition.RowPartition:
     """Returns the partition of the buckets into shards of complete segments.
 
-    All possible positions of a key are then in one shard, for example on one
-    parameter server.
+    With this partition, all possible positions of a key are in one shard, for
+    example on one parameter server.
 
     >>> segment_partition(32, 3).sizes
     (12, 12, 8)

@@ -1,13 +1,14 @@
-"""TensorFlow checkpoints that are written one tensor at a time.
+"""Writes TensorFlow checkpoints one tensor at a time.
 
-A checkpoint consists of an index and data files, whose names contain their
-number: `ck.index`, and `ck.data-00000-of-00003` to `ck.data-00002-of-00003`. A
-new checkpoint replaces an old one atomically, by renaming its index, if the two
-have different numbers of data files. The data files of both then exist side by
-side for a short time.
+A checkpoint consists of an index and data files. The names of data files
+contain the number of data files: for example `ck.index`, and
+`ck.data-00000-of-00003` to `ck.data-00002-of-00003`. If two checkpoints have
+different numbers of data files, their data files have different names and can
+exist at the same time. The new checkpoint then replaces the old checkpoint
+atomically, by a rename of the new index.
 
-The module also changes the object graph of a checkpoint when variables are
-added or removed.
+The module can also add variables to the object graph of a checkpoint, and
+remove variables from it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def is_same_checkpoint(one: str, other: str) -> bool:
     """Returns whether two prefixes name the same checkpoint.
 
     Args:
-      one: A prefix, or a folder, which means its newest checkpoint.
+      one: A prefix, or a folder, which stands for the newest checkpoint in the
+        folder.
       other: A prefix.
     """
     newest = (
@@ -48,17 +50,17 @@ def is_same_checkpoint(one: str, other: str) -> bool:
 
 
 def located(prefix: str) -> str:
-    """Returns a prefix with the links of its folder resolved.
+    """Resolves links in the folder of a prefix.
 
-    If a checkpoint file is a link, it is not resolved, because writers replace
-    the link.
+    Links that are checkpoint files are not resolved, because a writer replaces
+    such a link.
     """
     folder, name = os.path.split(prefix)
     return os.path.join(paths.resolve(folder), name)
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns the data files at a prefix, with the count in each file name."""
+    """Returns data files by name, with the file count in that name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")
@@ -75,11 +77,12 @@ def data_files(prefix: str) -> dict[str, int]:
 def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
     """Writes a TensorFlow checkpoint.
 
-    Each tensor is written before the next one is requested, so only one tensor
-    is in memory. An existing checkpoint at `target` is replaced at the end by
-    one rename, after the new files have been synchronized to disk. If an error
-    occurs or the process is killed, the existing checkpoint remains. Files that
-    killed writers left behind are removed.
+    Each tensor is written before the next tensor is requested. Only one tensor
+    at a time is therefore in memory. If there is a checkpoint at `target`, one
+    rename replaces this checkpoint after all new files have been synchronized
+    to disk. If an error occurs or the process is killed before this rename, the
+    existing checkpoint remains. The function also removes incomplete files of
+    writers that were killed.
 
     Args:
       target: Prefix of the checkpoint.
@@ -119,7 +122,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
 
 class _Part:
-    """A checkpoint of some tensors, which becomes one data file."""
+    """A checkpoint of some tensors, which is merged as one data file."""
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class _Part:
             )
 
     def join(self, other: _Part, target: str) -> _Part:
-        """Returns a part with the tensors of both."""
+        """Returns a part with the tensors of this part and of `other`."""
         with tf.device("CPU:0"), files.os_errors(target):
             values = [
                 value
@@ -169,7 +172,7 @@ class _Part:
 
 
 def _join_smallest(parts: list[_Part], target: str) -> None:
-    """Joins the two smallest parts, which reduces the data files by one."""
+    """Joins the two smallest parts, to reduce the data files by one."""
     if len(parts) == 1:
         raise FileExistsError(
             "A checkpoint of one tensor must not replace a checkpoint with one "
@@ -181,7 +184,7 @@ def _join_smallest(parts: list[_Part], target: str) -> None:
 
 
 def counts_in_use(prefix: str) -> set[int]:
-    """Returns the data file counts that a new checkpoint must not use."""
+    """Returns the numbers of data files that a new checkpoint must not have."""
     if not tf.io.gfile.exists(f"{prefix}.index"):
         return set()
     count = _num_data_files(f"{prefix}.index")
@@ -189,11 +192,11 @@ def counts_in_use(prefix: str) -> set[int]:
 
 
 def _num_data_files(index: str) -> int | None:
-    """Returns the number of data files in an index, or None if unreadable.
+    """Reads the number of data files from an index; None if unreadable.
 
-    An index is a sorted, uncompressed table of strings by key. Its first entry
-    has an empty key and contains a `BundleHeaderProto`, whose first field is
-    the number of data files.
+    An index is a sorted, uncompressed table of strings by key. The first entry
+    of an index has an empty key and contains a `BundleHeaderProto`. The first
+    field of this proto is the number of data files.
     """
     with tf.io.gfile.GFile(index, "rb") as file:
         head = file.read(16)
@@ -212,8 +215,8 @@ def replace_checkpoint(new: str, target: str) -> None:
     checkpoint.
 
     Args:
-      new: Prefix of a checkpoint on the same file system. Its number of data
-        files differs from the number at `target`.
+      new: Prefix of a checkpoint on the same file system. The number of data
+        files must differ from the checkpoint at `target`.
       target: Prefix, as returned by `located`.
 
     Raises:
@@ -230,8 +233,8 @@ def replace_checkpoint(new: str, target: str) -> None:
         files.sync(folder)
         files.rename(f"{new}.index", f"{target}.index")
     except BaseException:
-        # If the index exists under its old name, the rename did not happen.
-        # Otherwise `target` is already the new checkpoint.
+        # If the index still has its old name, it was not renamed, and the moved
+        # files are removed. Otherwise `target` is already the new checkpoint.
         if tf.io.gfile.exists(f"{new}.index"):
             for path in moved:
                 files.remove(path)
@@ -242,7 +245,7 @@ def replace_checkpoint(new: str, target: str) -> None:
         files.remove(path)
 
 
-# TensorFlow's name of the tensor that contains the object graph.
+# In a checkpoint, the tensor with this name contains the object graph.
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -260,13 +263,13 @@ def changed_object_graph(
     siblings: Mapping[str, Mapping[str, str]],
     removed: Collection[str],
 ) -> bytes:
-    """Returns the serialized object graph with variables added and removed.
+    """Adds and removes variables in a serialized object graph.
 
     Args:
       serialized: The serialized object graph of the checkpoint.
-      siblings: Variables to add. The key is the tensor name of an existing
-        variable. The value maps the attribute names of new variables, which
-        get the same parent, to their tensor names.
+      siblings: Variables to add. Each key is the tensor name of an existing
+        variable, and the new variables get the same parent as this variable.
+        The value maps attribute names of new variables to their tensor names.
       removed: Tensor names of variables to remove.
     """
     graph = read_object_graph(serialized)

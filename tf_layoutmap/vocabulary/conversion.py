@@ -1,10 +1,10 @@
-"""Conversion of checkpoints for tables with other vocabularies.
+"""Converts checkpoints for tables with other vocabularies.
 
-An open table has an open vocabulary. A closed table has a fixed number of rows,
-and its ids are rows. `convert_vocabularies` is the public function.
-`convert_capacity`, `convert_to_open` and `convert_to_closed` convert one table.
-`move_rows` assigns the keys of a vocabulary to the rows of a vocabulary with
-another capacity.
+In this module, an open table is a table with an open vocabulary. A closed table
+has a fixed number of rows, and its ids are row indices. `convert_vocabularies`
+is the public function. The functions `convert_capacity`, `convert_to_open` and
+`convert_to_closed` each convert one table. `move_rows` assigns the keys of a
+vocabulary to the rows of a vocabulary with another capacity.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,12 +30,15 @@ from tf_layoutmap.vocabulary import (
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Conversion
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TableConfig
+
 Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MovedRows:
-    """Old and new rows of the keys of a vocabulary.
+    """The old and the new row of each key in a vocabulary.
 
     Attributes:
       sources: `[num_kept]` int64, old rows of the keys that are kept.
@@ -60,8 +63,8 @@ class MovedRows:
     def of(self, value: Array) -> Array:
         """Returns the rows of the new table, `[num_rows, dim]`.
 
-        Rows without a key are zeros until a key gets them. The last row, which
-        belongs to unknown keys, is copied.
+        Rows without a key are zeros. The last row, which all unknown keys
+        share, is copied.
 
         Args:
           value: The rows of the old table.
@@ -81,7 +84,7 @@ def move_rows(
 ) -> MovedRows:
     """Assigns keys to the rows of a vocabulary with other settings.
 
-    If there is not enough room, the keys with the highest score according to
+    If there are too many keys, the keys with the highest score according to
     `settings.evict` are kept. The counts of keys without a row are discarded.
 
     Args:
@@ -121,7 +124,7 @@ def move_rows(
     )
 
 
-# Function that returns the checkpoint value of the variable with a given name.
+# Type of functions that return the saved value of a variable, by its name.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 
@@ -132,8 +135,8 @@ class Converted:
 
     Attributes:
       conversion: The numbers of keys that were kept and dropped.
-      values: Replaced and new variables by name, as functions that compute the
-        value when they are called.
+      values: Functions that compute the values of replaced and new variables,
+        by variable name.
       removed: Names of variables that the converted table does not have.
     """
 
@@ -179,7 +182,8 @@ def convert_to_open(
 ) -> Converted:
     """Converts a closed table of n rows into an open table.
 
-    The keys are 0 to n - 1. Each counts as used once, before the first step.
+    The keys are 0 to n - 1. Each key has the count 1, and its last use is
+    before the first step.
 
     Args:
       read: Reader of the variables of the old table.
@@ -221,13 +225,13 @@ def convert_to_closed(
     initializer: Callable[..., Any],
     slot_values: Mapping[str, float],
 ) -> Converted:
-    """Converts an open table into a closed table, where key k gets row k.
+    """Converts an open table into a closed table, in which key k has row k.
 
     Args:
       read: Reader of the variables of the old table.
       names: Shapes of the variables of the old table, by name.
       num_rows: Number of rows of the new table.
-      initializer: Initializer of rows whose key the old table does not have.
+      initializer: Initializer for rows whose key is not in the old table.
       slot_values: Initial values of the slot variables of these rows, by name.
 
     Raises:
@@ -259,7 +263,7 @@ def convert_to_closed(
 
 
 def _names_of_rows(names: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Returns the names of the variables with one row per row of the table."""
+    """Returns names of variables that have as many rows as the table."""
     return [
         name
         for name, shape in names.items()
@@ -278,40 +282,44 @@ _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 def convert_vocabularies(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    vocabularies: Mapping[str, Any],
-    optimizer: Any = None,
+    vocabularies: Mapping[str, OpenVocabulary]
+    | Mapping[str, TableConfig]
+    | Mapping[str, OpenVocabulary | TableConfig],
+    optimizer: optimizer_specs.TableOptimizer | None = None,
 ) -> dict[str, Conversion]:
-    """Writes a checkpoint for tables with other vocabularies.
+    """Converts a checkpoint for tables with other vocabularies.
 
     Three conversions of a table are supported. A closed table is a table
     without an open vocabulary.
 
-    - From an open vocabulary to another capacity: keys keep their rows, slot
-      variables, counts and steps. If there is not enough room, the keys with
-      the highest score according to the `evict` of the new vocabulary are
-      kept: the keys that were used most recently, or most often. The counts of
-      keys without a row are discarded.
-    - From a closed table of n rows to an open vocabulary: the keys are 0 to
-      n - 1, each used once, before the first step. If there is not enough room,
-      the lowest keys are kept.
+    - From an open vocabulary to another capacity: keys keep the values of their
+      rows and slot variables, their counts and their steps. If there are too
+      many keys for the new capacity, the most recently used keys are kept, or
+      the most frequently used keys, according to `evict` of the new vocabulary.
+      The counts of keys without a row are discarded.
+    - From a closed table of n rows to an open vocabulary: the keys are the row
+      indices 0 to n - 1. Each key has the count 1, and its last use is before
+      the first step. If there are too many keys for the new capacity, the
+      lowest keys are kept.
     - From an open vocabulary to a closed table of n rows: keys 0 to n - 1 keep
-      their values, other keys are dropped, and rows without a key are
-      initialized as in a new table.
+      their values. Other keys are dropped. Rows without a key are initialized
+      as in a new table.
 
-    Everything else is copied. Only one variable at a time is in memory, in its
-    old and its new form.
+    All other variables are copied. Only one variable at a time is in memory,
+    with its old and its new value.
 
     Args:
-      source: Prefix of a TensorFlow checkpoint, as returned by
-        `tf.train.Checkpoint`.
-      target: Prefix of the new checkpoint, which differs from `source`. An
-        existing checkpoint is replaced at the end. If the process is killed,
-        either the old or the new checkpoint remains.
-      vocabularies: The new vocabulary by table name: a `tlm.OpenVocabulary`, or
-        the `TableConfig` of a closed table. Other tables are copied.
+      source: Prefix of a TensorFlow checkpoint, such as the result of
+        `tf.train.Checkpoint.save`.
+      target: Prefix of the new checkpoint. `target` must differ from `source`.
+        An existing checkpoint is replaced when the new checkpoint is complete.
+        If the process is killed, either the old or the new checkpoint remains.
+      vocabularies: The tables to convert. Maps each table name to a
+        `tlm.OpenVocabulary`, or to the `TableConfig` of a closed table. Other
+        tables are copied.
       optimizer: Optimizer that defines the initial values of slot variables.
-        It is used for tables that change between open and closed. None: the
-        optimizer of the `TableConfig`.
+        The optimizer is used for tables that get or lose an open vocabulary.
+        None: the optimizer of the `TableConfig`.
 
     Returns:
       The numbers of keys that were kept and dropped, by table name.
@@ -319,11 +327,11 @@ def convert_vocabularies(
     Raises:
       TypeError: If a value of `vocabularies` has an unsupported type.
       ValueError: If `target` equals `source`, a table does not exist or is not
-        unique, the initial values of slot variables are not known, a table
-        with string keys would become closed, or `source` is truncated or
-        corrupted. Nothing is written.
+        unique, the initial values of slot variables are not known, a table with
+        string keys would become closed, or `source` is truncated or corrupted.
+        In this case, no file is written.
       OSError: If `target` cannot be written, or if another process is writing
-        it. An existing checkpoint is unchanged.
+        it. An existing checkpoint is not changed.
     """
     source, target = map(checkpoint_files.prefix_of, (source, target))
     if checkpoint_files.is_same_checkpoint(source, target):
@@ -407,7 +415,7 @@ def _prefixes(
     source: str,
     vocabularies: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Returns the tables to convert, by the prefix of their tensor names."""
+    """Returns the tables to convert, by the prefix of their tensors."""
     end = f"/{PARAMETERS}{_VALUE}"
     found = {
         key.removesuffix(end.removeprefix("/")): _unescape(
@@ -512,7 +520,7 @@ def _tensors(
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
-    """Yields all tensors of the new checkpoint, computed when needed."""
+    """Yields the tensors of the new checkpoint. Computes each when needed."""
     values = {
         prefix + name + _VALUE: value
         for prefix, one in converted.items()
@@ -543,7 +551,7 @@ def _tensors(
 
 
 def _unescape(name: str) -> str:
-    """Returns the attribute name for its escaped form in checkpoint keys."""
+    """Returns the attribute name for an escaped name in a checkpoint key."""
     return re.sub(
         r"\.([.S])", lambda found: {"S": "/", ".": "."}[found[1]], name
     )

@@ -1,4 +1,4 @@
-"""Evicted keys: passed to the callback `on_evict` or written to a file."""
+"""Passes evicted keys to the callback `on_evict`, or writes them to a file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class EvictedKeys:
 
     Attributes:
       table: Name of the table.
-      keys: `[num_keys]` int64; the hashes if the keys are strings.
-      rows: `[num_keys, dim]`, in the dtype in which the table is stored.
-      slots: Values by name of the slot variable: `[num_keys, dim]` or
-        `[num_keys, 1]` float32.
+      keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.
+      rows: Rows of the keys, `[num_keys, dim]`, in the dtype of the stored
+        table.
+      slots: Maps the name of each slot variable to its values for the keys,
+        `[num_keys, dim]` or `[num_keys, 1]` float32.
     """
 
     table: str
@@ -39,7 +40,8 @@ def teller(
 ) -> Callable[..., None]:
     """Returns a function that passes evicted keys to `on_evict`.
 
-    The function takes keys, rows and the slot variables as arrays.
+    The arguments of the returned function are arrays: the keys, the rows, and
+    the values of each slot variable.
 
     Args:
       on_evict: Same as for `OpenVocabulary`.
@@ -67,11 +69,11 @@ def under_name(
     on_evict: Callable[[EvictedKeys], Any] | str | os.PathLike[str],
     name: str,
 ) -> Callable[[EvictedKeys], Any]:
-    """Returns an `on_evict` that reports another name of the table.
+    """Returns an `on_evict` callback that reports `name` as the table's name.
 
     Args:
       on_evict: Same as for `OpenVocabulary`.
-      name: The name of the table in user code.
+      name: Name of the table in the user's program.
     """
     callback = _as_callback(on_evict)
     return lambda evicted: callback(dataclasses.replace(evicted, table=name))
@@ -84,7 +86,7 @@ def _as_callback(
 
 
 class _File:
-    """A TFRecord file with one record for each eviction."""
+    """Writes a TFRecord file with one record for each eviction."""
 
     def __init__(self, path: str):
         self._path = path
@@ -97,8 +99,8 @@ class _File:
         """Writes a record.
 
         Raises:
-          OSError: If the record cannot be written. The previous records are
-            complete, and the next record is written to a new file.
+          OSError: If the record cannot be written. All previous records in the
+            file are complete, and the next record is written to a new file.
         """
         with files.os_errors(self._path):
             if self._writer is None:
@@ -111,7 +113,7 @@ class _File:
                 raise
 
     def _open(self) -> None:
-        """Creates and opens a new file; existing files are not overwritten."""
+        """Creates and opens a new file. Existing files are not changed."""
         files.make_parent(self._path)
         number = 0
         while not files.make_new(f"{self._path}-{number:05d}"):
@@ -120,7 +122,7 @@ class _File:
         self._writer = tf.io.TFRecordWriter(self._file)
 
     def _discard_writer(self) -> None:
-        """Closes the file and removes an incomplete record at its end."""
+        """Closes the file, and removes an incomplete record at its end."""
         writer, self._writer = self._writer, None
         with contextlib.suppress(tf.errors.OpError, OSError):
             writer.close()
@@ -149,7 +151,8 @@ class _File:
                 features=tf.train.Features(feature=features)
             ).SerializeToString()
         )
-        # After the flush, the record remains even if the process is killed.
+        # The record is flushed, so that it remains even if the process is
+        # killed.
         self._writer.flush()
 
 

@@ -1,10 +1,10 @@
-"""Initial values of keys: initializers converted to distributions.
+"""Converts initializers to distributions of the initial values of keys.
 
 An initializer returns different values in each call, and it cannot compute the
 values of a single key. This module therefore reads the distribution of an
-initializer, from which ops draw values by key. It identifies initializers of
-TensorFlow, Keras 3 and tf_keras by their class name and config, without
-importing these packages.
+initializer. Ops then draw the values of each key from the distribution. The
+module identifies initializers of TensorFlow, Keras 3 and tf_keras by their
+class name and config, without importing these packages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import hashlib
 import math
 from typing import Any
 
-# Distribution and names of its two parameters, by class name.
+# Maps the class name of an initializer to its distribution and to the names of
+# the distribution's two parameters.
 _KINDS = {
     "RandomUniform": ("uniform", "minval", "maxval"),
     "RandomNormal": ("normal", "mean", "stddev"),
@@ -23,19 +24,20 @@ _KINDS = {
     "Zeros": ("constant", 0.0, None),
     "Ones": ("constant", 1.0, None),
 }
-# Constants by function name.
+# Maps the name of a function to its constant.
 _FUNCTIONS = {"zeros": 0.0, "zeros_v2": 0.0, "ones": 1.0, "ones_v2": 1.0}
 _LARGEST = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstValues:
-    """A distribution of initial values, in the form of the op `FirstRows`.
+    """A distribution of initial values, as the op `FirstRows` requires it.
 
     Attributes:
       kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.
-      limits: Parameters of the distribution: the constant and 0, the lower and
-        upper limit, or mean and standard deviation.
+      limits: The two parameters of the distribution. For `"constant"`, the
+        constant and 0; for `"uniform"`, the lower and the upper limit;
+        otherwise the mean and the standard deviation.
       seed: A signed 64-bit integer.
     """
 

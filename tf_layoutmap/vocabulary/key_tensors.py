@@ -1,4 +1,4 @@
-"""Conversion of ids to int64 keys; strings are hashed."""
+"""Converts ids to int64 keys. Strings are hashed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
-# Kinds of ids that keys come from, with the numbers that the ops use.
+# Kinds of ids, with the numbers that the ops use.
 INTEGERS, STRINGS = 1, 2
 KINDS = {INTEGERS: "integers", STRINGS: "strings"}
-# Advice for ids of this kind if the ids of a table are of the other kind.
+# Parts of error messages that say how to convert ids of a kind to the other
+# kind.
 REMEDIES = {
     INTEGERS: "tf.strings.as_string makes strings of them",
     STRINGS: "tf.strings.to_number makes numbers of them",
 }
 
-# These numbers must not change: the keys of saved vocabularies depend on them.
+# These numbers must not change, because the keys of saved vocabularies depend
+# on them.
 _HASH_KEY = [0x6C61796F75746D61, 0x70206B6579732E31]
 _NUM_HASHES = 2**63 - 1
 
@@ -23,16 +25,16 @@ _NUM_HASHES = 2**63 - 1
 def hash_strings(strings: tf.Tensor) -> tf.Tensor:
     """Returns the keys of strings, in [0, 2^63 - 1), of any shape.
 
-    The function computes a keyed hash. An attacker who does not know the two
-    numbers of the hash key cannot construct collisions, but both numbers are
-    public in this file. The probability that two of n strings have the same
-    key is n^2 / 2^64.
+    The function computes a keyed hash. The hash key is public, because it is in
+    this file. The hash therefore does not prevent an attacker from constructing
+    strings with the same key. The probability that two of n strings have the
+    same key is n^2 / 2^64.
     """
     return tf.strings.to_hash_bucket_strong(strings, _NUM_HASHES, _HASH_KEY)
 
 
 def of_input(value: Any) -> tuple[Any, int]:
-    """Returns an input of a feature with its ids as keys, and their kind.
+    """Converts the ids of a feature to keys; returns them and their kind.
 
     Args:
       value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, or a value
@@ -48,20 +50,20 @@ def of_input(value: Any) -> tuple[Any, int]:
         if not isinstance(value, tf.Variable) and (
             not hasattr(value, "__array__")
         ):
-            return value, INTEGERS  # The reader of the input raises an error.
+            return value, INTEGERS  # Raises later.
         value = tf.convert_to_tensor(value)
     return of_tensor(value)
 
 
 def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
-    """Returns keys and their kind. Only strings are converted, by hashing."""
+    """Returns keys and their kind. Strings are hashed."""
     if value.dtype == tf.string:
         return hash_strings(value), STRINGS
     return value, INTEGERS
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
-    """Returns int64 keys of an argument, and their kind.
+    """Converts an argument to int64 keys; returns them and their kind.
 
     Args:
       keys: Integers or strings, of any shape.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
 from tf_layoutmap.vocabulary.state import Vocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import HasEmbedding, Logs
 
 # Counts of one epoch.
 _COUNTS = (
@@ -20,7 +23,7 @@ _COUNTS = (
     "num_evicted",
     "num_expired",
 )
-# Used in place of a table's name for the numbers of all tables together.
+# Prefix for the statistics of all tables together, in place of a table name.
 ALL_TABLES = "vocabularies"
 NAMES = ("load", "share_known", *_COUNTS, "num_keys")
 
@@ -30,8 +33,8 @@ class EpochNumbers(NamedTuple):
 
     Attributes:
       by_table: Values by `"table/name"`.
-      summary: Equal to `by_table` if there is one table. With several tables,
-        values of all tables together, by `"vocabularies/name"`.
+      summary: If there is one table, equal to `by_table`. Otherwise the values
+        of all tables together, by `"vocabularies/name"`.
     """
 
     by_table: dict[str, float]
@@ -39,7 +42,7 @@ class EpochNumbers(NamedTuple):
 
 
 class EpochStats:
-    """Statistics of vocabularies per epoch."""
+    """Computes statistics of vocabularies for each epoch."""
 
     def __init__(
         self,
@@ -50,9 +53,9 @@ class EpochStats:
         """Stores the settings.
 
         Args:
-          vocabularies: Callable that returns the vocabularies by table. The
-            result is empty before the tables are built.
-          names: Names of statistics, of `NAMES`.
+          vocabularies: Function that returns the vocabularies by table name.
+            Before the tables are built, the result of the function is empty.
+          names: Names of the statistics to compute, from `NAMES`.
           log_dir: Folder for TensorBoard, or None.
 
         Raises:
@@ -101,7 +104,8 @@ class EpochStats:
         lookups = values["num_lookups"]
         ratios = {
             "load": values["num_keys"] / values["num_rows"],
-            # Without lookups, no key was unknown.
+            # If there were no lookups, the ratio is 1, because no key was
+            # unknown.
             "share_known": values["num_known"] / lookups if lookups else 1.0,
         }
         return {
@@ -131,7 +135,8 @@ class EpochStats:
 def _scalar_metadata() -> Any:
     """Returns the metadata of `tf.summary.scalar`.
 
-    `tf.summary.scalar` itself requires TensorBoard to be installed.
+    `tf.summary.scalar` is not used, because it works only if TensorBoard is
+    installed.
     """
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = "scalars"
@@ -145,30 +150,32 @@ class VocabularyLoggerBase:
     This class is a mixin for callbacks of Keras 3 and of tf_keras.
     """
 
-    # Supported layer types, and their public name.
+    # The layer types that the callback supports, and the name of these types in
+    # error messages.
     _layer_types: ClassVar[tuple[type, ...]]
     _layer_name: ClassVar[str]
 
     def __init__(
         self,
-        layer: Any,
+        layer: HasEmbedding,
         log_dir: str | None = None,
         names: Sequence[str] = ("load", "share_known", "num_evicted"),
     ):
         """Creates the callback.
 
         Args:
-          layer: Layer with tables that have open vocabularies. The table of a
-            `ShardedEmbedding` has the name of the layer.
+          layer: Layer with tables that have open vocabularies. For a
+            `ShardedEmbedding`, the name of the table is the name of the layer.
           log_dir: Folder for TensorBoard, or None.
-          names: Names of the statistics to log. Values at the end of the epoch:
-            `"load"` and `"num_keys"`. Values of the epoch: `"share_known"`
-            (the share of lookups whose key had a row before), `"num_lookups"`,
-            `"num_admitted"`, `"num_rejected"`, `"num_full"`, `"num_evicted"`
-            and `"num_expired"`. See `stats` of a vocabulary. With several
-            tables, the logs contain sums, and ratios of all tables together,
-            such as `"vocabularies/load"`. The history and TensorBoard contain
-            the values of each table.
+          names: Names of the statistics to log; see `stats` of a vocabulary.
+            `"load"` and `"num_keys"` are values at the end of the epoch.
+            `"num_lookups"`, `"num_admitted"`, `"num_rejected"`, `"num_full"`,
+            `"num_evicted"` and `"num_expired"` are counts in the epoch.
+            `"share_known"` is the ratio of the epoch's lookups whose key
+            already had a row. If there are several tables, the logs contain the
+            counts and ratios of all tables together, such as
+            `"vocabularies/load"`. The history and TensorBoard contain the
+            values of each table.
 
         Raises:
           TypeError: If `layer` has an unsupported type.
@@ -180,12 +187,13 @@ class VocabularyLoggerBase:
                 f"Argument `layer` must be a {self._layer_name}. Received: "
                 f"{layer!r}."
             )
-        self._stats = EpochStats(layer._named_vocabularies, names, log_dir)
+        vocabularies = cast("Any", layer)._named_vocabularies
+        self._stats = EpochStats(vocabularies, names, log_dir)
 
     def on_epoch_begin(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Stores the statistics at the beginning of the epoch."""
         self._stats.begin()
@@ -193,7 +201,7 @@ class VocabularyLoggerBase:
     def on_epoch_end(
         self,
         epoch: int,
-        logs: dict[str, Any] | None = None,
+        logs: Logs | None = None,
     ) -> None:
         """Adds the statistics to the logs and the history."""
         found = self._stats.end(epoch)

@@ -1,4 +1,4 @@
-"""`OpenVocabulary`: the checked settings of a table with an open vocabulary."""
+"""`OpenVocabulary`, a class for the settings of an open vocabulary."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import dataclasses
 import numbers
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tf_layoutmap._core import checks, literals
 from tf_layoutmap.vocabulary import bucket_layout
+
+if TYPE_CHECKING:
+    from tf_layoutmap.vocabulary.evicted import EvictedKeys
 
 ADMISSIONS = ("all", "count", "probability")
 EVICTIONS = ("none", "lru", "lfu")
@@ -19,9 +22,10 @@ _INT32_MAX = 2**31 - 1
 
 
 class _NotSaved:
-    """A callable that becomes None in `dataclasses.asdict`.
+    """Wraps a callable so that `dataclasses.asdict` replaces it by None.
 
-    `asdict` copies values deeply. Saved settings contain plain values only.
+    `asdict` makes a deep copy of each value, and the deep copy of this object
+    is None. Saved settings therefore contain only plain values.
     """
 
     def __init__(self, call: Callable[[Any], Any]):
@@ -42,11 +46,11 @@ class OpenVocabulary:
     """Settings of a table that accepts arbitrary ids as keys.
 
     A key is a string, or any int64 except -2^63. A key gets a row in the first
-    training step that contains it, if the vocabulary admits the key, and keeps
-    the row until it is evicted. Its initial values are a function of `seed`,
-    the table's name, the key and the column, so a key that returns after its
-    eviction starts with the same values. Steps without training do not change
-    the vocabulary.
+    training step that contains the key, if the vocabulary admits the key. The
+    key keeps the row until the key is evicted. The initial values of the row
+    are a function of `seed`, the table's name, the key and the column. If a key
+    is evicted and later gets a row again, the row therefore has the same
+    initial values. Steps without training do not change the vocabulary.
 
     >>> import tf_layoutmap as tlm
     >>> words = tlm.OpenVocabulary(
@@ -54,57 +58,63 @@ class OpenVocabulary:
     >>> words.num_rows
     1025
 
-    Each key has 32 possible places. A table is about three quarters full when
-    all places of a new key are occupied for the first time; from then on,
-    `evict` decides which key loses its row. Strings are hashed to 63 bits, in
-    training and in serving. The probability that two of a hundred million
-    strings have the same hash is 5e-4.
+    Each key has 32 possible places. When a table is about three quarters full,
+    it happens for the first time that all places of a new key are occupied.
+    From then on, `evict` determines which key loses its row. Strings are hashed
+    to 63 bits, both in training and in serving. The probability that two of a
+    hundred million strings have the same hash is 5e-4.
 
     Attributes:
-      capacity: Number of keys, in [1, 2^32 - 4096]. It is rounded up to
-        complete buckets of 8 keys, and for large tables to a multiple of 512.
-      min_count: With `admission="count"`: number of occurrences after which a
-        key gets a row, in [1, 255]. Ids without a row are counted in a sketch,
-        separately in up to 64 segments of the table. Whenever a segment has
-        counted a window of ids (its number of rows, at least 128), its counts
-        decrease by one. A key that occurs n times while its segment counts N
-        ids has a row if `n - ceil(N / window) >= min_count`. If all
-        occurrences are within one window, `min_count + 1` occurrences are
-        always sufficient. A key that occurs more than once in each window
-        eventually gets a row, for all values of `min_count` and `capacity`.
-        Keys that share cells of the sketch are overcounted: fewer than one in
-        ten keys that occurred once are counted twice.
+      capacity: Number of keys, in [1, 2^32 - 4096]. The capacity is rounded up
+        to complete buckets of 8 keys. For large tables, the capacity is rounded
+        up to a multiple of 512.
+      min_count: Number of occurrences after which a key gets a row, in [1,
+        255]. Used only if `admission` is `"count"`. Ids without a row are
+        counted in a sketch. The table has up to 64 segments, which count
+        separately. The window is the number of rows in a segment, or 128 if a
+        segment has fewer rows. Each time that a segment has counted as many ids
+        as a window, all its counts decrease by one. A key that occurs n times
+        while its segment counts N ids has a row if `n - ceil(N / window) >=
+        min_count`. If all occurrences of a key are within one window,
+        `min_count + 1` occurrences are always sufficient. A key that occurs
+        more than once in each window eventually gets a row, for all values of
+        `min_count` and `capacity`. If keys share cells of the sketch, their
+        counts can be too high. Of the keys that occurred once, fewer than one
+        in ten have the count 2.
       admission: `"all"`: each new key gets a row. `"count"`: a key gets a row
-        after `min_count` occurrences, where all occurrences in a step are
-        counted. `"probability"`: a key gets a row with probability
-        `probability`, drawn again in each step.
+        after `min_count` occurrences. If a key occurs several times in a step,
+        all occurrences count. `"probability"`: in each step that contains the
+        key, the key gets a row with the probability `probability`.
       probability: Admission probability, in [0, 1].
-      evict: The key that is evicted when all places of a new key are occupied:
-        `"lru"`: the least recently used key; `"lfu"`: the least frequently
-        used key; `"none"`: no key. Rows that a step in flight uses are not
+      evict: Rule for evictions when all places of a new key are occupied.
+        `"lru"` evicts the least recently used key, `"lfu"` the least frequently
+        used key, and `"none"` no key. Rows that a step in flight uses are not
         evicted.
-      half_life_steps: With `"lfu"`: number of steps without use after which
-        the count of a key is halved. None: counts do not decay.
-      ttl_steps: Number of steps without use after which a key expires. Expired
-        keys are evicted first, for all values of `evict`. None: keys do not
-        expire.
-      unknown: Lookup result of a key without a row: `"zeros"`, or `"row"`, one
-        trainable row that all unknown keys share.
-      on_full: `"evict"`: `evict` applies; a key that gets no place is unknown.
-        `"error"`: a step with a key that gets no place raises an error and
-        changes nothing; `evict` must be `"none"`.
+      half_life_steps: Number of steps after which the count of a key is halved
+        if the key is not used. Requires `evict="lfu"`. None: counts do not
+        decay.
+      ttl_steps: Number of steps without use after which a key expires. For all
+        values of `evict`, expired keys are evicted before other keys. None:
+        keys do not expire.
+      unknown: Lookup result for a key without a row. `"zeros"`: zeros. `"row"`:
+        one trainable row, which all unknown keys share.
+      on_full: `"evict"`: keys are evicted according to `evict`, and a key that
+        gets no place remains unknown. `"error"`: if a key gets no place, the
+        step raises an error and does not change the vocabulary. This value
+        requires `evict="none"`.
       seed: Seed of initial values and of random admission, a 64-bit integer.
-      on_evict: A callable, a path or None. It receives evicted keys, with their
-        rows and slot variables, before other keys get these rows. A callable
-        has an `EvictedKeys` argument. `enqueue`, `evict`, `evict_expired` and
-        `resize` call it. If it raises, the method raises and changes nothing:
-        `enqueue` adds no step, and keys keep their rows. With a path, each
-        eviction adds a record to the file `{path}-00000`. A record is a
-        `tf.train.Example` with `table`, `keys`, `rows` (flat) and
-        `slot/{name}`. A program that restarts, or that could not write its
-        file, continues with the next file. Keras saves a path, but not a
-        callable.
-      num_rows: Number of rows of the table: 8 per bucket, and one row of
+      on_evict: A callable, a path or None. Evicted keys are passed to the
+        callable or written to a file, with their rows and slot variables,
+        before other keys get these rows. A callable must take one `EvictedKeys`
+        argument. The methods `enqueue`, `evict`, `evict_expired` and `resize`
+        call the callable. If the callable raises an error, these methods also
+        raise the error, `enqueue` adds no step, and all keys keep their rows.
+        If `on_evict` is a path, each eviction adds a record to the file
+        `{path}-00000`. A record is a `tf.train.Example` with `table`, `keys`,
+        `rows` (flat) and `slot/{name}`. When a program restarts, or if a record
+        could not be written, later records are written to a file with the next
+        number. Keras saves a path, but not a callable.
+      num_rows: Number of rows of the table: 8 rows per bucket, and one row for
         unknown keys.
     """
 
@@ -119,7 +129,9 @@ class OpenVocabulary:
     unknown: str = "zeros"
     on_full: str = "evict"
     seed: int = 0
-    on_evict: Callable[[Any], Any] | str | os.PathLike[str] | None = None
+    on_evict: (
+        Callable[[EvictedKeys], object] | str | os.PathLike[str] | None
+    ) = None
 
     def __post_init__(self):
         """Checks the settings.
@@ -167,10 +179,10 @@ class OpenVocabulary:
         object.__setattr__(self, "on_evict", on_evict)
 
     def _check_pairs(self):
-        """Checks for settings that have no effect because of another setting.
+        """Checks that no setting disables the effect of another setting.
 
         Raises:
-          ValueError: If there is such a setting.
+          ValueError: If a setting has no effect because of another setting.
         """
         for name, default, needs in (
             ("min_count", 1, ("admission", "count")),
@@ -213,8 +225,8 @@ class OpenVocabulary:
         """Whether a sketch counts keys without a row."""
         return self.admission == "count"
 
-    def policy(self) -> dict[str, Any]:
-        """Returns attributes of the ops (docs/ops.md, "Open vocabularies")."""
+    def policy(self) -> dict[str, object]:
+        """Returns the attributes of ops (docs/ops.md, "Open vocabularies")."""
         return {
             "admission": self.admission,
             "evict": self.evict,

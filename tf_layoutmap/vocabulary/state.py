@@ -1,8 +1,7 @@
-"""`Vocabulary`: access to the keys of one table.
+"""`Vocabulary`, which gives access to the keys of one table.
 
-The module also defines the names of a vocabulary's variables, and
-`ShardedNumbers`, the statistics of a vocabulary that each shard counts
-separately.
+The module also defines the names of a vocabulary's variables. `ShardedNumbers`
+holds the statistics of a vocabulary whose shards count separately.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 Array = np.ndarray[Any, Any]
 
-# Indices of the step and of the kind of keys in the numbers. All other numbers
-# are counts.
+# Indices of the step number and of the kind of keys. All other elements of the
+# numbers are counts.
 _STEP, _KIND = 0, 1
 
 
 class ShardedNumbers(tf_private.Trackable):
-    """int64 numbers of several shards that behave like one vector.
+    """Numbers that several shards count, used like one int64 vector.
 
-    Each shard counts all steps, but only its own keys. A checkpoint stores the
-    numbers as one variable, in the same form as for a vocabulary with one
+    Each shard counts all steps, but only the keys of the shard. A checkpoint
+    contains the total numbers as one variable, as for a vocabulary with one
     shard.
 
     Attributes:
@@ -47,7 +46,7 @@ class ShardedNumbers(tf_private.Trackable):
         self.shape = copies[0].shape
 
     def __getitem__(self, index: int) -> tf.Tensor:
-        """Returns one number, in eager code or in a graph."""
+        """Returns one number as a tensor."""
         found = tf.stack([one[index] for one in self.copies])
         return (tf.reduce_max if index in (_STEP, _KIND) else tf.reduce_sum)(
             found
@@ -57,15 +56,17 @@ class ShardedNumbers(tf_private.Trackable):
         """Returns all numbers."""
         found = np.stack([one.numpy() for one in self.copies])
         values = found.sum(0)
-        # If a step fails on one server, the other servers have already counted
-        # it.
+        # The maximum is used, because a step that failed on one server is
+        # already counted on the other servers.
         values[[_STEP, _KIND]] = found[:, [_STEP, _KIND]].max(0)
         return values
 
     def assign(self, values: Any) -> None:
-        """Assigns the numbers of a vocabulary.
+        """Assigns the total numbers of a vocabulary.
 
-        All shards get the step and the kind. The first shard gets all counts.
+        The step and the kind are assigned to all shards. The counts are
+        assigned to the first shard, and the counts of the other shards are set
+        to 0.
         """
         values = tf.cast(values, tf.int64)
         is_count = tf.range(tf.size(values)) > _KIND
@@ -76,9 +77,10 @@ class ShardedNumbers(tf_private.Trackable):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        """Returns the copies for an exported graph, which reads them.
+        """Returns the variables of all shards for an exported graph.
 
-        Checkpoints have no children: they store the numbers as one variable.
+        For a checkpoint, the result is empty, because a checkpoint contains the
+        numbers as one variable.
         """
         del kwargs
         return (
@@ -96,8 +98,8 @@ class ShardedNumbers(tf_private.Trackable):
         self.assign(restored[tf_private.VARIABLE_VALUE_KEY])
 
 
-# Names of the vocabulary's variables in checkpoints, next to the variables of
-# the table.
+# Names of the vocabulary's variables in checkpoints. These variables are
+# children of the same object as the variables of the table.
 KEYS = "vocabulary_keys"
 LAST_STEPS = "vocabulary_last_steps"
 COUNTS = "vocabulary_counts"
@@ -106,7 +108,8 @@ SKETCH_SUMS = "vocabulary_sketch_sums"
 NUMBERS = "vocabulary_numbers"
 NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
 
-# Elements of `NUMBERS` (cc/kernels/vocabulary/locked_vocabulary.h).
+# Names of the elements of `NUMBERS`
+# (cc/kernels/vocabulary/locked_vocabulary.h).
 NUMBERS_HELD = (
     "step",
     "kind",
@@ -123,7 +126,7 @@ NUMBERS_HELD = (
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """The numbers of keys of one table that were kept and dropped.
+    """The numbers of keys that a conversion of a table kept and dropped.
 
     Attributes:
       num_kept: Number of keys that have a row in the new table.
@@ -150,7 +153,10 @@ def shards_of(variable: Any) -> list[tf.Variable]:
 
 
 class Vocabulary:
-    """The keys of one table: a value of `embedding.vocabularies`.
+    """The keys of one table.
+
+    `embedding.vocabularies` contains one object of this class for each table
+    with an open vocabulary.
 
     Attributes:
       settings: The `OpenVocabulary` of the table.
@@ -167,7 +173,7 @@ class Vocabulary:
             [int], tuple[OpenVocabulary, dict[str, Any], Conversion]
         ],
     ):
-        """Stores the variables, which the embedding owns.
+        """Creates the object for variables of an embedding.
 
         Args:
           settings: Settings with which the variables were created.
@@ -189,7 +195,7 @@ class Vocabulary:
 
     @property
     def key_variable(self) -> Any:
-        """The keys, `[num_buckets, 8]` int64; -2^63 marks empty places.
+        """The keys, `[num_buckets, 8]` int64. -2^63 marks empty places.
 
         The row of a key is 8 times its bucket, plus its position in the bucket.
         """
@@ -197,8 +203,8 @@ class Vocabulary:
 
     @property
     def _num_buckets(self) -> int:
-        # The variable has the current number; the settings may be older than
-        # the last resize.
+        # The number is read from the variable, because the settings may be
+        # older than the last resize.
         return int(self.key_variable.shape[0])
 
     def lookup(self, keys: Any) -> tf.Tensor:
@@ -230,7 +236,8 @@ class Vocabulary:
     def count_variable(self) -> Any:
         """Number of uses of each key, `[num_buckets, 8]` int32.
 
-        With `half_life_steps`, the decayed count at the key's last use.
+        If `half_life_steps` is set, the decayed count at the time of the key's
+        last use.
         """
         return self._variables[COUNTS]
 
@@ -239,12 +246,13 @@ class Vocabulary:
         keys: tf.Tensor,
         kind: int = key_tensors.INTEGERS,
     ) -> tf.Tensor:
-        """Returns the row of each key; unknown keys get their common row.
+        """Returns the row of each key, or the common row of unknown keys.
 
-        The method uses TensorFlow's own operations only, for exported graphs.
+        The method is used in exported graphs, and uses only TensorFlow's own
+        operations.
 
         Args:
-          keys: `[num_keys]` int64; hashes if the ids are strings.
+          keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.
           kind: Kind of the ids, one of `key_tensors.KINDS`. The op fails if
             the keys of the table are of another kind.
         """
@@ -255,7 +263,8 @@ class Vocabulary:
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, sorted by row.
 
-        For strings, the keys are hashes. The strings are not stored.
+        If the ids are strings, the keys are hashes. The strings themselves are
+        not stored.
         """
         stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
         return tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
@@ -302,7 +311,7 @@ class Vocabulary:
         }
 
     def evict(self, keys: Any) -> tf.Tensor:
-        """Evicts keys from their rows.
+        """Evicts keys, so that other keys can get their rows.
 
         Args:
           keys: Integers or strings, of any shape. Unknown keys are ignored.
@@ -323,8 +332,9 @@ class Vocabulary:
     def evict_expired(self) -> tf.Tensor:
         """Evicts all keys that have expired according to `ttl_steps`.
 
-        Without a call of this method, an expired key is evicted when another
-        key needs its row. Rows that a step in flight uses are not evicted.
+        If a program does not call this method, an expired key is evicted when
+        another key needs its row. Rows that a step in flight uses are not
+        evicted.
 
         Returns:
           The evicted keys, `[num_evicted]` int64, sorted by row.
@@ -335,15 +345,15 @@ class Vocabulary:
         """Changes the capacity of the vocabulary.
 
         Keys keep the values of their rows and slot variables, their steps and
-        their counts. If there is not enough room, the keys with the highest
+        their counts. If there are too many keys, the keys with the highest
         score according to `evict` are kept, and the other keys are passed to
         `on_evict`. The counts of keys without a row are discarded.
 
-        The table gets new variables, and the embedding gets a new engine whose
-        `TPUEmbedding.stats` start at zero. A step in a function that was traced
-        before raises an error; the function must be traced again. For a Keras
-        model, call `make_train_function(force=True)` or `compile`. A program
-        that restarts must create the embedding with the new capacity.
+        The table gets new variables, and the embedding gets a new engine, so
+        that `TPUEmbedding.stats` starts at zero. A function that was traced
+        before must be traced again; otherwise its steps raise an error. For a
+        Keras model, call `make_train_function(force=True)` or `compile`. A
+        program that restarts must create the embedding with the new capacity.
 
         Args:
           capacity: Same as for `OpenVocabulary`.
@@ -356,7 +366,7 @@ class Vocabulary:
           TypeError: If `capacity` is not an integer.
           ValueError: If `capacity` is out of range.
           RuntimeError: If steps are in flight, or the method is called inside a
-            `tf.function`. Nothing is changed.
+            `tf.function`. In this case, no variable is changed.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`resize` must be called outside tf.function.")
@@ -402,7 +412,8 @@ class Vocabulary:
 
 
 def _num_keys(shard: tf.Variable) -> int:
-    # The count runs on the shard's device, so only the number is transferred.
+    # The keys are counted on the device of the shard, so that only the result
+    # is transferred.
     with tf.device(shard.device):
         return int(
             tf.math.count_nonzero(tf.not_equal(shard, bucket_layout.EMPTY_KEY))

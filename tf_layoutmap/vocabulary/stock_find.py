@@ -1,8 +1,8 @@
-"""Lookup of keys with TensorFlow's own operations, for exported graphs.
+"""Looks up keys with TensorFlow's own operations, for exported graphs.
 
-The result is the same as from the op `FindKeys` (cc/core/keys/find_keys.h). The
-keys are a plain variable, so an exported model requires neither a lookup table
-nor an initialization.
+The results are the same as for the op `FindKeys` (cc/core/keys/find_keys.h).
+The keys are stored in a variable. An exported model therefore contains no
+lookup table, which a program would have to initialize.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ def find_rows(
       `[num_keys]` int64.
     """
     first = _bucket_of(keys, num_buckets)
-    # Most keys are in the first bucket of their search, so it is searched
-    # separately. A gather of all four buckets would read 256 bytes per key.
+    # Most keys are in the first bucket that is searched. This bucket is
+    # therefore searched separately, because a gather of all four buckets would
+    # read 256 bytes per key.
     row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)
     if num_probes > 1:
         left = tf.where(row < 0)[:, 0]
         bucket = tf.gather(first, left)
-        # The other buckets, [num_left, num_probes - 1], which wrap around in
-        # the segment.
+        # The other buckets to search, [num_left, num_probes - 1]. After the
+        # last bucket of a segment, the search continues with the first bucket
+        # of the segment.
         start = bucket // segment * segment
         others = (
             start[:, tf.newaxis]
@@ -55,7 +57,7 @@ def find_rows(
             left[:, tf.newaxis],
             _row_in(stored, others, num_probes - 1, tf.gather(keys, left)),
         )
-    # The value that marks empty places is not a key.
+    # The value that marks empty places is not a valid key.
     is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
     return tf.where(
         is_known,
@@ -70,7 +72,7 @@ def _row_in(
     num_buckets: int,
     keys: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns the row of each key in its buckets, or -1 if it is not there.
+    """Returns the row of each key, or -1 if the key is not in its buckets.
 
     Args:
       stored: Same as for `find_rows`.
@@ -84,8 +86,9 @@ def _row_in(
         tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
         [-1, num_lanes],
     )
-    # At most one lane matches a key, so the product is the number of that lane,
-    # or 0 without a match. It is exact, and faster than `argmax`.
+    # At most one position matches a key. The product is therefore the number of
+    # this position, from 1 on, or 0 if no position matches. The product is
+    # exact, and is faster than `argmax`.
     place = (
         tf.cast(
             tf.linalg.matvec(
@@ -99,8 +102,8 @@ def _row_in(
     if num_buckets == 1:
         bucket = buckets[:, 0]
     else:
-        # The value that marks empty places matches several lanes, so `place`
-        # may be out of range.
+        # The value that marks empty places matches several positions, so
+        # `place` may be out of range.
         inside = tf.clip_by_value(place, 0, num_lanes - 1)
         bucket = tf.gather(buckets, inside // per_bucket, batch_dims=1)
     return tf.where(

@@ -2,7 +2,7 @@
 
 Workers are other processes and cannot use the Python objects of this process.
 The batches are therefore written to files first, and each worker reads its
-shard of them.
+shard of the batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH_SPEC = {
     "negatives": _IDS,
     "log_probability": tf.TensorSpec([None], tf.float32),
 }
-# An epoch of a large folder would take many times the size of the folder.
+# The batches of a full epoch can take many times the disk space of the data.
 _MOST_BATCHES = 500
 _BATCHES, _CHECKPOINTS = FOLDERS = "batches", "checkpoints_of_servers"
 
@@ -62,7 +62,7 @@ def write_batches(
 
     written = folder / _BATCHES
     shutil.rmtree(written, ignore_errors=True)
-    # An iterator with autotuning can take a minute to end (TensorFlow 2.21).
+    # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     tf.data.Dataset.from_generator(
@@ -79,18 +79,19 @@ def train(
     *,
     num_steps: int,
 ) -> tuple[float, str]:
-    """Trains until `num_steps` steps are done, including earlier runs.
+    """Trains up to `num_steps` steps, including the steps of earlier runs.
 
     Args:
       strategy: Strategy that `tlm.ps.connect` returned.
-      make: Function that creates the model; called in the strategy's scope.
+      make: Function that creates the model. It is called in the strategy's
+        scope.
       batches: Folder that `write_batches` returned.
       folder: Folder of the run, in which checkpoints are saved.
       num_steps: Total number of steps of all workers.
 
     Returns:
-      Examples per second, or 0 if no step was left, and the path of the newest
-      checkpoint.
+      Examples per second, or 0 if earlier runs had completed all steps, and the
+      path of the newest checkpoint.
     """
     with strategy.scope():
         model = make()

@@ -1,1 +1,1 @@
-"""Readers of the data, and the features that the model gets."""
+"""Readers of the data, and the input features of the model."""

@@ -1,4 +1,4 @@
-"""The data set: documents that are sequences of items with their context."""
+"""The data set: documents, which are sequences of items with context."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Documents of items. A position is one item in one document.
+    """Documents that consist of items. A position is one item in one document.
 
     | term | Python source | MovieLens |
     |---|---|---|
@@ -55,7 +55,8 @@ class Corpus:
     | place | part of the module's path | attribute of the user |
     | scope | class or function that contains the position | genre |
 
-    Numbers in the arrays are indices into the list of names of their kind.
+    The arrays contain indices into the lists of names: for example, `items`
+    contains indices into `item_names`.
     """
 
     item_names: list[str]
@@ -70,8 +71,8 @@ class Corpus:
     marks_before: np.ndarray  # [num_positions] int64, number of earlier marks
     places: Ragged  # One row per document.
     scopes: Ragged  # One row per position.
-    facts: list[tuple[str, str]]  # Rows of the report.
-    words: dict[str, str]  # Terms for document and item.
+    facts: list[tuple[str, str]]  # Names and values that the report prints.
+    words: dict[str, str]  # Words that the report uses for document and item.
 
     @property
     def num_positions(self) -> int:
@@ -96,15 +97,16 @@ def held_out_documents(
 ) -> np.ndarray:
     """Selects the documents that are held out from training.
 
-    The hash of the name decides, so the selection of a document does not depend
-    on other documents and is the same on every machine.
+    Documents are selected by a hash of their name, so the selection of a
+    document does not depend on other documents and is the same on every
+    machine.
 
     >>> held_out_documents(["a.py", "b.py"], fraction=0.5, seed=1).tolist()
     [True, False]
 
     Returns:
-      `[num_documents]` bool. Of two or more documents, at least one is held out
-      and at least one is not.
+      `[num_documents]` bool. If there are at least two documents, at least one
+      is held out and at least one is used for training.
     """
     draws = (
         np.array(

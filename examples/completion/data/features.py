@@ -1,4 +1,4 @@
-"""Features of a position, which depend only on earlier positions."""
+"""Computes the features of a position from earlier positions only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from completion.data.vocabulary import (
     hashed_pieces,
 )
 
-HISTORY = 12  # Number of previous items, as a sequence, last item first.
-BAG = 64  # Number of previous items, as a bag.
+HISTORY = 12  # Number of previous items, most recent item first.
+BAG = 64  # Number of previous items in the bag, which has no order.
 RECENT = 48  # Distinct items of the document, most recently used first.
-ECHOES = 4  # Items that followed earlier occurrences of the last item.
-MARKS = 6  # Number of previous marks, last mark first.
+ECHOES = 4  # Items that followed earlier occurrences of the same context.
+MARKS = 6  # Number of previous marks, most recent mark first.
 SPELLED = 2  # Number of previous items with spelling features.
 PIECE_BUCKETS = 1 << 14
 
-# Features with an order, and the maximum number of ids of each.
+# Maximum number of ids of each feature whose ids are ordered.
 SEQUENCES = {
     "history": HISTORY,
     "echo": ECHOES,
@@ -31,12 +31,13 @@ SEQUENCES = {
 
 
 class FeatureReader:
-    """A reader that maps positions of a corpus to ragged ids of each feature.
+    """A reader that returns the ragged ids of each feature for given positions.
 
     Labels get a row only if they occur in training documents.
 
     Attributes:
-      num_rows: Number of rows of each feature; ids are smaller.
+      num_rows: Number of rows of each feature. All ids are smaller than this
+        number.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class FeatureReader:
         return self._rows[positions]
 
     def previous(self, positions: np.ndarray) -> np.ndarray:
-        """Returns the previous rows, `UNKNOWN` at the start of a document."""
+        """Returns the row of the item before each position, or `UNKNOWN`."""
         before, inside = window(positions, self._starts[positions], 1)
         return np.where(inside[:, 0], self._rows[before[:, 0]], UNKNOWN)
 
@@ -132,15 +133,16 @@ class FeatureReader:
 def window(
     ends: np.ndarray, starts: np.ndarray, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the `width` indices before each end, nearest first.
+    """Returns the last `width` indices before each end, in descending order.
 
     >>> before, inside = window(np.array([5]), np.array([3]), 3)
     >>> before.tolist(), inside.tolist()
     ([[4, 3, 3]], [[True, True, False]])
 
     Returns:
-      `[num_ends, width]` indices, at least the start, and a mask of the
-      indices that are between start and end.
+      `[num_ends, width]` indices and a mask of the same shape. The mask is
+      False where an index would be smaller than the start; the start is
+      returned instead.
     """
     before = ends[:, None] - 1 - np.arange(width)
     inside = before >= starts[:, None]
@@ -156,7 +158,7 @@ def recent_items(
     [[0, 0], [4, 0], [7, 4], [4, 7], [4, 7]]
 
     Returns:
-      `[num_positions, width]` int32, most recently used first, padded with
+      `[num_positions, width]` int32, most recent occurrence first, padded with
       `UNKNOWN`.
     """
     recent = np.full((len(rows), width), UNKNOWN, np.int32)
@@ -177,7 +179,7 @@ def recent_items(
 
 
 def earlier_matches(corpus: Corpus) -> np.ndarray:
-    """Returns the last earlier position with the same left context.
+    """Returns the most recent earlier position with the same left context.
 
     Two positions of a document match if the previous items are equal and the
     previous marks are equal. Items often repeat in the same context.

@@ -26,7 +26,8 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
     """Returns the corpus of MovieLens; downloads it if it is not on the disk.
 
     Args:
-      data_dir: Data folder of TensorFlow Datasets; its default by default.
+      data_dir: Data folder of TensorFlow Datasets, or None for its default
+        folder.
 
     Raises:
       DataError: TensorFlow Datasets is not installed, or the data is neither on
@@ -47,7 +48,7 @@ def read_movielens(data_dir: Path | None = None) -> Corpus:
             check_network()
             builder.download_and_prepare()
         ratings = builder.as_dataset(split="train").ragged_batch(_BATCH)
-        # An iterator that autotunes can take a minute to end.
+        # Deleting an iterator that autotunes can take a minute.
         options = tf.data.Options()
         options.autotune.enabled = False
         columns = _read_columns(tfds.as_numpy(ratings.with_options(options)))
@@ -68,7 +69,7 @@ def check_network() -> None:
     The download itself retries for many minutes before it raises.
     """
     if urllib.request.getproxies():
-        return  # Only the proxy can reach the host.
+        return  # A host that only the proxy can reach would look unreachable.
     socket.create_connection((_HOST, 443), timeout=10).close()
 
 
@@ -102,12 +103,12 @@ def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
     """Returns a corpus of one document per user and one position per rating.
 
     Args:
-      columns: Arrays of one entry per rating, with the names of TensorFlow
+      columns: Arrays with one entry per rating, by their names in TensorFlow
         Datasets. Strings are bytes; `movie_genres` is ragged.
     """
     movies, marks, places, genres = Names(), Names(), Names(), Names()
-    # Users rate many movies within one second. Sorting by movie, too, gives the
-    # same order in every run.
+    # Users rate many movies within one second. Sorting also by movie makes the
+    # order identical in every run.
     order = np.lexsort(
         (columns["movie_id"], columns["timestamp"], columns["user_id"])
     )
@@ -145,7 +146,8 @@ def corpus_of_ratings(columns: Mapping[str, np.ndarray | Ragged]) -> Corpus:
         for gender, age, occupation in attributes
     )
 
-    # The genres of the previous movie are known before a position.
+    # The features of a position use the genres of the previous movie, which are
+    # already known at this position.
     ordered_genres = columns["movie_genres"].take(order)
     names = sorted(set(ordered_genres.values.tolist()))
     row_of = {genre: genres.number(f"genre {genre}") for genre in names}

@@ -15,9 +15,9 @@ import numpy as np
 from completion.data.corpus import Corpus, DataError, Names
 from completion.data.ragged import Ragged, splits_of
 
-# Installed packages are not part of the standard library. Its test suites are
-# three times as large as the rest, and `self.assertEqual` is more frequent in
-# them than any other name.
+# Installed packages are skipped, because they are not part of the standard
+# library. Test suites are skipped, because they are three times as large as all
+# other files, and `self.assertEqual` is their most frequent name.
 STDLIB_SKIPS = frozenset(
     {
         "site-packages",
@@ -74,7 +74,7 @@ def read_folder(
             with tokenize.open(path) as text:
                 files.append(read_file(text.readline, names, marks, scopes))
         except (SyntaxError, ValueError, tokenize.TokenError, OSError):
-            unread += 1  # Examples are Python 2, templates and test data.
+            unread += 1  # Such files are Python 2 code, templates or test data.
             continue
         relative = path.relative_to(root).with_suffix("")
         documents.append(relative.as_posix() + ".py")
@@ -158,13 +158,13 @@ def read_file(
     Args:
       readline: Function that returns the next line, such as
         `io.StringIO(...).readline`.
-      names: Numbers of identifiers; new identifiers are added.
-      marks: Numbers of tokens; all identifiers are the token `NAME`.
-      scopes: Numbers of `def NAME` and `class NAME`.
+      names: Index of each identifier. New identifiers are added.
+      marks: Index of each token. All identifiers are the token `NAME`.
+      scopes: Index of each `def NAME` and `class NAME`.
     """
     items, marks_seen, marks_before, scope_of = [], [], [], []
-    blocks = []  # For each open indent, its scope or None.
-    header = None  # The scope whose body has not started.
+    blocks = []  # Scope or None for each open indent.
+    header = None  # Scope whose body has not yet started.
     current = ()  # Scopes of the next token, outermost first.
     before = ""  # The previous mark.
     for kind, text, *_ in tokenize.generate_tokens(readline):
@@ -174,7 +174,7 @@ def read_file(
             blocks.append(header)
             header = None
         elif header is not None and before == "NEWLINE":
-            header = None  # The body is on the line of the header.
+            header = None  # The body is on the same line as the header.
             current = _open_scopes(blocks)
         if kind == tokenize.DEDENT:
             blocks.pop()

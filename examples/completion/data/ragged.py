@@ -40,7 +40,7 @@ class Ragged(NamedTuple):
         starts = self.splits[rows]
         lengths = self.splits[rows + 1] - starts
         splits = splits_of(lengths)
-        # The difference of old and new offset is constant within a row.
+        # All values of a row move by the same number of positions.
         shift = np.repeat(starts - splits[:-1], lengths)
         return Ragged(self.values[np.arange(splits[-1]) + shift], splits)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-# Negatives are drawn in proportion to the frequency to this power: 1 draws by
-# frequency, 0 uniformly. Values between them draw rare items often enough to
-# learn their rows.
+# Negatives are drawn with a probability proportional to `frequency ** _POWER`.
+# With a power of 1, rare items would be drawn too seldom to learn their rows.
+# With a power of 0, all items would be drawn equally often.
 _POWER = 0.75
 
 

@@ -15,10 +15,10 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
 
 
 class ItemVocabulary:
-    """The predictable items, sorted by frequency; their rows start at 1.
+    """The items that the model can predict, sorted by frequency from row 1.
 
     Only training documents are counted. An item that occurs only in held-out
-    documents is unknown, and its predictions count as misses.
+    documents is unknown, and predictions of this item count as misses.
 
     Attributes:
       names: `[num_rows]` names; the name of row 0 is empty.
@@ -39,13 +39,14 @@ class ItemVocabulary:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of a table of items, with the row of unknown items."""
+        """Number of rows of an item table, including the row `UNKNOWN`."""
         return len(self.names)
 
     def log_shares(self) -> np.ndarray:
-        """Returns the log of each row's share of training, float32.
+        """Returns the log of each row's share of the training items, float32.
 
-        Row 0 gets the share of one item; it is never a candidate.
+        Row 0 is never a candidate. Its share is computed as if the row occurred
+        once.
         """
         counts = np.maximum(self.counts, 1)
         return np.log(counts / self.counts.sum()).astype(np.float32)
@@ -56,8 +57,8 @@ def common_rows(
 ) -> tuple[np.ndarray, list[str]]:
     """Selects the labels that occur in two or more groups.
 
-    A label of a single training document only identifies that document and does
-    not help to predict other documents.
+    A label that occurs in a single training document does not help to predict
+    other documents.
 
     Args:
       labels: Labels of each sample.
@@ -65,8 +66,8 @@ def common_rows(
       names: Name of each label.
 
     Returns:
-      `[num_labels]` int32, the row of each label or -1, and the names of the
-      rows.
+      `[num_labels]` int32 rows, -1 for labels without a row; and the name of
+      each row.
     """
     group_of = np.repeat(groups, np.diff(labels.splits)).astype(np.int64)
     seen = group_of >= 0

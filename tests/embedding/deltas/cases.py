@@ -8,13 +8,13 @@ from tests.embedding.host import open_table_cases
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
-# The open table counts keys in a sketch before it admits them. It has 104 rows
-# for 300 keys, so it evicts keys.
+# The open table counts keys in a sketch before it admits them. The table has
+# 104 rows for 300 keys, so it evicts keys.
 SETTINGS = {"admission": "count", "min_count": 2, "ttl_steps": 6}
 
 
 def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
-    """Returns an embedding with an open table `words` and a closed `kinds`."""
+    """Returns an embedding with the tables `words` (open) and `kinds`."""
     words = tpu.TableConfig(
         capacity,
         3,
@@ -61,7 +61,7 @@ def train(one, step):
 
 
 def tensors(path):
-    """Returns all tensors of a checkpoint as bytes, without save counters."""
+    """Returns all tensors of a checkpoint as bytes, except save counters."""
     reader = tf.train.load_checkpoint(path)
     return {
         key: np.asarray(reader.get_tensor(key)).tobytes()

@@ -1,4 +1,4 @@
-"""Program that applies deltas until it kills itself, repeatedly.
+"""Program that repeatedly applies deltas until it kills itself.
 
     python killed_apply.py BASE DIRECTORY TARGET
 
@@ -21,7 +21,7 @@ OPERATIONS = ("fsync", "mkdir", "remove", "replace", "rmdir", "unlink")
 def kill_before(count):
     """Kills the process before the file operation number `count`.
 
-    Operations of Python and of TensorFlow count.
+    File operations of Python and of TensorFlow are counted.
     """
     num_remaining = count
 

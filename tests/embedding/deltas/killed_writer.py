@@ -1,4 +1,4 @@
-"""Program that writes deltas until it is killed, repeatedly.
+"""Program that repeatedly writes deltas until it is killed.
 
     python killed_writer.py BASE DIRECTORY
 
@@ -18,7 +18,7 @@ from tests.embedding.deltas import cases
 
 
 def write_deltas(base, directory):
-    """Continues after the last delta; writes one delta after each step."""
+    """Continues after the last delta, and writes a delta after each step."""
     one = cases.embedding()
     full = tlm.apply_deltas(base, directory, f"{directory}-{os.getpid()}/full")
     tf.train.Checkpoint(embedding=one).restore(full)

@@ -1,4 +1,4 @@
-"""Errors and crash safety of `apply_deltas`."""
+"""Tests the errors and the crash safety of `apply_deltas`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Writes two bases, and three deltas for each."""
+    """Writes two base checkpoints, and three deltas for each base."""
     where = tmp_path_factory.mktemp("written")
     for name in ("one", "two"):
         one = cases.embedding()
@@ -93,7 +93,8 @@ def foreign_base(directory, other):
 
 
 def foreign_delta(directory, other):
-    # This delta has the same base but another predecessor.
+    # The replacing delta has the same base checkpoint, but a different
+    # preceding delta.
     shutil.rmtree(directory / "00000003")
     shutil.copytree(other / "00000003", directory / "00000003")
 
@@ -168,7 +169,7 @@ def test_invalid_paths_raise(written, tmp_path):
         tlm.apply_deltas(
             written / "one-1", written / "one_deltas", written / "one-1"
         )
-    # Without deltas the result equals the base.
+    # Without deltas, the result equals the base checkpoint.
     assert cases.tensors(
         tlm.apply_deltas(written / "one-1", tmp_path)
     ) == cases.tensors(str(written / "one-1"))
@@ -228,11 +229,11 @@ def test_base_and_deltas_are_not_overwritten_through_links(
 
 @pytest.fixture
 def replaced(written, tmp_path):
-    """Returns a checkpoint, a function that replaces it, and both contents."""
+    """Returns a checkpoint, a function to replace it, and both contents."""
     folder = tmp_path / "all"
     target, other = folder / "full", tmp_path / "other"
     tlm.apply_deltas(written / "one-1", written / "one_deltas", other)
-    # An earlier checkpoint with the same number of tensors.
+    # The old checkpoint is an earlier state with the same number of tensors.
     shutil.copytree(written / "one_deltas", tmp_path / "one_delta")
     for name in ("00000002", "00000003"):
         shutil.rmtree(tmp_path / "one_delta" / name)
@@ -259,8 +260,8 @@ def test_one_checkpoint_is_complete_after_any_file_operation(
     is_new = [one == new for one in found]
     assert all(one in (old, new) for one in found)
     assert is_new == sorted(is_new) and not is_new[0] and is_new[-1]
-    # Each file is synced before it is renamed, and the data is synced before
-    # the index is renamed.
+    # Each file is synced before it is renamed. The data file is also synced
+    # before the index file is renamed.
     synced, renamed = set(), []
     for name, argument in recorded.calls:
         if name == "fsync":
@@ -278,7 +279,8 @@ def test_one_checkpoint_is_complete_after_any_file_operation(
         assert len({name[-5:] for name in files}) == 2, files
 
 
-@pytest.mark.slow  # Starts TensorFlow in a process and kills it often.
+# Starts a process with TensorFlow, and kills many copies of the process.
+@pytest.mark.slow
 def test_a_killed_process_leaves_one_complete_checkpoint(
     replaced, written, tmp_path
 ):
@@ -311,8 +313,8 @@ def test_a_killed_process_leaves_one_complete_checkpoint(
             if line == "done\n":
                 break
             assert line == "killed\n"
-            # The next process starts from the files that are left, with the old
-            # contents.
+            # The next process starts with the files that remain and with the
+            # old checkpoint.
             if now == new:
                 for path in target.parent.glob("full.*"):
                     if path.is_file():
@@ -350,7 +352,7 @@ def test_target_below_a_file_raises_and_slashes_are_dropped(written, tmp_path):
             written / "one_deltas",
             tmp_path / "file" / "full",
         )
-    # A trailing slash is not part of the prefix.
+    # A trailing slash is ignored.
     found = tlm.apply_deltas(
         f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/"
     )

@@ -1,4 +1,4 @@
-"""A writer killed at any time leaves its last complete delta."""
+"""After a writer is killed at any time, its last complete delta is usable."""
 
 import contextlib
 import os
@@ -46,7 +46,7 @@ class Program:
         self.child = int(self.process.stdout.readline())
 
     def wait_for(self, line):
-        """Waits for a line and returns the waiting time in seconds."""
+        """Waits until a line is printed, and returns the seconds waited."""
         start = time.monotonic()
         assert self.process.stdout.readline() == f"{line}\n"
         return time.monotonic() - start
@@ -81,8 +81,9 @@ def test_a_writer_killed_many_times_leaves_complete_deltas(tmp_path, kills):
     directory.mkdir()
     wait = random.Random(0)
     lengths = []
-    # Kill times are fractions of the measured times to begin and to write a
-    # delta, so they do not depend on the load of the machine.
+    # The time to begin and the time to write a delta are measured. The kill
+    # times are fractions of these times, so they adapt to the load of the
+    # machine.
     begin, write = 0.5, 0.05
     with (tmp_path / "log").open("w") as log:
         program = Program(base, directory, log)
@@ -93,7 +94,8 @@ def test_a_writer_killed_many_times_leaves_complete_deltas(tmp_path, kills):
                     begin = program.wait_for("ready")
                     for _ in range(wait.randint(1, 3)):
                         write = program.wait_for("written")
-                # Every fifth copy is killed while it begins, or soon after.
+                # Every fifth copy is killed while it starts, or soon
+                # afterwards.
                 time.sleep(wait.uniform(0, write if kill % 5 else begin))
                 program.kill()
                 full = tlm.apply_deltas(base, directory, tmp_path / "full")

@@ -1,4 +1,4 @@
-"""Functions of the how-to page, which a server runs without tf_layoutmap."""
+"""Tests the how-to page's functions, which run without tf_layoutmap."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ PAGE = pathlib.Path(__file__).parents[3] / "docs/howto/update_a_served_model.md"
 
 @pytest.fixture(scope="module")
 def server():
-    """Returns the page's functions, which do not use tf_layoutmap."""
+    """Returns the functions of the how-to page."""
     (code,) = re.findall(
         r"^SERVER = '''\n(.*?)^'''", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -29,7 +29,7 @@ def server():
 
 
 class Served(tf.Module):
-    """Module that serves both tables of `cases`, closed and open."""
+    """Module that serves the closed and the open table of `cases`."""
 
     def __init__(self, embedding):
         super().__init__()
@@ -84,7 +84,7 @@ def test_a_served_model_matches_the_trained_model(num_shards, server, tmp_path):
 
 @pytest.fixture(scope="module")
 def two_deltas(tmp_path_factory):
-    """Returns a folder with two deltas, and the fingerprint of their base."""
+    """Returns a folder with two deltas, and their base's fingerprint."""
     where = tmp_path_factory.mktemp("deltas")
     one = cases.embedding()
     base = cases.save(one, where / "base")

@@ -35,7 +35,7 @@ def two_layers(library="keras3"):
 
 
 def fit(model, first):
-    """Trains three steps with more keys than one layer has rows."""
+    """Trains three steps; one layer receives more keys than it has rows."""
     ids = np.stack(
         [
             np.arange(first, first + 24),
@@ -47,7 +47,7 @@ def fit(model, first):
 
 
 def check(checkpoint, layers, base, directory, tmp_path):
-    """Checks that base and deltas equal a checkpoint, for both layers."""
+    """Checks that base and deltas equal a checkpoint of both layers."""
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
     full = tlm.apply_deltas(base, directory, tmp_path / "full")
     found = cases.tensors(full)
@@ -76,7 +76,7 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
         check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
     assert layers[0].vocabulary.stats()["num_evicted"] > 0
     assert layers[1].vocabulary.stats()["num_evicted"] == 0
-    # A restarted process passes its layers in another order.
+    # The restarted process passes its layers in reverse order.
     again, others = two_layers(library)
     copy = tf.train.Checkpoint(model=again)
     copy.restore(tlm.apply_deltas(base, tmp_path / "deltas"))

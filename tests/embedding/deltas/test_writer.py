@@ -17,7 +17,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def check(one, base, directory, tmp_path):
-    """Checks that base and deltas equal a checkpoint of the current state."""
+    """Checks that base and deltas together equal a checkpoint of this state."""
     wanted = cases.tensors(cases.save(one, tmp_path / "wanted"))
     full = tlm.apply_deltas(base, directory, tmp_path / "full")
     found = cases.tensors(full)
@@ -59,7 +59,7 @@ def test_base_and_deltas_equal_a_full_checkpoint(
         assert delta.meta.tables["words"]["to_step"] == last + 1
         check(one, base, tmp_path / "deltas", tmp_path)
     assert vocabulary.stats()["num_evicted"] > vocabulary.stats()["num_expired"]
-    # Nothing has changed since the last delta.
+    # No row has changed since the last delta, so the next delta is empty.
     assert {
         name: table["num_rows"]
         for name, table in writer.write().meta.tables.items()
@@ -71,7 +71,8 @@ def test_only_changed_rows_are_written(tmp_path):
     cases.train(one, 0)
     base = cases.save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
-    for _ in range(2):  # The key is admitted the second time.
+    # The key is admitted when it occurs for the second time.
+    for _ in range(2):
         one.enqueue(
             {"word": tf.constant([1_000_000]), "kind": tf.constant([7])},
             training=True,
@@ -95,7 +96,7 @@ def test_a_restarted_process_continues_the_deltas(tmp_path):
     for step in range(4):
         cases.train(one, step)
         writer.write()
-    # The staging folder of a killed writer.
+    # Simulates the staging folder that a killed writer leaves behind.
     (tmp_path / f".writing-00000005.partial-{'0' * 16}").mkdir()
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)
@@ -120,7 +121,9 @@ def test_changes_outside_of_steps_are_written(tmp_path):
     one = cases.embedding(num_shards=2)
     cases.train(one, 0)
     base = cases.save(one, tmp_path / "base")
-    for step in (1, 2):  # The writer is created after these steps.
+    # The deltas must include these steps, which ran before the writer was
+    # created.
+    for step in (1, 2):
         cases.train(one, step)
     other = cases.save(one, tmp_path / "other")
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
@@ -155,7 +158,7 @@ def test_training_continues_while_files_are_written(tmp_path, monkeypatch):
     assert writer.deltas == []
     may_write.set()
     assert writer.finish().meta.sequence == 1
-    # The delta holds the state at the time `write` was called.
+    # The delta contains the state at the time when `write` was called.
     assert cases.tensors(tlm.apply_deltas(base, tmp_path)) == wanted
     writer.write()
     check(one, base, tmp_path, tmp_path)
@@ -235,7 +238,7 @@ def test_only_the_latest_writer_of_an_embedding_writes(tmp_path):
     with pytest.raises(RuntimeError, match="later watch"):
         first.write()
     second.write()
-    # Another process writes to the same directory.
+    # Simulates another process that writes to the same directory.
     (tmp_path / "second" / "00000002").mkdir()
     with pytest.raises(OSError, match="00000002' already exists"):
         second.write()
@@ -288,7 +291,7 @@ def test_deltas_of_a_layer_trained_by_fit(tmp_path):
         writer.write()
         check(layer.embedding, base, tmp_path, tmp_path)
     assert layer.embedding.vocabularies["words"].stats()["num_evicted"] > 0
-    # Loading weights changes the tables without a step.
+    # Loading weights changes the tables without a training step.
     model.save_weights(tmp_path / "some.weights.h5")
     model.fit(
         np.arange(40).reshape(-1, 1), np.ones([40, 1]), batch_size=4, verbose=0

@@ -1,4 +1,4 @@
-"""One of two processes with sharded tables, of which one makes a mistake.
+"""One of two processes with sharded tables; one process makes a mistake.
 
     python faults.py FOLDER CASE
 
@@ -55,10 +55,10 @@ def bad_splits(embedding, strategy, worker, folder):
 
 def restore_in_one(embedding, strategy, worker, folder):
     checkpoint = tf.train.Checkpoint(embedding=embedding)
-    # All processes take part in the save; process 0 writes the tables.
+    # All processes must call `write`, but only process 0 writes the tables.
     checkpoint.write(str(folder / f"table_{worker}"))
     if worker:
-        # The index file is written last.
+        # The checkpoint is complete when its index file exists.
         while not (folder / "table_0.index").exists():
             time.sleep(0.05)
         checkpoint.read(str(folder / "table_0"))

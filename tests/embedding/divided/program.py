@@ -2,10 +2,11 @@
 
     python program.py FOLDER NUM_STEPS HOW ORDER [DIES_BEFORE]
 
-Trains `multi_process_program.embedding()`, with HOW as in that program. Writes
-to FOLDER the checkpoints `start` and `end` of process 0, and the activations
-and rows of this process. Continues from the checkpoint `restart` if it exists.
-The last process exits without notice before step DIES_BEFORE.
+Trains `multi_process_program.embedding()`. HOW has the same meaning as in
+`multi_process_program`. Writes to FOLDER the checkpoints `start` and `end` of
+process 0, and the activations and rows of this process. Continues from the
+checkpoint `restart` if it exists. The last process exits without cleanup before
+step DIES_BEFORE.
 """
 
 import json
@@ -21,7 +22,7 @@ from tf_layoutmap.embedding.divided import tables
 
 
 def own_rows(embedding):
-    """Returns, by name, this process's rows and the shape of its block."""
+    """Returns the row range and the shape of this process's block, by name."""
     found = {}
     for one, table in embedding.embedding_tables.items():
         slots = embedding.slot_variables[one]
@@ -42,14 +43,15 @@ def main(folder, num_steps, how, order, dies_before=None):
     with strategy.scope():
         embedding = plan.embedding(over_processes="sharded", order=order)
     if how == "by token":
-        # Each table is gathered in several blocks and saved in several files.
+        # With these small limits, each table is gathered in several blocks and
+        # saved in several files.
         tables._CHUNK, tables.PART_BYTES = 8, 64
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     if (folder / "restart.index").exists():
         checkpoint.read(str(folder / "restart")).assert_consumed()
 
     def save(name):
-        # Files of the other processes are temporary.
+        # The files that other processes write are temporary.
         checkpoint.write(
             str(
                 folder / (name if worker == 0 else f"temporary_{worker}/{name}")

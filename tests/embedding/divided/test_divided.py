@@ -16,7 +16,7 @@ from tf_layoutmap.embedding.divided import step_exchange
 from tf_layoutmap.embedding.spec import config, optimizer_specs
 
 NUM_STEPS = 5
-# Starting the processes takes most of this time.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 # Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60
@@ -24,7 +24,7 @@ DEATH_SECONDS = 60
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts processes, and kills them after the test."""
+    """Returns a function that starts processes; kills them after the test."""
     workers = []
 
     def start(count, *arguments, of=program):
@@ -54,7 +54,7 @@ def tables_in(path):
 
 
 def train_in_one_process(path, num_steps, num_replicas):
-    """Trains the same steps on replicas of this process."""
+    """Trains the same steps on several replicas in this process."""
     strategy = strategies.mirrored(num_replicas)
     with strategy.scope():
         embedding = plan.embedding()
@@ -86,12 +86,12 @@ def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
     for one in start(2, str(NUM_STEPS), how, "exact"):
         one.check(DEADLINE_SECONDS)
     check_same(tmp_path, 2)
-    # Rows without a seed are different in the two processes.
+    # Each process draws different initial values for a table without a seed.
     assert len(np.unique(tables_in(tmp_path / "start")["random"])) == 8
 
 
 def close(found, expected, err_msg):
-    # Sums are computed in another order, so 16-bit rows can be rounded
+    # Sums are computed in a different order, so 16-bit rows can be rounded
     # differently.
     tolerance = 0.02 if err_msg.startswith("user") else 2e-6
     np.testing.assert_allclose(

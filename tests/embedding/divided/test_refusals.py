@@ -1,4 +1,4 @@
-"""Unsupported options of sharded tables raise before any communication."""
+"""Unsupported options of sharded tables raise errors immediately."""
 
 import pytest
 import tensorflow as tf

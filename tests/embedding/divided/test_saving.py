@@ -1,4 +1,4 @@
-"""Checkpoints of sharded tables, with one part in memory at a time."""
+"""Saves sharded tables with only one part of a table in memory at a time."""
 
 import json
 
@@ -23,7 +23,7 @@ def installed():
 
 
 class CountingTable:
-    """A table of the first of three processes that counts gathered rows."""
+    """Table of the first of three processes, which counts gathered rows."""
 
     def __init__(self, dtype="float32", seed=0, rows_at_once=2):
         self.values = tf.cast(
@@ -104,7 +104,7 @@ def test_only_one_part_is_in_memory(tmp_path, monkeypatch):
         str(tmp_path / "saved")
     )
     assert sum(sizes) == 4 * 11 * 3
-    # The last block that is written to a part can exceed the size of the part.
+    # A file can exceed its size limit by less than one block.
     assert max(sizes) < 64 + 4 * 2 * 3
 
 
@@ -126,10 +126,11 @@ def test_a_large_checkpoint_has_larger_files(tmp_path, monkeypatch):
     assert count == 2
 
 
-@pytest.mark.slow  # Two processes with tables of 410 MB.
+@pytest.mark.slow  # Two processes train tables of 410 MB.
 def test_a_save_does_not_increase_memory():
     found = json.loads(divided_tables.run_group("exact", 2, 1))
-    # An earlier version added 308 MB; half a table and its slots are 205 MB.
+    # The bound is below 205 MB, the size of half a table and its slot
+    # variables. An earlier version added 308 MB.
     assert found["MB more while it saves"] < 150, found
 
 
@@ -148,7 +149,8 @@ def test_an_error_leaves_the_old_file_and_gathers_all_rows(
     source = CountingTable(seed=1)
     with pytest.raises(tf.errors.ResourceExhaustedError, match="disk full"):
         tf.train.Checkpoint(table=source.table).write(path)
-    # The other processes take part in gathering the rows.
+    # All rows are gathered despite the error, because the other processes wait
+    # for each collective.
     assert source.num_gathered == 11
     np.testing.assert_array_equal(
         tf.train.load_checkpoint(path).get_tensor(key_of("table")),
@@ -161,7 +163,7 @@ def test_an_error_leaves_the_old_file_and_gathers_all_rows(
 def test_one_checkpoint_is_complete_after_any_file_operation(
     tmp_path, monkeypatch, part_bytes
 ):
-    """Saves two, three and many files over equally many files."""
+    """Replaces checkpoints of two, three and many files."""
     monkeypatch.setattr(tables, "PART_BYTES", part_bytes)
     source = [CountingTable(seed=0), CountingTable(seed=1)]
     path = tmp_path / "all" / "saved"
@@ -188,7 +190,7 @@ def test_one_checkpoint_is_complete_after_any_file_operation(
     names = [name for name, _ in recorded.calls]
     assert names[-1 - names[::-1].index("replace") - 1] == "fsync"
     assert names[0] == "fsync"
-    # A new save replaces the checkpoint and the files of a killed process.
+    # The next save also replaces files that a killed process left behind.
     remaining = recorded.folders[len(found) // 2]
     for folder in (path.parent, remaining):
         tf.train.Checkpoint(

@@ -1,4 +1,4 @@
-"""One of two processes, of which one makes a mistake.
+"""One of two processes; one process makes a mistake.
 
     python multi_process_faults.py OUTPUT CASE
 

@@ -4,7 +4,7 @@
 
 Trains `embedding()` and writes the tables to OUTPUT.npz. HOW is "in order" for
 the calls of a TPUEmbedding, or "by token" for the calls of a layer. The last
-process exits without notice before step DIES_BEFORE.
+process exits without cleanup before step DIES_BEFORE.
 """
 
 import json
@@ -22,7 +22,7 @@ NUM_WORKERS = 2
 
 
 def embedding(**options):
-    """Returns tables with different rules and dtypes; `random` has no seed."""
+    """Returns tables of several optimizers; the table `random` has no seed."""
 
     def rows(shape):
         size = shape[0] * shape[1]
@@ -84,7 +84,7 @@ def batch(step, replica):
 
 
 def train_step(embedding, strategy, how="in order"):
-    """Returns a compiled step, traced once for all batch sizes."""
+    """Returns a step function that is traced once for all batch sizes."""
 
     def in_order(features, weights, gradients):
         embedding.enqueue(features, weights)
@@ -95,7 +95,7 @@ def train_step(embedding, strategy, how="in order"):
     def by_token(features, weights, gradients):
         backend = embedding._state.backend
         lookup, activations = backend.open(features, weights)
-        # No gradients follow this lookup.
+        # This lookup receives no gradients.
         backend.open(features, weights)
         backend.apply_followed(
             backend.follow(lookup, tf.nest.flatten(gradients))
@@ -126,7 +126,7 @@ def tables(embedding):
 
 
 def train_replicas(embedding, strategy, num_steps):
-    """Trains in one process; returns tables, and activations by replica."""
+    """Trains in one process; returns tables and each replica's activations."""
     step = train_step(embedding, strategy)
     num_replicas = strategy.num_replicas_in_sync
     for number in range(num_steps):

@@ -1,4 +1,4 @@
-"""Open tables, and closed tables that are trained on the same rows."""
+"""Open tables, and closed tables that train the same rows for comparison."""
 
 import numpy as np
 import tensorflow as tf
@@ -59,7 +59,7 @@ def rows_of(variable) -> np.ndarray:
 
 
 class ClosedTwin:
-    """Closed table of equal size whose ids are rows instead of keys."""
+    """Closed table of the same size, whose ids are the rows of the keys."""
 
     def __init__(self, open_embedding, config, optimizer, **arguments):
         self._open = open_embedding
@@ -86,7 +86,7 @@ class ClosedTwin:
         self._row_of: dict[int, int] = {}
 
     def take_new_keys(self):
-        """Initializes the rows of new keys like the engine does."""
+        """Initializes the rows of new keys in the same way as the engine."""
         vocabulary = self._open.vocabularies["words"]
         spec = self._open._state.spec.tables[0]
         keys = vocabulary.keys()
@@ -122,10 +122,10 @@ class ClosedTwin:
             )
 
     def rows(self, ragged):
-        """Returns the rows of keys as ids of the closed table.
+        """Maps keys to their rows, which are the ids of the closed table.
 
-        Keys after the end of a sequence have no row; they map to the last row,
-        which stays zeros.
+        Keys that a sequence truncates have no row. They are mapped to the last
+        row, which is always zero.
         """
         rows = self._open.vocabularies["words"].lookup(ragged.values)
         last = self.config.vocabulary_size - 1

@@ -3,10 +3,11 @@
     python open_tables_program.py OUTPUT NUM_STEPS HOW
 
 Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
-for the calls of a TPUEmbedding, or "by token" for the calls of a layer. Other
-values of HOW fail, and the error is written to OUTPUT.txt: "mixed" enqueues a
-training step in the first process and a forward-only step in the other,
-"evict" evicts a key, and "layer" creates a layer with an open vocabulary.
+for the calls of a TPUEmbedding, or "by token" for the calls of a layer. With
+other values of HOW, the program fails and writes the error to OUTPUT.txt:
+"mixed" enqueues a training step in the first process and a forward-only step in
+the other, "evict" evicts a key, and "layer" creates a layer with an open
+vocabulary.
 """
 
 import json
@@ -26,7 +27,7 @@ NUM_WORKERS = 2
 
 
 def embedding(on_evict=None):
-    """Returns tables of counted integers, and of strings with 16-bit rows."""
+    """Returns two open tables: one counts integer keys, one has string keys."""
     first = tf.random_uniform_initializer(-1.0, 1.0)
     items = tpu.TableConfig(
         80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
@@ -81,13 +82,13 @@ def batch(step, replica):
 
 
 def train_step(tpu_embedding, strategy, how="in order"):
-    """Returns a compiled step, traced once for all batch sizes."""
+    """Returns a step function that is traced once for all batch sizes."""
 
     def in_order(features, gradients):
         tpu_embedding.enqueue(features)
         activations = tpu_embedding.dequeue()
         tpu_embedding.apply_gradients(gradients)
-        # This step looks up keys and changes nothing.
+        # This forward-only step looks up keys and must not change any variable.
         tpu_embedding.enqueue(features, training=False)
         tpu_embedding.dequeue()
         return activations
@@ -119,7 +120,7 @@ def contents(tpu_embedding):
 
 
 def fail(tpu_embedding, strategy, how, worker):
-    """Returns the error of a call that one process must not make alone."""
+    """Returns the error of a call that only one process makes."""
     try:
         if how == "evict":
             tpu_embedding.vocabularies["items"].evict([1])

@@ -1,4 +1,4 @@
-"""One process of two that create embeddings, some with other settings.
+"""One of two processes that create embeddings with different settings.
 
     python other_settings.py OUTPUT
 
@@ -53,7 +53,7 @@ def make(
 
 
 def cases(worker):
-    """Returns the embeddings to create: `{name: function}`."""
+    """Returns a function that creates an embedding for each case, by name."""
     return {
         "rate": lambda: make(tpu.SGD(0.5 + worker)),
         "clip": lambda: make(tpu.SGD(0.5, clipvalue=1.0 + worker)),

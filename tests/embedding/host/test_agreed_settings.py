@@ -1,4 +1,4 @@
-"""Processes that create different embeddings raise an error."""
+"""An error is raised if processes create embeddings with different settings."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import pytest
 from tests import processes
 from tests.embedding.host import other_settings
 
-# Starting the processes takes most of this time.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 
 EXPECTED = {
@@ -37,7 +37,7 @@ EXPECTED = {
     "initializer": "`initializer` of table 'words': Constant",
 }
 
-# Settings that can differ between processes.
+# Settings that are allowed to differ between processes.
 ALLOWED = [
     "first rows of the first process",
     "a seed of each process",
@@ -47,7 +47,7 @@ ALLOWED = [
 
 @pytest.mark.slow
 def test_all_processes_report_what_differs(tmp_path):
-    """Runs one pair of processes for all cases, as starting takes seconds."""
+    """Runs all cases in one pair of processes, because starting is slow."""
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
     processes.run_workers(
         pathlib.Path(other_settings.__file__),

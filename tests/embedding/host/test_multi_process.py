@@ -1,4 +1,4 @@
-"""TPUEmbedding in two processes on this machine."""
+"""Trains a TPUEmbedding in two processes on this machine."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from tests import processes, strategies
 from tests.embedding.host import multi_process_faults, multi_process_program
 
 NUM_STEPS = 6
-# Starting the processes takes most of this time.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 # Time limit for a process to end after its peer died.
 DEATH_SECONDS = 60
@@ -17,7 +17,7 @@ DEATH_SECONDS = 60
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a worker for each output, and kills them after the test."""
+    """Returns a function that starts workers; kills them after the test."""
     workers = []
 
     def start(outputs, *arguments, program=multi_process_program):
@@ -58,7 +58,8 @@ def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
         one.check(DEADLINE_SECONDS)
     found = [dict(np.load(output)) for output in outputs]
     expected, activations = train_in_one_process(NUM_STEPS, found[0]["start"])
-    # Without a seed, the initial rows are copied from the first process.
+    # The initial rows of a table without a seed are copied from the first
+    # process.
     assert len(np.unique(found[0]["start"])) > 1
     for replica, values in enumerate(found):
         np.testing.assert_array_equal(values["start"], found[0]["start"])

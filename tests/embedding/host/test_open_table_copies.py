@@ -1,4 +1,4 @@
-"""Open tables with several replicas, in checkpoints and in exported models."""
+"""Tests open tables with several replicas, in checkpoints and in exports."""
 
 import subprocess
 import sys
@@ -126,7 +126,8 @@ def test_a_checkpoint_continues_with_any_number_of_shards(tmp_path, num_shards):
     restored, _ = cases.embedding(
         settings(), tpu.Adagrad(0.1), num_shards=num_shards
     )
-    if num_shards != 2:  # Without `build`, the restore waits for the variables.
+    # Without `build`, the restore is deferred until the variables exist.
+    if num_shards != 2:
         restored.build()
     tf.train.Checkpoint(embedding=restored).restore(path)
     for one in (embedding, restored):

@@ -1,4 +1,4 @@
-"""Open-vocabulary tables on the host engine."""
+"""Tests open-vocabulary tables on the host engine."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def random_batch(rng, *, num_samples=20, most=60, weights=False):
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
-    """Trains a table of 128 rows with more keys, so that it evicts keys."""
+    """Trains a table of 128 rows on more than 128 keys, so keys are evicted."""
     rng = np.random.default_rng(0)
     options = {"table_dtypes": dtype, "rounding_seed": 5}
     opened, config = cases.embedding(
@@ -100,7 +100,7 @@ def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
     ids=lambda policy: policy["evict"],
 )
 def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
-    """Each update of a key adds the tag of the key to its row."""
+    """Each update of a key adds a number that depends on the key to its row."""
     rng = np.random.default_rng(1)
     opened, config = cases.embedding(
         tlm.OpenVocabulary(64, **policy),
@@ -118,7 +118,8 @@ def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
     def finish():
         keys, known = waiting.pop(0)
         opened.dequeue()
-        # Each sample has one key, so its gradient is the tag of the key.
+        # Each sample has one key, so the gradient of a sample is the number of
+        # its key.
         opened.apply_gradients(
             {"ids": tf.constant(-(keys % 97 + 1).reshape(-1, 1), tf.float32)}
         )
@@ -131,7 +132,8 @@ def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
         rows = vocabulary.lookup(keys).numpy()
         for key, row in zip(keys.tolist(), rows.tolist()):
             if row >= 0 and row_of.get(key) != row:
-                # The row was evicted, so the values of its old key are dropped.
+                # The key that used this row before was evicted, so its expected
+                # value is removed.
                 for old in [k for k, r in row_of.items() if r == row]:
                     del row_of[old], expected[old]
                 row_of[key], expected[key] = row, 0.0
@@ -147,7 +149,7 @@ def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
     assert {key: values[row_of[key]] for key in remaining} == {
         key: expected[key] for key in remaining
     }
-    # Some keys were not inserted, because all rows were pinned.
+    # Some keys were not inserted, because all candidate rows were pinned.
     assert vocabulary.stats()["num_full"] > 0
 
 
@@ -165,7 +167,8 @@ def test_a_forward_step_in_flight_pins_its_rows():
     opened.enqueue({"ids": tf.constant(first)}, training=False)
     opened.enqueue({"ids": tf.constant(first + 100)})
     assert (opened.dequeue()["ids"].numpy() == 2.0).all()
-    assert (opened.dequeue()["ids"].numpy() == 0.0).all()  # No row is free.
+    # The new keys have no rows, because all rows are pinned.
+    assert (opened.dequeue()["ids"].numpy() == 0.0).all()
     opened.apply_gradients({"ids": tf.ones([8, 1])})
     opened.enqueue({"ids": tf.constant(first + 100)})
     assert (opened.dequeue()["ids"].numpy() == 1.0).all()
@@ -188,7 +191,7 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
     opened.apply_gradients({"ids": tf.constant([[-3.0], [-6.0]])})
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
-    # The shared row gets 1/3 of the gradient 3 (key 2) and the gradient 6.
+    # The shared row increases by 7: 1/3 of 3 for key 2, plus 6 for key 3.
     assert rows[-1] == (7.0 if unknown == "row" else 0.0)
     opened.enqueue(batch, training=False)
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
@@ -201,7 +204,7 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
 
 @pytest.mark.parametrize("capacity", [8, 100, 500, 2000])
 def test_frequent_keys_are_admitted_for_any_capacity(capacity):
-    """The counts of a key are too low by at most one per window of ids."""
+    """For each window of ids, the count of a key is too low by at most one."""
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(capacity, admission="count", min_count=200),
         tpu.SGD(0.1),
@@ -212,7 +215,7 @@ def test_frequent_keys_are_admitted_for_any_capacity(capacity):
     frequent = np.arange(8) * 1_000_003
     window = vocabulary._variables["vocabulary_sketch"].shape[2] // 2
     for step in range(1, 300):
-        # Each frequent key occurs twice, among equally many unique keys.
+        # In each step, 8 frequent keys occur twice, and 16 new keys occur once.
         once = 10**9 + 16 * step + np.arange(16)
         opened.enqueue(
             {"ids": tf.constant(np.concatenate([frequent, once, frequent]))}
@@ -225,7 +228,8 @@ def test_frequent_keys_are_admitted_for_any_capacity(capacity):
             assert not len(vocabulary.keys())
     admitted = set(vocabulary.keys().numpy().tolist())
     assert set(frequent.tolist()) <= admitted
-    # Up to two other keys share both sketch cells with frequent keys.
+    # Up to two other keys may be admitted, because both of their sketch cells
+    # are also cells of frequent keys.
     assert len(admitted) <= len(frequent) + 2
 
 
@@ -238,7 +242,7 @@ def test_forward_only_steps_change_nothing():
 
     @tf.function
     def evaluate():
-        # The gradients of this step are never applied.
+        # This function does not apply gradients, so its step is forward-only.
         opened.enqueue({"ids": tf.constant([4, 5])})
         return opened.dequeue()
 

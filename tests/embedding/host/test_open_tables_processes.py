@@ -1,4 +1,4 @@
-"""Tables with open vocabularies in two processes on this machine."""
+"""Trains tables with open vocabularies in two processes on this machine."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ from tests import processes, strategies
 from tests.embedding.host import open_tables_program as program
 
 NUM_STEPS = 8
-# Starting the processes takes most of this time.
+# Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180
 
 
@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def train_here(num_replicas, how="in order"):
-    """Trains in one process; returns variables, activations, evicted keys."""
+    """Trains in one process; returns all variables and results."""
     strategy = strategies.mirrored(num_replicas)
     evicted = []
     with strategy.scope():

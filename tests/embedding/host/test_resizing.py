@@ -1,4 +1,4 @@
-"""Resizing vocabularies while a program runs."""
+"""Tests resizing vocabularies while a program runs."""
 
 import keras
 import numpy as np
@@ -62,7 +62,8 @@ def test_resize_equals_a_converted_checkpoint(
     assert tensors(save(one, tmp_path / "after")) == tensors(
         str(tmp_path / "wanted")
     )
-    # Training continues like after a restore of the converted checkpoint.
+    # Training continues in the same way as after a restore of the converted
+    # checkpoint.
     other, _ = create(capacity, num_shards=num_shards, **arguments)
     tf.train.Checkpoint(embedding=other).restore(str(tmp_path / "wanted"))
     for number in range(8, 12):
@@ -174,7 +175,7 @@ def test_dropped_keys_are_passed_to_on_evict(tmp_path):
     }
     assert set(evicted.slots) == {"momenta", "velocities"}
     found.clear()
-    train(one, 9)  # The callback is called after the resize, too.
+    train(one, 9)  # Steps after the resize must also call the callback.
     train(one, 20)
     assert found
 

@@ -1,4 +1,4 @@
-"""Statistics of an embedding, and the handling of out-of-range ids."""
+"""Tests statistics of an embedding, and the handling of out-of-range ids."""
 
 import numpy as np
 import pytest

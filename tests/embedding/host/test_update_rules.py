@@ -1,4 +1,4 @@
-"""Each optimizer trains like its formula, for any shards and replicas."""
+"""Each optimizer matches its formula for any number of shards and replicas."""
 
 import functools
 
@@ -17,8 +17,8 @@ from tests.reference import optimizers as reference
 tpu = tf.tpu.experimental.embedding
 
 NUM_ROWS, DIM, NUM_STEPS = 9, 5, 100
-# The engine rounds to float32 in each of 100 steps and evaluates formulas in
-# another order. The results differ by a few units in the last place (6e-8) of
+# The engine rounds to float32 in each of 100 steps and evaluates formulas in a
+# different order. The results differ by a few units in the last place (6e-8) of
 # the largest values of a row.
 CLOSE = 1e-6
 
@@ -84,7 +84,7 @@ strategy_of = functools.cache(strategies.mirrored)
 
 
 def optimizer_of(kind, rate, **settings):
-    """Returns the optimizer of that name, of TensorFlow or tf_layoutmap."""
+    """Returns the optimizer of TensorFlow or tf_layoutmap with this name."""
     module = tpu if hasattr(tpu, kind) else tlm.optimizers
     return getattr(module, kind)(rate, **settings)
 
@@ -122,7 +122,7 @@ def embedding_of(optimizer, *, num_shards=1, num_replicas=1):
 
 
 def batches(num_steps=NUM_STEPS):
-    """Returns repeated ids and their gradients; the last row is not used."""
+    """Returns ids with repetitions, and gradients. No id is the last row."""
     rng = np.random.default_rng(11)
     return (
         rng.integers(0, NUM_ROWS - 1, [num_steps, 8]),
@@ -131,7 +131,7 @@ def batches(num_steps=NUM_STEPS):
 
 
 def train(embedding, num_replicas=1, rate=None):
-    """Trains on `batches`, each split evenly among the replicas."""
+    """Trains on `batches`. Each batch is split evenly among the replicas."""
     strategy = strategy_of(num_replicas)
 
     def replica_step(ids, gradients):
@@ -264,7 +264,7 @@ def train_by_formula(plan):
     return tables, activations
 
 
-# Each example is a training run, so there are fewer examples than usual.
+# Each example is a training run, so fewer examples than usual are drawn.
 @hypothesis.settings(max_examples=hypothesis.settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -328,7 +328,7 @@ def test_any_plan_with_any_optimizer_equals_its_formula(
     )
     expected, wanted = train_by_formula(plan)
     embedding, configs, found = trainer.train_on_engine(plan)
-    # Gains and their sums are rounded, too.
+    # Gains and sums of gains are also rounded, so the tolerance is larger.
     close = {"rtol": 1e-5, "atol": 1e-5}
     for by_replica, other in zip(found, wanted):
         for one, two in zip(by_replica, other):
@@ -346,7 +346,7 @@ def test_any_plan_with_any_optimizer_equals_its_formula(
             )
 
 
-# TensorFlow's own kernels, for the rules that TensorFlow implements.
+# The following functions call TensorFlow's own kernels of the same optimizers.
 
 
 def stock_ftrl(rows, slots, ids, gradient, settings):
@@ -358,7 +358,8 @@ def stock_ftrl(rows, slots, ids, gradient, settings):
         indices=ids,
         lr=0.1,
         l1=settings.get("l1_regularization_strength", 0.0),
-        # Keras adds `beta` to l2 in the same way.
+        # The kernel has no argument `beta`, so it is added to `l2`, as in
+        # Keras.
         l2=settings.get("l2_regularization_strength", 0.0)
         + settings.get("beta", 0.0) / 0.2,
         l2_shrinkage=0.0,
@@ -379,7 +380,8 @@ def stock_adagrad(rows, slots, ids, gradient, settings):
 
 
 def stock_rms_prop(rows, slots, ids, gradient, settings):
-    # The kernel's momenta include the learning rate, which is constant here.
+    # The kernel multiplies its momenta by the learning rate, which is constant
+    # here.
     tf.raw_ops.ResourceSparseApplyRMSProp(
         var=rows.handle,
         ms=slots["accumulators"].handle,
@@ -450,7 +452,7 @@ def test_an_optimizer_equals_tensorflow_s_kernel(name, settings, kernel):
     if "momenta" in found and kernel is stock_rms_prop:
         expected["momenta"] = expected["momenta"] / np.float32(0.1)
     for slot, value in expected.items():
-        # Both results are rounded, so the tolerance is doubled.
+        # The engine and the kernel both round, so the tolerance is doubled.
         np.testing.assert_allclose(
             found[slot],
             value,
@@ -458,9 +460,6 @@ def test_an_optimizer_equals_tensorflow_s_kernel(name, settings, kernel):
             atol=2 * CLOSE * np.abs(value).max(),
             err_msg=slot,
         )
-
-
-# Rows that are not looked up change only for Adam with lazy_adam=False.
 
 
 @pytest.mark.parametrize("lazy", [True, False])

@@ -1,4 +1,4 @@
-"""tf_layoutmap.inspect_ids: statistics of the ids of a dataset."""
+"""Tests tf_layoutmap.inspect_ids, which computes statistics of ids."""
 
 import io
 import json
@@ -54,7 +54,7 @@ def test_features_are_counted():
     assert title["mean_ids_per_sample"] == 1.5
     assert title["max_ids_per_sample"] == 3
     assert title["samples_by_size"] == {0: 1, 1: 1, 2: 1, 3: 1}
-    # Two batches of 2 samples, padded to 3 and 2 positions.
+    # The two batches have 2 samples each and are padded to 3 and 2 positions.
     assert title["padding_waste"] == 1 - 6 / 10
     # The first batch has 2 distinct ids in 3 lookups, the second batch 1 id in
     # 1 lookup.

@@ -1,4 +1,4 @@
-"""Proposals of `inspect_ids` for tables with open vocabularies."""
+"""Tests the settings that `inspect_ids` proposes for open vocabularies."""
 
 import io
 import xml.dom.minidom
@@ -33,7 +33,7 @@ def batches(num_batches=20, seed=1, dtype=str):
 
 
 class KeyCountsReference:
-    """Reference that counts one key at a time."""
+    """Reference implementation that counts one key at a time."""
 
     def __init__(self, steps):
         self.total = {}

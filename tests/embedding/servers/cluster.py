@@ -2,7 +2,7 @@
 
 import os
 
-# The worker must wait for servers that start later.
+# With this setting, the worker waits for servers that start later.
 os.environ["GRPC_FAIL_FAST"] = "use_caller"
 
 import tensorflow as tf
@@ -11,7 +11,7 @@ from tf_layoutmap.local_cluster import free_ports
 
 
 def start(num_servers: int, num_workers: int = 1):
-    """Returns the servers, which the caller must keep, and the strategy."""
+    """Returns the servers and the strategy; callers must keep the servers."""
     ports = [
         f"localhost:{port}"
         for port in free_ports(num_servers + num_workers + 1)

@@ -1,4 +1,4 @@
-"""Embeddings with open vocabularies, on servers and in one process."""
+"""Creates and trains embeddings with open vocabularies."""
 
 import numpy as np
 import tensorflow as tf
@@ -67,7 +67,7 @@ def batch(step, *, most=120, num_samples=6, strings=False):
 
     def keys():
         found = ragged(most)
-        # A few keys are frequent, most are rare.
+        # A few keys are frequent, and most keys are rare.
         values = found.values**2 // most * 1_000_003 - 7
         return found.with_values(
             tf.strings.as_string(values) if strings else values
@@ -89,7 +89,7 @@ def gradients(activations):
 
 
 def step_of(one):
-    """Returns a training step as a function, with weights for `bag` only."""
+    """Returns a training step in which only the feature `bag` has weights."""
 
     @tf.function(reduce_retracing=True)
     def step(ids, weights):
@@ -102,7 +102,7 @@ def step_of(one):
 
 
 def train(one, step, **options):
-    """Runs a step eagerly; returns the activations."""
+    """Runs a training step eagerly and returns the activations."""
     one.enqueue(*batch(step, **options))
     activations = one.dequeue()
     one.apply_gradients(gradients(activations))
@@ -120,7 +120,8 @@ def values(one):
             ]
             full = shards[0] if len(shards) == 1 else np.concatenate(shards)
             if name == tables.PARAMETERS and table == "words":
-                # Rows without a key are left out: their values are arbitrary.
+                # Rows without a key are not compared, because their values are
+                # arbitrary.
                 has_key = one._variables[table]["vocabulary_keys"]
                 has_key = np.concatenate(
                     [shard.numpy() for shard in tables.shards_of(has_key)]

@@ -11,7 +11,7 @@ from tf_layoutmap.embedding.servers import tables
 
 @contextlib.contextmanager
 def servers(num_servers: int, num_shards: int | None = None):
-    """Creates embeddings, in a `with` block, as if on parameter servers."""
+    """Makes embeddings in a `with` block use logical CPUs as servers."""
     assert num_servers <= strategies.NUM_DEVICES
     shards = tlm.partitioners.FixedShardsPartitioner(num_shards or num_servers)
 

@@ -142,12 +142,12 @@ def differences(distributed, host):
 
 
 def on_host(make):
-    """Calls `make` outside of the strategy."""
+    """Calls `make` outside of the strategy's scope, that is, on the host."""
     return make()
 
 
 def trained(strategy, coordinator, optimizer, **options):
-    """Trains on servers and on the host; returns both, and the differences."""
+    """Returns embeddings trained on servers and host, and differences."""
     host = embedding(OPTIMIZERS[optimizer](), **options)
     with strategy.scope():
         distributed = embedding(OPTIMIZERS[optimizer](), **options)
@@ -205,7 +205,7 @@ def quantized(strategy, coordinator):
 
 
 def ids_out_of_range(strategy, coordinator):
-    """Trains with dropped and with clipped ids."""
+    """Trains with out-of-range ids that are dropped or clipped."""
     wrong = []
     for out_of_range in ("drop", "clip"):
         host = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
@@ -225,9 +225,10 @@ def bfloat16_on_the_wire(strategy, coordinator):
     host = embedding(tpu.SGD(0.25))
     with strategy.scope():
         distributed = embedding(tpu.SGD(0.25), wire_dtype="bfloat16")
-    # Rows and gradients are below 1 and rounded with a relative error of 2^-8.
-    # A sample has up to 4 ids with weights up to 2. A row gets up to 30
-    # contributions of up to 2 times a gradient; their sum is rounded once.
+    # Rows and gradients are below 1 and are rounded with a relative error of
+    # 2^-8. A sample has up to 4 ids with weights up to 2. Up to 30 gradients,
+    # each with a weight up to 2, are added to a row, and their sum is rounded
+    # once.
     ids, weights = batch(0)
     given = {"clicked": weights, "shown": None, "text": None, "bag": None}
 
@@ -297,7 +298,7 @@ def checkpoints(strategy, coordinator):
         again = embedding(OPTIMIZERS["adam"](), **options)
     checkpoint_of(again).read(there).assert_consumed()
     wrong += differences(values(again), values(host))
-    # The rounding continues at the same step.
+    # The random numbers of stochastic rounding continue at the same step.
     coordinator.schedule(step_of(again), args=batch(8))
     step_of(host)(*batch(8))
     coordinator.join()
@@ -349,7 +350,7 @@ def stats(strategy, coordinator):
 
 
 def stale_step(strategy, coordinator):
-    """Applies another step between the fetch and the apply of a step."""
+    """Applies a second step between the lookup and the update of a step."""
     with strategy.scope():
         distributed = embedding(tpu.SGD(0.5))
 
@@ -382,7 +383,7 @@ def bad_id(strategy, coordinator):
         return ["not refused"]
     except tf.errors.InvalidArgumentError as error:
         message = error.message
-    # The failed step changed nothing, and training continues.
+    # The failed step must not change variables, and the next step must work.
     wrong = differences(values(distributed), before)
     coordinator.schedule(step, args=(ids, weights))
     coordinator.join()
@@ -390,7 +391,7 @@ def bad_id(strategy, coordinator):
 
 
 def scheduled(coordinator, closure, *numbers):
-    """Runs closures with these numbers; returns the messages of errors."""
+    """Runs closures with the given numbers; returns their error messages."""
     messages = []
     for number in numbers:
         try:
@@ -404,7 +405,7 @@ def scheduled(coordinator, closure, *numbers):
 
 
 def closure_run_again(strategy, coordinator):
-    """Runs closures repeatedly, as after the death of a worker."""
+    """Runs the same closures again, as a coordinator does if a worker dies."""
     with strategy.scope():
         distributed = embedding(OPTIMIZERS["adam"]())
     host = embedding(OPTIMIZERS["adam"]())
@@ -512,8 +513,8 @@ def packed(strategy, coordinator):
 
 
 def calls_of_a_step(strategy, coordinator):
-    """Lists the ops on servers, and their numbers of tensors, for 2 tables
-    and for 9 tables.
+    """Lists the ops on servers and their numbers of tensors. The embeddings
+    have 2 and 9 tables.
     """
     del coordinator
     found = []
@@ -561,7 +562,7 @@ def looked_up_without_a_step(strategy, coordinator):
 
 
 def initial_values(strategy, coordinator):
-    """Compares initial values, and lists the devices that created them."""
+    """Compares initial values, and lists the devices that drew the values."""
     del coordinator
     rows = np.arange(36, dtype=np.float32).reshape(9, 4)
     initializers = {
@@ -613,7 +614,7 @@ def pipelined(strategy, coordinator):
 
 
 def open_vocabulary(strategy, coordinator):
-    """Compares with the host engine while keys are evicted."""
+    """Compares servers with the host engine while keys are evicted."""
     host = key_cases.embedding({"evict": "lru"})
     with strategy.scope():
         distributed = key_cases.embedding(
@@ -763,7 +764,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers that run in threads never exit.
+    # The servers run in threads that never end, so the process exits here.
     del servers
     os._exit(0)
 

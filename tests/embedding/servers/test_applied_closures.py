@@ -1,4 +1,4 @@
-"""Closures that servers have applied, and the move to the next epoch."""
+"""Tests the record of applied closures and the move to the next epoch."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def ops_of(embedding):
 
 
 class Program:
-    """One table on two servers, and a step on its first and last rows."""
+    """A table on two servers, and a step that updates two of its rows."""
 
     def __init__(self):
         with local.servers(2):
@@ -125,7 +125,7 @@ def test_a_closure_applied_during_the_move_is_reported(program, monkeypatch):
 
 
 def test_a_step_with_sent_keys_can_finish_in_the_next_epoch():
-    """The keys of the step are counted once, although it runs twice."""
+    """The step runs twice, but its keys are counted once."""
     with local.servers(2):
         distributed = key_cases.embedding({"evict": "lru"})
     host = key_cases.embedding({"evict": "lru"})

@@ -18,7 +18,7 @@ tpu = tf.tpu.experimental.embedding
 
 
 def both(policy, *arguments, num_servers=2, num_shards=None, **options):
-    """Returns equal embeddings on servers and in one process."""
+    """Returns two equal embeddings, one on servers and one in one process."""
     with local.servers(num_servers, num_shards):
         distributed = cases.embedding(policy, *arguments, **options)
     return distributed, cases.embedding(policy, *arguments, **options)
@@ -171,13 +171,13 @@ def test_a_full_vocabulary_raises_and_changes_nothing():
 
 
 def test_training_and_saving_continue_after_a_full_server(tmp_path):
-    """A server counts a step that fails on another server."""
+    """A step that fails on a full server is counted on the other server."""
     with local.servers(2):
         distributed = cases.embedding({"evict": "none", "on_full": "error"})
     vocabulary = distributed.vocabularies["words"]
     keys = np.arange(2000)
-    # More keys of the first shard than the shard has rows, and one key of
-    # another shard.
+    # `mixed` contains more keys of the first shard than the shard has rows.
+    # `other` is a key of another shard.
     first = vocabulary.key_variable.variables[0].shape[0]
     mixed = keys[[bucket_of(key) < first for key in keys]]
     other = next(key for key in keys if key not in mixed)
@@ -202,7 +202,7 @@ def test_training_and_saving_continue_after_a_full_server(tmp_path):
 
 
 def bucket_of(key):
-    """Returns the key's bucket among 8 buckets."""
+    """Returns the index of the key's bucket in a table of 8 buckets."""
     return (reference.mix(int(key)) >> 32) * 8 >> 32
 
 
@@ -251,7 +251,7 @@ def dying(activations, dies):
 
 
 def test_a_repeated_closure_counts_its_keys_once():
-    """The worker dies before it sends the gradients."""
+    """The worker of the first run dies before it sends gradients."""
     distributed, host = both({"evict": "lru"})
     run = closure_of(distributed)
     run(0, 0, dies=True)
@@ -287,7 +287,8 @@ def test_gradients_of_a_replaced_run_raise():
         closures.begin(tf.constant([1, 0], tf.int64))
         distributed.enqueue(ids, {"bag": weights, "text": None, "ads": None})
         activations = distributed.dequeue()
-        # Meanwhile, another worker runs the same closure.
+        # Before this closure applies its gradients, another worker runs the
+        # same closure.
         with tf.control_dependencies(list(activations.values())):
             done = tf.py_function(
                 lambda: closure_of(distributed)(0, 0, dies=True) or 0,
@@ -304,7 +305,7 @@ def test_gradients_of_a_replaced_run_raise():
 
 
 def test_rows_of_a_pending_step_are_not_evicted():
-    """A closure uses all 16 rows, and its gradients never arrive."""
+    """A closure uses all 16 rows and dies before it sends gradients."""
     with local.servers(1):
         distributed = one_table()
     step = one_table_step(distributed)
@@ -317,7 +318,7 @@ def test_rows_of_a_pending_step_are_not_evicted():
         tf.errors.FailedPreconditionError, match="step in flight"
     ):
         vocabulary.evict([3])
-    # After a coordinator has run the closure again, its rows can be evicted.
+    # After the closure has run again and completed, its rows can be evicted.
     step(0, range(16))
     assert vocabulary.evict([3, 99, 3]).numpy().tolist() == [3]
     step(2, range(200, 216))
@@ -342,7 +343,8 @@ def test_lookups_without_a_closure_pin_rows_for_a_limited_time():
     with local.servers(1):
         distributed = one_table()
 
-    # A layer's lookup under a tape whose gradients never arrive.
+    # Simulates a layer's lookups under a tape that are never followed by
+    # gradients.
     fetch = distributed._state.backend.open
     fetch({"word": tf.range(16, dtype=tf.int64)}, None)
     for _ in range(256):

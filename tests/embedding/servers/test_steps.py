@@ -5,7 +5,7 @@ import pytest
 from tests import processes
 from tests.embedding.servers import program
 
-pytestmark = pytest.mark.slow  # The module starts two clusters.
+pytestmark = pytest.mark.slow  # This module starts two clusters.
 
 _SECONDS = 240
 
@@ -131,7 +131,8 @@ def test_packed_batches_are_supported(found):
 
 def test_shards_are_placed_on_the_server_with_fewest_bytes(two_servers):
     distributed, unpartitioned = two_servers[0]["shard_devices"]
-    # `words` has shards of 72, 48 and 48 bytes; `ads` of 128, 128 and 96.
+    # The shards of `words` have 72, 48 and 48 bytes. The shards of `ads` have
+    # 128, 128 and 96 bytes.
     assert distributed == [
         ["task:0", "task:1", "task:1"],
         ["task:0", "task:1", "task:0"],
@@ -142,7 +143,8 @@ def test_shards_are_placed_on_the_server_with_fewest_bytes(two_servers):
 def test_servers_create_the_initial_values_of_one_process(found):
     wrong, num_drawn, where = found["initial_values"]
     assert wrong == []
-    # There are 3 shards of 3 tables, and of the slot variables of all 4 tables.
+    # Values are drawn for 3 shards of 3 tables, and for 3 shards of the slot
+    # variables of 4 tables.
     assert num_drawn == 3 * (3 + 4)
     assert where[:2] == ["job:ps/task:0", "job:ps/task:1"]
     assert all(one.startswith("job:ps/") for one in where)

@@ -1,4 +1,4 @@
-"""tf_layoutmap.embedding.spec.config: frozen specs of TF's configs."""
+"""Tests tf_layoutmap.embedding.spec.config: frozen specs of configs."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""embedding.spec.optimizer_specs: specs of TPU optimizer objects."""
+"""Tests tf_layoutmap.embedding.spec.optimizer_specs."""
 
 import functools
 import math
@@ -97,7 +97,7 @@ def test_constants_are_in_the_order_of_the_engine():
 
 
 class MySGD(tpu.SGD):
-    """A subclass, which may implement another update rule."""
+    """Subclass of an optimizer, which could implement another update rule."""
 
 
 def test_optimizer_subclass_raises():
@@ -155,7 +155,7 @@ def test_modifiers_follow_the_constants_of_the_rule(kind, setting, modifiers):
 
 
 def changed(optimizer, **attributes):
-    """Sets attributes of an optimizer after its construction."""
+    """Sets attributes of an optimizer after it was constructed."""
     vars(optimizer).update(attributes)
     return optimizer
 

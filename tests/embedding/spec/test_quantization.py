@@ -1,4 +1,4 @@
-"""Quantization rounds rows in lookups only."""
+"""Quantization rounds rows in lookups, but not in tables."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LIMITS = (17, -0.7, 1.1)
 
 
 def quantized(rows, num_buckets, lower, upper):
-    """Computes the formula of TensorFlow's documentation in float32."""
+    """Applies the formula of TensorFlow's documentation in float32."""
     lower, upper = np.float32(lower), np.float32(upper)
     quantum = (upper - lower) / np.float32(num_buckets - 1)
     bucket = np.floor(
@@ -59,7 +59,7 @@ def ids():
 
 
 def in_float32(rows, combiner):
-    """Sums rows in the order of ids, like the engine."""
+    """Sums rows in the order of ids, as the engine does."""
     out = np.zeros([len(IDS), rows.shape[1]], np.float32)
     for sample, ids_of in enumerate(IDS):
         gain = {

@@ -1,4 +1,4 @@
-"""Tables with 16-bit rows."""
+"""Tests tables with 16-bit rows."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def embedding_of(
     strategy=None,
     **options,
 ):
-    """Returns an embedding with one table `words`; rows default to zeros."""
+    """Returns an embedding with one table `words`, which is zero by default."""
     rows = np.zeros([NUM_ROWS, DIM], np.float32) if rows is None else rows
 
     def initializer(shape, shard_info=None, dtype=None):
@@ -60,7 +60,8 @@ def train(embedding, ids, gradient):
 
 def special_values():
     rng = np.random.default_rng(1)
-    # Subnormal float32 values are excluded: TensorFlow flushes them to 0.
+    # Subnormal float32 values are excluded, because TensorFlow flushes them to
+    # 0.
     spread = rng.normal(size=9 * DIM) * 10.0 ** rng.integers(-30, 30, 9 * DIM)
     known = [
         0.0,
@@ -90,7 +91,7 @@ def special_values():
 def test_rounding_matches_the_reference(dtype):
     values = special_values()
     embedding = embedding_of(dtype, rows=np.zeros_like(values))
-    # The rows are zeros, so the gradient is the negative value.
+    # Rows are initially zero, so a gradient of `-value` sets a row to `value`.
     train(embedding, np.arange(10), -values)
     found = bits_of(embedding)
     for row, value in enumerate(values):
@@ -130,7 +131,8 @@ def test_rounding_is_unbiased(dtype, value):
     # The bound is five standard deviations of the binomial distribution.
     error = 5 * np.sqrt(wanted * (1 - wanted) / values.size)
     assert abs(share - wanted) < error
-    # The share does not depend on the row or the column.
+    # The share of values that are rounded up must not depend on the row or the
+    # column.
     for axis in (0, 1):
         means = (found == above).mean(axis=axis)
         assert means.std() < 1.5 * np.sqrt(

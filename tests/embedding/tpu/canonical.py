@@ -1,9 +1,10 @@
-"""A canonical form of graphs that does not depend on names.
+"""Computes a canonical form of graphs, which does not depend on names.
 
-Each operation becomes a hash of its type, attributes, device, and the hashes
-of its inputs and control inputs. Two graphs are equal if they contain the same
-hashes equally often. Branches and loop bodies are graphs whose arguments are
-the hashes passed by the caller; the order of captured arguments is ignored.
+Each operation becomes a hash of its type, attributes, device, and the hashes of
+its inputs and control inputs. Two graphs are equal if each hash occurs equally
+often in both. Branches and loop bodies are also graphs, and their arguments are
+represented by the hashes of the caller's inputs. The order of captured
+arguments is ignored.
 """
 
 import collections
@@ -12,7 +13,7 @@ import re
 
 from tensorflow.python.framework import function_def_to_graph
 
-# TPU programs are named after their function, with a number appended.
+# The names of TPU programs consist of a function name and a number.
 _FUNCTION_NUMBER = re.compile(
     rb"((?:while_(?:body|cond)|cond_(?:true|false)))_[0-9]+"
 )
@@ -27,14 +28,14 @@ _ORDERS_OF_CAPTURES = (
 
 
 def operations(graph, ignored_scope=None, arguments=None):
-    """Counts the operations of a function's graph by type and hash.
+    """Counts the operations in the graph of a function by type and hash.
 
     Args:
       graph: A FuncGraph.
-      ignored_scope: Name scope whose operations are left out, also as control
-        inputs of other operations.
-      arguments: Value that represents each input of the graph; None for the
-        index of the input.
+      ignored_scope: Name scope whose operations are ignored. They are also
+        ignored as control inputs of other operations.
+      arguments: Values that represent the inputs of the graph, or None to use
+        the indices of the inputs.
 
     Returns:
       Counter of `(type, hash)`.
@@ -99,7 +100,7 @@ def _digest(*parts):
 
 
 def _attributes(graph, op, ignored_scope, read):
-    """Returns the sorted attributes, and whether any is a function."""
+    """Returns the sorted attributes, and whether one is a function."""
     attributes = op.node_def.attr
     calls = {
         key: [

@@ -13,7 +13,7 @@ Dense, Sparse, Ragged = tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input: its spec, the feature's settings, and the output shape."""
+    """An input of a feature, the feature's settings and output shape."""
 
     spec: Any
     output_shape: tuple
@@ -143,7 +143,8 @@ OPTIMIZERS = {
     ),
 }
 
-# Dynamic learning rates of the two tables: equal numbers share one callable.
+# Dynamic learning rates of the two tables. Equal numbers stand for the same
+# callable, and None stands for a constant rate.
 RATES = {
     "constant": (None, None),
     "first": (0, None),
@@ -160,12 +161,12 @@ class Case:
     """One program.
 
     Attributes:
-      inputs: Names of `INPUTS`, one per feature. Features alternate between two
-        tables.
-      place: Place of `enqueue`: `"inside"` or `"outside"` of strategy.run, or
-        `"device"` for one call per device.
-      build: How `build` gets the sizes: `"inputs"` for no call of `build`;
-        `"shapes"` or `"batch"` for the argument that is passed.
+      inputs: Names of `INPUTS`, one per feature. The features use two tables in
+        turn.
+      place: Where `enqueue` is called: `"inside"` or `"outside"` of
+        strategy.run, or `"device"` for one call per device.
+      build: Argument of `build`: `"shapes"` or `"batch"`. With `"inputs"`,
+        `build` is not called, and sizes are inferred from the inputs.
       flow: `"once"`, `"loop"`, `"cond"`, or `"twice"` for two step names.
       training: True, False, or `"tensor"`.
       gradients: `"all"`, or `"none"` if the first gradient is missing.
@@ -201,7 +202,7 @@ class Case:
 
 
 def named_cases():
-    """Yields every value of every setting, inside and outside of run."""
+    """Yields each value of each setting, inside and outside of strategy.run."""
     for place in ("inside", "outside", "device"):
         for name in INPUTS:
             yield Case(inputs=(name,), place=place)

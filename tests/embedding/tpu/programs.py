@@ -1,4 +1,4 @@
-"""Traces one program with TensorFlow's class or with tf_layoutmap's."""
+"""Traces a program with TensorFlow's class or with tf_layoutmap's class."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ tpu = tf.tpu.experimental.embedding
 
 @dataclasses.dataclass
 class Traced:
-    """An embedding and the graph of a program that uses it."""
+    """An embedding, and the graph of a program that uses the embedding."""
 
     embedding: Any
     graph: Any
@@ -86,11 +86,12 @@ def structured(case, flat):
 
 
 def trace(case, cls):
-    """Traces `case` with `cls`, without a TPU."""
+    """Traces the program of `case` with the class `cls`, without a TPU."""
     strategy = traced_tpu.strategy_of(
         case.num_cores, case.num_hosts, case.num_cores_per_replica
     )
-    # Learning rate variables must not be copied to the missing cores.
+    # Learning rate variables are created outside of the scope, because the
+    # cores to which the strategy would copy them do not exist.
     feature_config, optimizer = feature_config_of(case)
     with traced_tpu.replaced(), strategy.scope():
         embedding = cls(feature_config, optimizer, case.is_pipelined)
@@ -236,7 +237,7 @@ def _forward_and_back(case, embedding, name):
 
 
 def _in_order(case, found):
-    """Returns activations in the order of `case.inputs` instead of tf.nest."""
+    """Sorts activations from the order of tf.nest to `case.inputs`."""
     places = structured(case, list(range(len(case.inputs))))
     by_place = dict(zip(tf.nest.flatten(places), tf.nest.flatten(found)))
     return [by_place[i] for i in sorted(by_place)]

@@ -1,4 +1,4 @@
-"""The canonical form of graphs reflects every difference except names."""
+"""The canonical form of a graph depends on everything except names."""
 
 import tensorflow as tf
 

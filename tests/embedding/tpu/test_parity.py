@@ -1,7 +1,7 @@
 """Graphs under TPUStrategy match the graphs of TensorFlow's class.
 
-Operations are compared by attributes, devices, inputs and control inputs;
-names are ignored. One difference is allowed:
+Operations are compared by attributes, devices, inputs and control inputs; names
+are ignored. Only one difference is allowed:
 
 * `id_checks`: outside of strategy.run, `enqueue` checks the ids on the host
   first. TensorFlow's class passes an out-of-range id to the TPU, whose
@@ -29,7 +29,7 @@ def test_there_are_many_cases():
 
 
 def settings_of(case):
-    """Returns the settings whose pairs must occur in `make test`."""
+    """Returns the settings of a case; `make test` covers all their pairs."""
     settings = dataclasses.asdict(case)
     settings["inputs"] = case.inputs[0]
     settings["num_rows"] = case.num_rows == cases.Case().num_rows

@@ -1,4 +1,4 @@
-"""Calls that raise under TPUStrategy, and differences from TensorFlow."""
+"""Tests errors under TPUStrategy, and differences from TensorFlow."""
 
 import pytest
 import tensorflow as tf
@@ -60,7 +60,7 @@ def traced(function, *specs):
 
 
 def enqueue(value_or_spec, weights=None, **settings):
-    """Traces an `enqueue` inside of strategy.run."""
+    """Traces a program that calls `enqueue` inside of strategy.run."""
     strategy, embedding = embedding_of(feature_of(**settings))
     specs = [value_or_spec] + ([] if weights is None else [weights])
 
@@ -91,7 +91,7 @@ def test_unsupported_inputs_raise(spec, message):
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.uint64, tf.string])
 def test_ids_not_representable_in_int64_raise(dtype):
-    # TensorFlow's class casts such ids, which wraps or rounds large values.
+    # TensorFlow's class casts such ids, and large values wrap or are rounded.
     with pytest.raises(TypeError, match="must be integers .* int64 holds"):
         enqueue(tf.TensorSpec([6], dtype))
 
@@ -104,7 +104,8 @@ def test_weights_that_do_not_match_their_ids_raise():
         enqueue(ragged, tf.SparseTensorSpec([6, 4], tf.float32))
     with pytest.raises(TypeError, match="must be numbers"):
         enqueue(ragged, tf.RaggedTensorSpec([6, None], tf.string))
-    # TensorFlow's class sends weights that are not used.
+    # TensorFlow's class accepts such weights and sends them, but they have no
+    # effect.
     with pytest.raises(ValueError, match="sequence feature 'a'"):
         enqueue(
             ragged,
@@ -114,7 +115,7 @@ def test_weights_that_do_not_match_their_ids_raise():
 
 
 def test_a_dense_input_of_a_sequence_feature_raises():
-    # TensorFlow's class ignores `max_sequence_length` here.
+    # TensorFlow's class ignores `max_sequence_length` for dense inputs.
     with pytest.raises(ValueError, match="must be a tf.RaggedTensor"):
         enqueue(tf.TensorSpec([6], tf.int32), max_sequence_length=2)
 
@@ -189,7 +190,7 @@ def test_inputs_on_a_tpu_device_raise():
 
 
 def test_one_value_for_several_replicas_raises():
-    # TensorFlow's class enqueues the value once per replica.
+    # TensorFlow's class enqueues the same value for each replica.
     _, embedding = embedding_of()
     with pytest.raises(ValueError, match="each of the 2 replicas"):
         traced(
@@ -350,7 +351,8 @@ def test_out_of_range_ids_raise(ids, is_fine):
 
 
 def test_spmd_multiplies_only_the_batch_of_gradients():
-    # TensorFlow's class multiplies all dimensions.
+    # TensorFlow's class multiplies all dimensions by the number of cores per
+    # replica.
     _, embedding = embedding_of(
         feature_of(max_sequence_length=3), num_cores=4, num_cores_per_replica=2
     )
@@ -377,7 +379,7 @@ def test_spmd_ragged_and_uneven_batches_raise():
 
 
 def test_training_tensor_is_supported_outside_of_programs():
-    # TensorFlow's class requires a Python bool here.
+    # TensorFlow's class requires a Python bool for `training`.
     _, embedding = embedding_of(num_cores=1)
     graph = traced(
         lambda x, training: embedding.enqueue({"a": x}, training=training),

@@ -1,10 +1,10 @@
-"""A TPUStrategy without a TPU, whose programs can be traced but not run.
+"""Creates a TPUStrategy without a TPU. Programs can be traced, but not run.
 
-The strategy is TensorFlow's, with a resolver that reports cores that do not
-exist. The functions that would contact the TPU are replaced, in TensorFlow's
-`TPUEmbedding` and in tf_layoutmap: the check whether the TPU is initialized,
-its initialization, and the transfer of tables. Hosts are the logical CPUs of
-`tests.strategies`.
+The strategy is a `TPUStrategy` of TensorFlow. Its resolver reports cores that
+do not exist. The functions that would contact the TPU are replaced, in
+TensorFlow's `TPUEmbedding` and in tf_layoutmap: the check whether the TPU is
+initialized, its initialization, and the transfer of tables. Hosts are the
+logical CPUs of `tests.strategies`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
 
 
 def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
-    """Returns a TPUStrategy of `num_cores` cores, evenly spread over hosts."""
+    """Returns a TPUStrategy of `num_cores` cores on `num_hosts` hosts."""
     cores_per_host = num_cores // num_hosts
     devices = [
         session._DeviceAttributes(_DEVICE.format(host, core), "TPU", 1, 0)
@@ -52,7 +52,8 @@ def _assignment(num_cores, num_hosts, num_cores_per_replica):
     if num_cores_per_replica is None:
         return None
     cores_per_host = num_cores // num_hosts
-    # The coordinates are the chip's index on its host, and the host.
+    # The coordinates of a chip are its index on its host and the index of the
+    # host.
     coordinates = np.array(
         [
             [[core, host, 0, 0] for core in range(cores_per_host)]
@@ -77,7 +78,7 @@ def replaced():
 
     def host_of(device, device_index=0):
         del device_index
-        # There is one process, so host `n` is CPU `n`.
+        # The program has one process, in which CPU `n` stands for host `n`.
         task = tf.DeviceSpec.from_string(device).task or 0
         return f"/job:localhost/replica:0/task:0/device:CPU:{task}"
 

@@ -1,4 +1,4 @@
-"""Two emulated cores with calls in any order match a Python reference.
+"""Calls of two emulated cores in any order match a Python reference.
 
 Runs in a separate process (tests/emulation).
 """
@@ -15,7 +15,7 @@ import tf_layoutmap as tlm
 from tests.emulation import training
 from tests.reference import host_engine as ref
 
-# A call that waits longer than this time raises an error.
+# Deadline of calls, in seconds. A call that waits longer raises an error.
 PATIENCE_SECONDS = 0.1
 SETTING = dict(num_cores=2, deadline=PATIENCE_SECONDS)
 STRATEGY = tlm.emulation.enable(**SETTING)
@@ -36,7 +36,7 @@ ids_of_a_core = st.lists(
 
 
 class Calls:
-    """Calls of one core, traced once for all examples."""
+    """Functions for the calls of one core, traced once for all examples."""
 
     def __init__(self, kind):
         tlm.emulation.initialize_tpu_system()
@@ -126,7 +126,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         self.folder.cleanup()
 
     def both(self, real, model):
-        """Calls TPU and reference; returns None if both raise."""
+        """Calls the TPU and the reference; returns None if both raise."""
         try:
             expected = model()
         except ref.OrderError:
@@ -148,7 +148,8 @@ class AnyOrder(stateful.RuleBasedStateMachine):
 
     @stateful.rule(core=cores, bad=st.sampled_from([-1, NUM_ROWS]))
     def enqueue_an_out_of_range_id(self, core, bad):
-        # tf_layoutmap's class checks ids before it calls the TPU.
+        # tf_layoutmap's class checks ids before it calls the TPU, so this call
+        # cannot raise an error about the order of calls.
         is_ours = isinstance(self.calls.embedding, tlm.TPUEmbedding)
         with pytest.raises(
             (tf.errors.InvalidArgumentError, *(() if is_ours else WRONG_ORDER))
@@ -179,7 +180,7 @@ class AnyOrder(stateful.RuleBasedStateMachine):
         ids=st.tuples(ids_of_a_core, ids_of_a_core), training=st.booleans()
     )
     def full_step(self, ids, training):
-        """Runs a step or an evaluation in a valid order, for long runs."""
+        """Runs a complete step, which random orders rarely contain."""
         for core in range(NUM_CORES):
             self.enqueue(core, ids[core], training)
         for core in range(NUM_CORES):

@@ -1,4 +1,4 @@
-"""Emulation settings of each program in a shared process."""
+"""Applies the emulation settings of each program in a shared process."""
 
 import pytest
 
@@ -9,7 +9,8 @@ import tf_layoutmap as tlm
 def setting_of_this_program(request):
     """Restarts the TPU with the deadline of this program.
 
-    The programs of a process emulate one TPU, but have different deadlines.
+    All programs of a process use the same emulated TPU, but with different
+    deadlines.
     """
     tlm.emulation.enable(**request.module.SETTING)
     tlm.emulation.initialize_tpu_system()

@@ -1,4 +1,4 @@
-"""`tlm.layers.TPUEmbedding` in `fit`, on two emulated cores.
+"""Runs `fit` with `tlm.layers.TPUEmbedding` on two emulated cores.
 
 Runs in a separate process (tests/emulation).
 """
@@ -45,7 +45,7 @@ def make_layer(**options):
 
 
 class Product(keras.Model):
-    """Elementwise model, in which only the tables sum over samples."""
+    """Model of elementwise ops, without sums over samples."""
 
     def __init__(self):
         super().__init__()
@@ -136,7 +136,7 @@ def test_packed_batches_train_equally(of_one_replica):
 
 
 class WithoutTraining(Product):
-    """Model that does not pass `training` to its layer."""
+    """Model whose `call` has no argument `training`."""
 
     def call(self, inputs):
         return super().call(inputs)
@@ -163,7 +163,7 @@ def test_two_calls_in_a_step_raise():
 
 
 def test_several_steps_per_execution_require_build(of_one_replica):
-    # The batch size is not static inside Keras' loop.
+    # The static batch size is unknown inside Keras' loop over several steps.
     model = compiled(STRATEGY, steps_per_execution=3)
     with pytest.raises(ValueError, match="known batch size .* call `build`"):
         model.fit(batches(), verbose=0)
@@ -176,7 +176,7 @@ def test_several_steps_per_execution_require_build(of_one_replica):
 def test_a_functional_model_with_dense_weights_trains_and_evaluates():
     model = fit(STRATEGY, functional)
     one = fit(tf.distribute.get_strategy(), functional)
-    # The dense gradient is summed in another order.
+    # The gradient of the dense weights is summed in a different order.
     for name, rows in tables_of(one).items():
         np.testing.assert_allclose(tables_of(model)[name], rows, atol=1e-6)
     before = tables_of(model)

@@ -1,4 +1,4 @@
-"""Unmodified keras-rs with `placement="sparsecore"` on an emulated TPU.
+"""Runs unmodified keras-rs with `placement="sparsecore"` on emulated TPUs.
 
 Runs in a separate process with the number of cores that the environment sets
 (tests/emulation). Expected values come from the same model with tf_layoutmap's
@@ -78,7 +78,7 @@ def layer_of(strategy, optimizer, columns=1):
 
 
 def head(found):
-    """Combines features elementwise; only the tables sum over samples."""
+    """Combines features by elementwise ops, without sums over samples."""
     return found["title"] * found["user"] + found["body"]
 
 
@@ -114,8 +114,9 @@ def make(strategy, optimizer, model=functional, **options):
         table_optimizer = OPTIMIZERS[optimizer]()
         layer = layer_of(strategy, lambda: table_optimizer)
         built = model(layer)
-        # keras-rs evaluates a schedule at the iterations of its optimizer,
-        # which are counted if the model is compiled with that optimizer.
+        # keras-rs evaluates a schedule at the `iterations` of the table
+        # optimizer. These are only incremented if the model is compiled with
+        # the same optimizer.
         built.compile(
             table_optimizer if optimizer == "schedule" else "sgd",
             weighted_sum,
@@ -145,7 +146,8 @@ def tables_of(layer):
     found = training.values_of(
         layer.embedding if is_ours else layer._tpu_embedding
     )
-    # keras-rs saves the optimizer's `iterations`, which belongs to no table.
+    # keras-rs also saves the optimizer's `iterations`, which is not a variable
+    # of a table.
     found.pop("schedule_updates", None)
     return found
 
@@ -229,7 +231,8 @@ def custom_loop(strategy, layer):
             weights = layer.trainable_variables
             gradients = tape.gradient(loss, weights)
             if strategy is ONE:
-                # tf_layoutmap's layer trains its tables with these gradients.
+                # tf_layoutmap's layer, which is used without a TPU, updates its
+                # tables in this call.
                 optimizer.apply(gradients, weights)
 
         for x, y in batches:
@@ -280,7 +283,8 @@ def test_a_checkpoint_of_the_embedding_contains_the_tables(tmp_path):
 
 
 def test_keras_files_do_not_contain_the_tables(tmp_path):
-    # This limit of keras-rs is documented, and a later version may remove it.
+    # keras-rs documents this limitation. This test fails if a later version
+    # removes it.
     model, layer = make(STRATEGY, "adagrad")
     model.fit(batches(2), verbose=0)
     model.save_weights(tmp_path / "it.weights.h5")

@@ -1,4 +1,4 @@
-"""Device names and step names, as user code for a TPU writes them.
+"""Tests device names and step names that user code for TPUs contains.
 
 Runs in a separate process with four cores on two hosts (tests/emulation).
 """
@@ -96,7 +96,8 @@ OTHER_NAMES = {
 )
 def test_each_device_name_enqueues_on_its_core(kind, names, compiled):
     embedding = embedding_of(kind)
-    # Each core has another gradient, which shows which ids it reaches.
+    # Each core has a different gradient, so the updated rows show which core
+    # enqueued which ids.
     scales = STRATEGY.experimental_distribute_values_from_function(
         lambda context: tf.fill(
             [1, 2], float(context.replica_id_in_sync_group + 1)
@@ -105,7 +106,7 @@ def test_each_device_name_enqueues_on_its_core(kind, names, compiled):
     ids = [5, 3, 2, 0]
 
     def enqueue():
-        # The order differs from the order of the cores.
+        # The calls are not in the order of the cores.
         for core in (2, 0, 3, 1):
             embedding.enqueue(
                 tf.constant([ids[core]], tf.int64),
@@ -150,7 +151,8 @@ def test_enqueue_per_core_trains(kind):
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        ("/device:CPU:5", "[Nn]on-TPU"),  # The name of a host.
+        # This is the name of a host, not of a core.
+        ("/device:CPU:5", "[Nn]on-TPU"),
         ("/device:GPU:0", "[Nn]on-TPU"),
         ("/task:2/device:TPU:0", "tasks 0 to 1 with the cores 0 to 1"),
         ("/task:1/device:TPU:2", "tasks 0 to 1 with the cores 0 to 1"),

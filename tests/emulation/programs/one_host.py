@@ -1,4 +1,4 @@
-"""Two cores on one host, in a separate process (tests/emulation)."""
+"""Tests two cores on one host, in a separate process (tests/emulation)."""
 
 import os
 import threading
@@ -211,7 +211,8 @@ def test_two_dynamic_rates_are_applied_to_their_tables():
 
 
 def test_steps_in_a_loop_and_after_it_are_separate():
-    # The iterator orders the `enqueue` ops of TensorFlow in and after the loop.
+    # TensorFlow's `enqueue` ops in the loop and after it run in order, because
+    # each depends on the iterator.
     embedding = one_table()
     dataset = (
         tf.data.Dataset.from_tensor_slices(
@@ -244,7 +245,8 @@ def test_steps_in_a_loop_and_after_it_are_separate():
 
     for epochs in range(1, 4):
         sums = epoch(iterator)
-        # Each epoch has 3 steps of -0.5, on 2 columns; id 0 occurs twice.
+        # In each epoch, 3 steps subtract 0.5 from 2 columns of two rows,
+        # because id 0 occurs twice.
         assert [one.numpy() for one in sums] == [-6.0 * epochs, -6.0 * epochs]
 
 
@@ -303,7 +305,7 @@ def test_a_core_without_a_batch_raises_with_its_number():
 
 @pytest.fixture
 def far_deadline():
-    """Sets a long deadline, so that a test hangs if a call waits."""
+    """Sets a long deadline, so that a test hangs if a call must wait."""
     tlm.emulation.enable(num_cores=2, deadline=600.0)
     yield
     tlm.emulation.enable(num_cores=2, deadline=2.0)
@@ -343,7 +345,8 @@ def test_out_of_range_ids_raise_with_names(inside):
         "with 4 rows",
     ):
         step(ids_of([0, 1], [2, 9]))
-    # The other core's batch would be combined with a wrong batch.
+    # If this step ran, the batch of the other core would be combined with a
+    # batch of another step.
     with pytest.raises(
         tf.errors.FailedPreconditionError,
         match="no longer agree.*sample 1: id 9",
@@ -453,7 +456,8 @@ def test_pipelined_training_is_bitwise_equal_to_the_host():
     expected = training.values_of(host)
     other = training.host_embedding(OPTIMIZERS["adagrad"])
     training.train(tf.distribute.get_strategy(), other, steps=range(6))
-    # Gradients do not depend on activations here, so the tables are equal.
+    # In this program, gradients do not depend on activations, so pipelining
+    # does not change the tables.
     training.assert_same(training.values_of(other), expected)
     for kind in training.CLASSES:
         embedding = training.tpu_embedding(
@@ -481,7 +485,7 @@ def num_threads():
 
 @pytest.mark.usefixtures("far_deadline")
 def test_a_restart_leaves_no_threads():
-    # Each call has a step that waits with a long deadline.
+    # Each call of `train` leaves a step that waits until a long deadline.
     def train():
         embedding = one_table()
         embedding.build(2)
@@ -593,7 +597,8 @@ def test_reduce_mean_of_a_structure_returns_the_first_replica():
         )
     }
     found = STRATEGY.reduce("MEAN", batch, axis=None)["ids"]
-    # The result is the ids of the first replica; their mean would be 0.5.
+    # The result is the value of the first replica. The mean of both replicas
+    # would be 0.5.
     assert found.dtype == tf.int32
     assert found.numpy() == [0]
     with pytest.raises(ValueError, match="cannot be reduced"):

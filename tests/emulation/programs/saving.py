@@ -1,8 +1,8 @@
-"""Checkpoints that an emulated TPU writes and restores.
+"""Tests checkpoints that an emulated TPU writes and restores.
 
 Runs in a separate process with four cores, on the number of hosts that the
-environment sets (tests/emulation). It restores the files of the previous
-process.
+environment sets (tests/emulation). The process also restores the files that the
+previous process wrote.
 """
 
 import os
@@ -41,9 +41,9 @@ def train_host(embedding, **options):
 
 
 def on_tpu(kind, path=None):
-    """Returns a built embedding, restored from a file if given."""
-    # TensorFlow's class restores other classes' files only before it is built:
-    # a built embedding loads only its own files into the TPU.
+    """Returns a built embedding; restores it if a checkpoint is given."""
+    # TensorFlow's class can restore checkpoints of other classes only before it
+    # is built. After `build`, it loads only its own checkpoints into the TPU.
     is_late = path is not None and kind == "stock"
     embedding = training.tpu_embedding(
         kind, STRATEGY, optimizer, is_built=not is_late
@@ -62,7 +62,7 @@ def fixture_kind(request):
 
 @pytest.fixture(scope="module", name="wanted")
 def fixture_wanted():
-    """Returns the values after three steps, and after two more steps."""
+    """Returns the values after three steps, and the values after five steps."""
     embedding = host(1)
     train_host(embedding, steps=range(3))
     before = training.values_of(embedding)
@@ -75,7 +75,7 @@ def write(embedding, path):
 
 
 def test_a_damaged_file_changes_nothing(tmp_path):
-    # TensorFlow's class does not guarantee this.
+    # Only tf_layoutmap's class guarantees this.
     path = write(host(5), tmp_path / "it")
     [data] = tmp_path.glob("it.data-*")
     content = bytearray(data.read_bytes())

@@ -1,4 +1,4 @@
-"""One script, unchanged: on the host, on two replicas, on an emulated TPU.
+"""Runs one script on the host, on two replicas and on an emulated TPU.
 
 Runs in a separate process with four cores on two hosts (tests/emulation).
 """
@@ -17,13 +17,13 @@ tpu = tf.tpu.experimental.embedding
 
 
 def script(strategy, *, sums=None):
-    """Trains without strategy-specific code; returns tables after 200 steps.
+    """Trains 200 steps by the same code for each strategy; returns tables.
 
-    The dense part is elementwise. `sums` selects how the gradient of a weight
-    is summed over samples. If it is "float32" or "float64", each replica sums
-    its samples in this dtype, and these sums are added. If it is "in order",
-    the samples of all replicas are summed in order. If it is None, the weight
-    is not trained.
+    The dense part consists of elementwise ops. `sums` selects how the gradient
+    of a weight is summed over samples. If it is "float32" or "float64", each
+    replica sums its samples in this dtype, and these sums are added. If it is
+    "in order", the samples of all replicas are summed in order. If it is None,
+    the weight is not trained.
     """
     tables = {
         "ads": tpu.TableConfig(
@@ -69,7 +69,8 @@ def script(strategy, *, sums=None):
     def core():
         with tf.GradientTape() as tape:
             activations = embedding.dequeue()
-            # The weight is repeated per sample to get a gradient per sample.
+            # The weight is repeated for each sample, so that each sample has a
+            # separate gradient.
             weights = tf.repeat(weight[tf.newaxis], len(activations["ad"]), 0)
             tape.watch((activations, weights))
             hidden = tf.cast(activations["ad"] * activations["title"], dtype)
@@ -89,7 +90,8 @@ def script(strategy, *, sums=None):
             total = context.all_reduce(
                 tf.distribute.ReduceOp.SUM, tf.reduce_sum(weight_gradients, 0)
             )
-        # Every replica has the sum, and the mean of equal values is the same.
+        # Every replica has the same sum, and the strategy averages these equal
+        # values.
         optimizer.apply([total / strategy.num_replicas_in_sync], [weight])
 
     @tf.function
@@ -121,8 +123,9 @@ def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
         tlm.emulation.initialize_tpu_system()
         found = script(strategy, sums=sums)
         if sums != "float32":
-            # Differences of float64 sums are rounded away in the tables, and
-            # sums in order do not differ.
+            # Only the weight is compared with a tolerance. The tables are
+            # bitwise equal: differences of float64 sums disappear when the
+            # tables are rounded to float32, and sums in order do not differ.
             weight = found.pop("weight")
             np.testing.assert_allclose(
                 weight, wanted["weight"], rtol=1e-13, atol=0
@@ -138,7 +141,7 @@ def test_a_trained_weight_changes_values_by_at_most_1e_6(sums):
             continue
         assert sorted(found) == sorted(wanted)
         for name, value in wanted.items():
-            # The sums of squares grow to 17, where adjacent float32 values are
-            # 2e-6 apart.
+            # The largest values are sums of squares near 17, where the distance
+            # between float32 values is 2e-6.
             limit = 1e-6 * np.maximum(np.abs(value), 1)
             assert np.all(np.abs(found[name] - value) <= limit), name

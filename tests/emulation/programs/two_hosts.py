@@ -1,4 +1,4 @@
-"""Four cores on two hosts, in a separate process (tests/emulation)."""
+"""Tests four cores on two hosts, in a separate process (tests/emulation)."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def optimizer():
 
 
 def kinds():
-    """Returns each kind of training: a strategy, and an embedding factory."""
+    """Returns a strategy and an embedding factory for each kind of training."""
     one = tf.distribute.get_strategy()
     two = training.mirrored(2)
 
@@ -46,7 +46,7 @@ KINDS = kinds()
 
 
 def serving_values(path):
-    """Returns what TensorFlow's CPU class restores: tables and slots."""
+    """Returns the tables and slots that TensorFlow's CPU class restores."""
     embedding = tpu.TPUEmbeddingForServing(
         training.feature_config(optimizer), None
     )
@@ -57,7 +57,7 @@ def serving_values(path):
 
 @pytest.fixture(scope="module", name="trained")
 def fixture_trained(tmp_path_factory):
-    """Returns a checkpoint of each kind after the same three steps."""
+    """Returns a checkpoint for each kind of training, after the same steps."""
     paths = {}
     for kind, (strategy, make) in KINDS.items():
         embedding = make()
@@ -70,7 +70,8 @@ def fixture_trained(tmp_path_factory):
 
 def test_all_kinds_train_bitwise_equally(trained):
     wanted = training.values_in(trained["host"])
-    assert len(wanted) == 9  # Three tables with two slots each.
+    # The embedding has three tables with two slot variables each.
+    assert len(wanted) == 9
     for path in trained.values():
         training.assert_same(training.values_in(path), wanted)
 
@@ -86,8 +87,9 @@ def test_each_kind_continues_every_checkpoint(writer, trained):
         if kind == "host":
             continue
         if kind == "stock" and writer != "stock":
-            # TensorFlow's class restores other classes' files only before it is
-            # built: a built embedding loads only its own files into the TPU.
+            # TensorFlow's class can restore checkpoints of other classes only
+            # before it is built. After `build`, it loads only its own
+            # checkpoints into the TPU.
             embedding = training.tpu_embedding(
                 kind, strategy, optimizer, is_built=False
             )

@@ -1,4 +1,4 @@
-"""AUC, log loss and naive Bayes agree with slow and simple references."""
+"""AUC, log loss and naive Bayes match slow, simple references."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -47,8 +47,8 @@ def test_naive_bayes_smooths_the_click_rate_of_a_value():
     mean = labels.mean()
     for value in (0, 1):
         mine = features["C1"] == value
-        # The prior counts as 20 lines with the mean rate. The other columns are
-        # constant.
+        # The pseudo-count adds 20 lines with the mean rate. The other columns
+        # are constant and have no effect.
         rate = (labels[mine].sum() + 20 * mean) / (mine.sum() + 20)
         np.testing.assert_allclose(probabilities[mine], rate)
 

@@ -1,4 +1,4 @@
-"""The reader and the generator of files in the Criteo format."""
+"""Tests the reader and the generator of files in the Criteo format."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,8 @@ def test_look_through_returns_statistics_of_the_file(tmp_path):
     assert (clicks.num_training, clicks.num_held_out) == (14, 2)
     assert clicks.num_clicks == 15
     assert clicks.num_blanks == 15 * 10
-    assert clicks.num_distinct == (1,) * 26  # The other line is held out.
+    # The line with other values is held out.
+    assert clicks.num_distinct == (1,) * 26
     assert clicks.table_rows(max_rows=100) == [3] * 26
     assert (
         criteo.look_through(
@@ -140,7 +141,7 @@ def test_generated_file_has_the_format_and_skewed_values(tmp_path):
     assert all(len(value) in (0, 8) for value in values)
     probabilities = generating.true_probabilities(path)
     labels = np.array(columns[0], int)
-    # Three standard deviations of a mean of 4000 draws.
+    # The bound is three standard deviations of a mean of 4000 draws.
     assert abs(labels.mean() - probabilities.mean()) < 3 * 0.5 / 4000**0.5
 
 

@@ -1,4 +1,4 @@
-"""The program `examples/dlrm.py` from its flags to its report."""
+"""Tests the program `examples/dlrm.py` from its flags to its report."""
 
 import re
 import shutil
@@ -87,8 +87,8 @@ def test_a_file_of_ones_own_is_read_with_two_replicas(
     assert "synthetic" not in printed
     assert "true probabilities" not in printed
     assert "replicated on 2 replicas" in printed
-    # The gradients of the MLPs are summed replica by replica, and differences
-    # in the last bit grow during training.
+    # With two replicas, the gradients of the MLPs are summed in a different
+    # order, and differences in the last bit grow during training.
     assert figures_of(printed)["DLRM"] == pytest.approx(
         figures_of(first_run)["DLRM"], abs=5e-3
     )
@@ -154,7 +154,7 @@ def test_values_as_they_come_are_learned_too(capsys, tmp_path):
     assert "predicted the same for 312 held-out lines" in " ".join(
         printed.split()
     )
-    # The saved model is loaded with its keys.
+    # A second run loads the saved model and its keys.
     again = run_small(1)
     assert "Training is complete" in again
     assert figures_of(again) == figures_of(printed)

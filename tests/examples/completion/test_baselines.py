@@ -1,4 +1,4 @@
-"""Baselines, metrics and the sampler agree with slow references."""
+"""Baselines, metrics and the sampler match slow references."""
 
 import hypothesis.strategies as st
 import numpy as np
@@ -85,5 +85,6 @@ def test_log_probability_of_a_negative_matches_its_frequency():
         assert len(set(rows.tolist())) == len(rows)
         seen[rows] += 1 / np.exp(log_probability)
     assert seen[0] == 0
-    # Six standard deviations of the rarest row, whose probability is above 1/3.
+    # The bound is six standard deviations for the rarest row, whose probability
+    # is above 1/3.
     assert seen[1:] / num_steps == pytest.approx(1, abs=0.14)

@@ -20,7 +20,7 @@ from completion.data.vocabulary import (
 
 
 def make_corpus(documents, marks=None):
-    """Returns a corpus of words; the mark of every word is 0 by default."""
+    """Returns a corpus of words. By default, the mark of every word is 0."""
     names = sorted({word for words in documents for word in words})
     items = np.array(
         [names.index(word) for words in documents for word in words], np.int32
@@ -113,7 +113,8 @@ def test_features_do_not_depend_on_the_target_or_later_items():
     position = np.array([3])
     batches = []
     for documents in (before, after):
-        # Only the second file is counted, so both vocabularies are equal.
+        # The vocabulary is counted from the second file only, so the
+        # vocabularies of both readers are equal.
         reader, _ = make_reader(documents, [True, False])
         batches.append(reader.batch(position))
     for name in batches[0]:

@@ -1,4 +1,4 @@
-"""The reader of MovieLens, with a mocked data set."""
+"""Tests the reader of MovieLens with a mocked data set."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ TITLES = [b"Toy Story (1995)", b"Heat (1995)", b"Casino (1995)"]
 
 
 def ratings(users, movies, times, stars=None, genres=None):
-    """Returns columns with the names of TensorFlow Datasets."""
+    """Returns the columns of a small data set, by name."""
     count = len(users)
     return {
         "user_id": np.array([b"%d" % user for user in users]),
@@ -32,7 +32,8 @@ def test_document_is_the_ratings_of_a_user_in_time_order():
     assert corpus.documents == ["1", "2"]
     assert corpus.document_splits.tolist() == [0, 2, 4]
     names = [corpus.item_names[item] for item in corpus.items]
-    # User 1 rated two movies at the same time; the smaller movie id is first.
+    # User 1 rated two movies at the same time. The movie with the smaller id is
+    # first.
     assert names == [
         "Toy Story (1995)",
         "Heat (1995)",

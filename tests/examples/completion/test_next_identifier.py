@@ -1,4 +1,4 @@
-"""The program `examples/next_identifier.py` from its flags to its report."""
+"""Tests `examples/next_identifier.py` from its flags to its report."""
 
 import re
 import shutil
@@ -99,12 +99,13 @@ def test_with_its_tower_on_a_mesh_it_learns_as_much(
     assert re.search(r"hidden.kernel +│.*\(None, 'model'\)", ended.stdout)
     assert "A process without tf_layoutmap returned the same" in ended.stdout
     figures, expected = figures_of(ended.stdout), figures_of(first_run)
-    # Dropout draws other numbers on a mesh. The baselines are equal.
+    # Dropout draws different numbers on a mesh, so the model's metrics differ.
+    # The baselines are equal.
     assert figures == {
         name: pytest.approx(both, abs=(0.02 if name == "neural model" else 0))
         for name, both in expected.items()
     }
-    # A checkpoint of a mesh is resumed without a mesh.
+    # The next run restores the checkpoint of the mesh without a mesh.
     again = start(*arguments)
     assert "ckpt-60, step 60" in " ".join(again.stdout.split())
     assert figures_of(again.stdout) == {

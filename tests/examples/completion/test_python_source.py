@@ -1,4 +1,4 @@
-"""The reader of Python source."""
+"""Tests the reader of Python source."""
 
 import io
 
@@ -95,7 +95,7 @@ def test_mark_before_an_identifier_is_the_previous_token():
 def test_position_does_not_depend_on_later_lines():
     for end in range(1, SOURCE.count("\n")):
         head = "".join(SOURCE.splitlines(keepends=True)[:end])
-        # A class statement requires a body.
+        # A class statement requires a body, which is missing after one line.
         head += "    pass\n" if end < 2 else ""
         assert read(SOURCE)[: len(read(head))] == read(head)
 

@@ -1,4 +1,4 @@
-"""Ragged arrays agree with nested lists."""
+"""Ragged arrays match nested lists."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Scores and the sampled loss agree with NumPy over the full vocabulary."""
+"""Scores and the sampled loss match NumPy over the full vocabulary."""
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ def test_scores_of_all_rows_except_the_unknown_row(case):
         tf.constant(case["log_shares"]),
     ).numpy()
     assert (found[:, 0] == np.float32(scoring.NEVER)).all()
-    # Five to eight numbers near 1 are summed in another order.
+    # The reference adds five to eight numbers near 1 in a different order.
     assert found[:, 1:] == pytest.approx(scores_of(case)[:, 1:], abs=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_loss_without_negatives_sums_over_recent_items_only(case):
 
 
 def test_the_sum_over_drawn_negatives_is_right_on_average(case):
-    """The mean of the estimated sum is the sum over the vocabulary."""
+    """The mean of many estimates equals the sum over the vocabulary."""
     draw = np.random.default_rng(1)
     scores = np.exp(scores_of(case).astype(np.float64))
     own = scores[2, case["target"][2]]

@@ -1,4 +1,4 @@
-"""Comparison of the exported model's predictions with the trained model's."""
+"""Tests the comparison of the exported model with the trained model."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`next_identifier.py --open_vocabulary` and its model."""
+"""Tests `next_identifier.py --open_vocabulary` and its model."""
 
 import re
 
@@ -16,7 +16,7 @@ PROGRAM = "next_identifier.py"
 
 
 def corpus_of(items, num_names):
-    """Returns a corpus of one document without marks, places and scopes."""
+    """Returns a corpus of one document that has only items."""
     num = len(items)
     none = np.zeros(num, np.int64)
     return Corpus(
@@ -73,7 +73,7 @@ def test_names_with_the_same_row_share_their_mean_rank():
 
 
 def figures_of(printed):
-    """Returns recall@10, MRR and rows used of each model."""
+    """Returns recall@10, MRR and the number of used rows of each model."""
     return {
         name: (float(recall), float(mrr), rows.replace(",", ""))
         for name, recall, mrr, rows in re.findall(
@@ -94,7 +94,8 @@ def test_it_learns_as_much_as_with_a_vocabulary(capsys, sources):
     )
     assert opened[0] > 0.9 * closed[0] > 0
     assert figures["most frequent"][0] < opened[0]
-    # The two tables of a closed vocabulary have the same number of rows.
+    # The number is even, because both tables of a closed vocabulary have the
+    # same number of rows.
     assert int(closed[2]) % 2 == 0
     assert 0 < int(opened[2]) <= 2 * 6016
 

@@ -1,4 +1,4 @@
-"""The program `examples/sharded_transformer.py` from flags to report."""
+"""Tests `examples/sharded_transformer.py` from its flags to its report."""
 
 import re
 import shutil
@@ -88,7 +88,7 @@ def test_interrupted_and_started_again_it_ends_where_it_would_have(
     run(start, sources, tmp_path, "--epochs=1")
     again = run(start, sources, tmp_path, "--epochs=2")
     assert "epoch-0001.keras, step 160" in " ".join(again.split())
-    # Saving is exact. Sums over devices may differ in the last bit.
+    # Saving is exact, but sums over devices may differ in the last bit.
     assert losses_of(again)["Transformer"] == pytest.approx(
         losses_of(first_run)["Transformer"], abs=2e-3
     )
@@ -126,7 +126,7 @@ def start_again(sources, model_dir, dim=32):
 def test_folder_of_another_model_or_damaged_model_raises(
     error_message, first_run, sources, model_dir, tmp_path, monkeypatch
 ):
-    # The CPU of this process is already split.
+    # This process has already split its CPU, so existing devices are used.
     monkeypatch.setattr(
         logical_mesh,
         "make_mesh",

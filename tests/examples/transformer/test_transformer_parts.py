@@ -1,4 +1,4 @@
-"""Text, n-gram models and settings of the Transformer program."""
+"""Tests the text, n-gram models and settings of the Transformer program."""
 
 import doctest
 import importlib
@@ -119,7 +119,7 @@ def test_generated_text_follows_the_scores_of_the_last_character():
     characters = Characters("abcabcabc", size=4)
 
     def predict(window):
-        # Row r is always followed by row r % 3 + 1.
+        # The predicted successor of row r is row r % 3 + 1.
         scores = np.full((*window.shape, 4), -50.0)
         np.put_along_axis(
             scores, (window % 3 + 1)[..., np.newaxis], 50.0, axis=-1

@@ -1,4 +1,4 @@
-"""Ops of steps with partitioned tables match a reference made of lists."""
+"""Ops for tables sharded over processes match a list-based reference."""
 
 import numpy as np
 import pytest
@@ -19,8 +19,8 @@ from tf_layoutmap._core import ops
 
 InvalidArgument = tf.errors.InvalidArgumentError
 
-# Owner of each shard of the two tables, and the shards of each owner as tuples
-# (table, first row, number of rows).
+# `OWNERS` contains the owner of each shard of the two tables. `OWNED` contains
+# the shards of each owner as tuples (table, first row, number of rows).
 OWNERS = [0, 1, 0, 1, 2]
 OWNED = [[(0, 0, 4), (1, 0, 2)], [(0, 4, 3), (1, 2, 0)], [(1, 2, 3)]]
 
@@ -37,7 +37,7 @@ def plan(batch, id_type=np.int64, training=True, **changes):
 
 
 def parts_of(batch, owner):
-    """Returns, by feature, the samples that use the shards of an owner."""
+    """Returns for each feature the samples that use the shards of an owner."""
     found = []
     for feature, samples in zip(FEATURES, batch, strict=True):
         own = [
@@ -61,7 +61,8 @@ def test_an_owner_receives_its_part_of_each_feature(batch, id_type):
             cases.assert_bitwise_equal(read.splits[f], splits)
             assert read.num_samples[f] == len(splits) - 1
             weights = read.weights[f].numpy()
-            # Weights are not sent if the combiner sets each of them to 1.
+            # Weights are not sent if all of them are 1 after the combiner was
+            # applied.
             cases.assert_bitwise_equal(
                 weights if len(weights) else np.ones_like(gains), gains
             )

@@ -245,7 +245,8 @@ FORMS = {
     "dense": tf.constant,
     "ragged": tf.ragged.constant,
     "sparse": tf.sparse.from_dense,
-    # Each sample has two ids more than `input_shape` allows; they are dropped.
+    # Each sample has two more ids than `input_shape` allows. The layer drops
+    # these ids.
     "ragged, cut": lambda rows: tf.ragged.constant(
         [[*row, 6, 6] for row in rows]
     ),
@@ -363,7 +364,8 @@ def train(layer, num_steps):
 def test_a_schedule_advances_with_each_update(schedule):
     layer = single(optimizer=keras.optimizers.SGD(schedule()))
     assert train(layer, 1) == 0
-    layer(tf.constant([[1, 2, 3]]), training=True)  # Does not update the table.
+    # A call without gradients does not advance the schedule.
+    layer(tf.constant([[1, 2, 3]]), training=True)
     assert train(layer, 2) == -0.75
 
 

@@ -1,4 +1,4 @@
-"""Tests that mixing Keras 3 and tf_keras in one model raises."""
+"""Tests that mixing Keras 3 and tf_keras in one model raises an error."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_a_keras_3_layer_in_a_tf_keras_model_raises(tf_keras):
 
     with pytest.raises(RuntimeError, match="inside tf_keras layer 'model"):
         Model()(np.array([[1, 2, 3]]))
-    words(np.array([[1, 2, 3]]))  # Outside of a model, the layer works.
+    words(np.array([[1, 2, 3]]))  # The layer can be called outside of a model.
 
 
 def test_a_tf_keras_layer_in_a_keras_3_model_raises(tf_keras):

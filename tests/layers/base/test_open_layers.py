@@ -80,8 +80,7 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
                 name=name,
                 vocabularies={name: tlm.OpenVocabulary(100)},
             )
-        # The number of rows exceeds the integers that float32 represents
-        # exactly.
+        # The largest ids cannot be represented exactly in float32.
         rows = tlm.OpenVocabulary(100) if kind == "open" else 2**24 + 3
         return layers.ShardedEmbedding(
             rows,
@@ -163,7 +162,8 @@ def test_steps_equal_those_of_a_tpu_embedding(version, layers):
         keys = rng.integers(-50, 50, [8, LENGTH])
         gradient = rng.integers(-4, 5, [8, LENGTH, 4]).astype(np.float32)
         with tf.GradientTape() as tape:
-            # Calls the layer twice per step: with all ids, and with some ids.
+            # Each step calls the layer with all ids and again with some of the
+            # ids.
             loss = tf.reduce_sum(layer(keys) * gradient) + tf.reduce_sum(
                 layer(keys[:2]) * gradient[:2]
             )
@@ -203,8 +203,9 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
     ).assert_existing_objects_matched()
     for one in (loaded, weights, restored):
         np.testing.assert_array_equal(one.predict(inputs, verbose=0), found)
-    # All models continue training like the saved one. A layer with another
-    # name would initialize new keys differently.
+    # All models continue training in the same way as the saved model.
+    # `restored` is excluded, because a layer with a different name initializes
+    # new keys differently.
     more = data(seed=7, most=60)
     for one in (model, loaded, weights):
         one.fit(*more, batch_size=16, verbose=0, shuffle=False)
@@ -273,7 +274,7 @@ def test_the_padding_value_is_not_a_key(version, layers):
     assert (stats["num_keys"], stats["num_lookups"]) == (3, 3)
     assert not layer.vocabulary.contains("").numpy()
     assert not layer(words).numpy()[1, 1:].any()
-    # Masked positions are not compared.
+    # Only rows without masked positions are compared.
     np.testing.assert_array_equal(
         model.predict(words, verbose=0)[1:],
         model.predict(tf.constant([["c", "", ""]]), verbose=0),
@@ -421,7 +422,7 @@ def test_a_mesh_raises():
 
 @both
 def test_setting_weights_without_the_vocabulary_raises(version, layers):
-    """A callback would otherwise restore the best weights without the table."""
+    """Without this error, callbacks would restore weights but not tables."""
     model, _ = model_of(version, layers)
     with pytest.raises(
         RuntimeError, match="'words', whose tables are not Keras weights"

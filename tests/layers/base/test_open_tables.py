@@ -75,7 +75,7 @@ def test_fit_accepts_string_ids(tmp_path, version, layer_class):
     again.load_weights(tmp_path / "model.weights.h5")
     assert (again.predict(inputs, verbose=0) == found).all()
     assert other.embedding.vocabularies["words"].stats() == stats
-    # The loaded table continues training like the saved one.
+    # The loaded table continues training in the same way as the saved table.
     for one in (model, again):
         one.fit(*data(seed=7, most=60), batch_size=16, verbose=0, shuffle=False)
     assert (
@@ -99,7 +99,8 @@ def test_replicas_train_the_same_keys_as_one_device():
 
     def train(num_replicas):
         with strategies.mirrored(num_replicas).scope():
-            # Keras cannot split string batches among replicas.
+            # The keys are integers, because Keras cannot split batches of
+            # strings.
             model, layer = model_of(keras, tlm.layers.TPUEmbedding, "int64")
         inputs, labels = data(dtype=np.int64)
         model.fit(
@@ -112,7 +113,8 @@ def test_replicas_train_the_same_keys_as_one_device():
 
     (keys, rows), (expected_keys, expected) = train(2), train(1)
     assert (keys == expected_keys).all()
-    # Means over two halves of a batch are rounded differently.
+    # The mean over a batch is computed from the means over two halves, so it is
+    # rounded differently.
     np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
 
 

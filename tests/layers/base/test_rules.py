@@ -1,4 +1,4 @@
-"""Tests that the layer and `TPUEmbedding` apply the same optimizer steps."""
+"""Tests that `ShardedEmbedding` and `TPUEmbedding` apply equal updates."""
 
 import keras
 import numpy as np

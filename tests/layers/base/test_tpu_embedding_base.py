@@ -11,8 +11,9 @@ from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
 
-# Options that a layer does not have: the strategy selects the engine, a step
-# reads the updates of the previous step, and there are no SparseCores.
+# Layers do not have these options, because the strategy selects the engine, a
+# step always reads the updates of the previous step, and SparseCores are not
+# supported.
 EMBEDDING_ONLY_OPTIONS = {
     "engine",
     "pipeline_execution_with_tensor_core",

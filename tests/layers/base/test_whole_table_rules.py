@@ -18,7 +18,8 @@ KERAS = {
 ROWS, DIM = 11, 3
 VALUES = np.random.default_rng(3).normal(size=[ROWS, DIM]).astype(np.float32)
 IDS = np.array([[0, 3], [3, 10], [3, 7], [0, 0]])
-# Keras optimizers square each gradient of a repeated row separately.
+# The ids of a batch do not repeat, because Keras optimizers square each
+# gradient of a repeated row separately.
 DISTINCT = np.array([[0, 3], [5, 10], [3, 7], [0, 1]])
 
 
@@ -132,7 +133,8 @@ def test_a_seed_generator_advances_once_per_table():
     assert not np.array_equal(tables[0], tables[1])
 
 
-# Tables that the model's optimizer trains behave like `Embedding`.
+# In the following tests, the model's optimizer trains the table, and the result
+# is compared with `Embedding`.
 
 
 def values_of(library):
@@ -203,7 +205,8 @@ def test_rules_apply_under_legacy_optimizers():
     sharded = tlm.layers.tf_keras.ShardedEmbedding
     make = lambda k: k.optimizers.legacy.Adam(0.125)  # noqa: E731
     assert_as_embedding(tf_keras, sharded, RULES["l2"], make)
-    # A constraint on a sparse gradient raises, as in TensorFlow's own layer.
+    # As in `tf_keras.layers.Embedding`, a constraint on a sparse gradient
+    # raises an error.
     layer = sharded(ROWS, DIM, num_shards=3, embeddings_constraint="non_neg")
     with pytest.raises(RuntimeError, match="constraint function on a sparse"):
         trained(tf_keras, layer, make(tf_keras))
@@ -231,7 +234,8 @@ def assert_as_embedding(library, sharded, rule, make_optimizer, num_shards=3):
     assert not np.allclose(layer.embeddings.numpy(), VALUES)
 
 
-# Tables that train themselves apply rules to the rows of the batch.
+# In the following tests, the layers have an optimizer. They apply regularizers
+# and constraints only to rows of the batch.
 
 
 def test_a_self_trained_table_regularizes_each_row_once_per_call(
@@ -257,7 +261,8 @@ def test_a_self_trained_table_regularizes_each_row_once_per_call(
     )
     model.fit(IDS, y, batch_size=4, verbose=0)
     expected = VALUES.copy()
-    # Subtracts half of the gradient, which is 2 * 0.25 * row.
+    # The gradient of the regularizer is 2 * 0.25 * row, and the learning rate
+    # is 0.5.
     expected[distinct] *= 0.75
     np.testing.assert_allclose(layer.embeddings.numpy(), expected, rtol=1e-6)
 
@@ -330,5 +335,5 @@ def test_rules_are_saved_with_the_layer(keras_version, optimizer, tmp_path):
         for name, value in layer.get_config().items()
         if name not in ("embeddings_regularizer", "embeddings_constraint")
     }
-    # Configs written by earlier versions omit these entries.
+    # Configs of earlier versions do not contain these entries.
     assert sharded.from_config(plain).embeddings_regularizer is None

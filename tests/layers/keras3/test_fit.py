@@ -169,12 +169,14 @@ def test_accumulated_gradients_are_applied_as_their_mean_in_one_step(
     ids, y = models.batches(11)
     model.fit(ids, y, batch_size=models.NUM_SAMPLES, shuffle=False, verbose=0)
     ref = models.DenseReference(rule)
-    for start in (0, 16):  # Trains on eight of the eleven batches.
+    # The eleven batches contain two complete accumulations of four batches.
+    for start in (0, 16):
         batch = slice(start, start + 4 * models.NUM_SAMPLES)
         ref.step(ids[batch], y[batch] / models.NUM_SAMPLES / 4)
     models.assert_trained(layer, ref)
     assert int(layer.optimizer.iterations) == 2
-    # The size of the accumulated ids depends on the batches.
+    # The static size of the accumulated ids is unknown, because it depends on
+    # the batches.
     assert layer.optimizer._accumulated_ids.shape[0] is None
     assert int(tf.size(layer.optimizer._accumulated_ids)) == (
         3 * models.NUM_SAMPLES * models.LENGTH
@@ -258,9 +260,9 @@ def test_a_table_that_is_also_the_output_layer_gets_both_gradients(rule):
     start = models.start_rows()
     hidden = np.sum(start[ids] * y, axis=1)
     ref = models.DenseReference(rule)
-    # Each row is used as output weights and as an embedding. Its gradient as
-    # output weights is the sum of `hidden`, and its gradient as an embedding is
-    # the sum of the rows.
+    # Each row is used as output weights and as an embedding. As output weights,
+    # its gradient is the sum of `hidden`. As an embedding, its gradient is the
+    # sum of all rows.
     ref.step(
         np.concatenate([ids.ravel(), np.arange(models.NUM_ROWS)]),
         np.concatenate(

@@ -35,7 +35,7 @@ def mesh(request):
 
 
 def batches():
-    """Returns integers, and ids that repeat in samples and batches."""
+    """Returns ids that repeat in samples and batches, and integer labels."""
     rng = np.random.default_rng(1)
     ids = rng.integers(0, NUM_ROWS, (NUM_SAMPLES, LENGTH))
     ids[:, 1] = ids[:, 0]
@@ -156,7 +156,7 @@ def test_train_on_batch_accepts_a_batch_size_not_divisible_by_the_mesh(mesh):
         model.compile("sgd", loss=weighted_sum)
         model.train_on_batch(IDS[:8], Y[:8])
         model.train_on_batch(IDS[:4], Y[:4])
-        # The mean over one sample is exact.
+        # With one sample, the mean is exact, so the tables stay equal.
         model.train_on_batch(IDS[:1], Y[:1])
     assert_same_tables(host, meshed)
 
@@ -267,8 +267,8 @@ def test_an_out_of_range_id_raises(mesh, verb, bad):
     ids = IDS[:8].copy()
     ids[2, 1] = bad
     meshed.compile("sgd", loss=weighted_sum)
-    # One device reports the id; another may report first that its peer
-    # stopped.
+    # The device with the invalid id raises an error. Another device may first
+    # raise the error that its peer has stopped.
     with pytest.raises(
         (tf.errors.InvalidArgumentError, tf.errors.CancelledError)
     ):
@@ -278,7 +278,7 @@ def test_an_out_of_range_id_raises(mesh, verb, bad):
             meshed.predict(ids, verbose=0)
         else:
             np.asarray(meshed(ids))
-        # Errors of a function are raised by the next read.
+        # The error of a function may be raised by the next read.
         table_of(meshed).embeddings.numpy()
     with contextlib.suppress(tf.errors.OpError):
         table_of(meshed).embeddings.numpy()

@@ -19,14 +19,15 @@ NUM_ROWS, DIM, LENGTH = 16, 8, 3
 RNG = np.random.default_rng(2)
 IDS = RNG.integers(0, NUM_ROWS, (32, LENGTH))
 Y = RNG.normal(size=(32, 4)).astype(np.float32)
-# Layouts under which a model is saved and loaded: no mesh, or mesh axes.
+# Meshes on which a model is saved or loaded, or None for no mesh.
 PLACES = {
     "none": None,
     "2x2": dict(batch=2, model=2),
     "1x4": dict(batch=1, model=4),
 }
 WAYS = [("2x2", "1x4"), ("2x2", "none"), ("none", "2x2")]
-# Optimizer that trains the table, and the resulting layout of the table.
+# Optimizer of the table's layer (None if the model's optimizer trains the
+# table), and the layout of the table.
 TRAINERS = {
     "its own": (lambda: rules.Adagrad(0.1), ("model", None)),
     "the model's": (lambda: None, (None, "model")),
@@ -34,7 +35,7 @@ TRAINERS = {
 
 
 def at(place, trainer, build):
-    """Builds the model by `build()`, as user code does."""
+    """Builds the model by calling `build()`, as user code does."""
     if PLACES[place] is None:
         return build()
     mesh = mesh_of(**PLACES[place])
@@ -74,7 +75,7 @@ def fit(model):
 
 
 def state(model):
-    """Returns all state that training changes, on the host."""
+    """Returns copies of all state that training changes."""
     layer = model.get_layer("words")
     found = [*model.weights, *model.optimizer.variables]
     if layer.optimizer is not None:
@@ -130,7 +131,7 @@ def trainer(request):
 
 @pytest.fixture(scope="module")
 def trained_models(trainer):
-    """Returns a trained model per layout, its state and further results."""
+    """Returns a trained model, its state and its results, by mesh."""
     trained = {}
     for place in {writer for writer, _ in WAYS}:
         model = model_at(place, trainer, seed=4)

@@ -1,4 +1,4 @@
-"""Tests that the model's optimizer trains a table as it trains `Embedding`.
+"""Compares the layer with `Embedding` if the model's optimizer trains both.
 
 The layers in these tests have no optimizer.
 """
@@ -43,7 +43,7 @@ WHOLE = {
 
 
 def distinct_batches(num_batches):
-    """Returns batches without repeated ids, so no duplicates are squared."""
+    """Returns batches of ids. No id is repeated in a batch."""
     rng = np.random.default_rng(3)
     ids = np.concatenate(
         [
@@ -70,7 +70,7 @@ def by_embedding(make, ids, y, batch_size):
 
 
 def by_dense_gradients(make, ids, y, batch_size):
-    """Trains one matrix by products with one-hot rows; gradients are dense."""
+    """Trains a table with dense gradients, by products with one-hot rows."""
     inputs = keras.Input([models.LENGTH, models.NUM_ROWS])
     dense = keras.layers.Dense(models.DIM, use_bias=False, name="embedding")
     model = keras.Model(inputs, dense(inputs))
@@ -80,7 +80,7 @@ def by_dense_gradients(make, ids, y, batch_size):
 
 
 def every_second(first):
-    """Yields all names. Every second one is exhaustive.
+    """Yields all names, and marks every second name as exhaustive.
 
     `make test` runs each optimizer with one of the two tests below.
     """
@@ -127,8 +127,8 @@ def test_options_that_need_the_full_weight_raise_for_several_shards(name):
     np.testing.assert_array_equal(layer.embeddings.numpy(), models.start_rows())
     model, layer = models.make_model(None, num_shards=1)
     fit(model, WHOLE[name], ids, y, 3)
-    # Uses one-hot rows, because Keras' `clipnorm` does not sum slices of
-    # duplicate ids.
+    # The reference uses one-hot rows, because Keras' `clipnorm` does not sum
+    # the slices of duplicate ids.
     np.testing.assert_allclose(
         layer.embeddings.numpy(),
         by_dense_gradients(WHOLE[name], ids, y, 3),

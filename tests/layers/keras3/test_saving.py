@@ -1,4 +1,4 @@
-"""Tests that files hold a table as one array, for any number of shards."""
+"""Tests that files contain a table as one array for any number of shards."""
 
 import json
 import subprocess
@@ -105,12 +105,14 @@ def test_gradients_accumulated_between_steps_are_saved(kind, tmp_path):
         return model, layer
 
     model, layer = make()
-    train(model, 1)  # Accumulates two of four batches.
+    # Training stops after two of the four batches of an accumulation.
+    train(model, 1)
     resumed, other = make()
     if kind == "weights":
         model.save_weights(tmp_path / "model.weights.h5")
         resumed.load_weights(tmp_path / "model.weights.h5")
-        # Weight files do not hold the state of the model's optimizer.
+        # Weight files do not contain the state of the model's optimizer, so it
+        # is set here.
         resumed.optimizer.build(resumed.trainable_variables)
         resumed.optimizer._iterations.assign(2)
     elif kind == "keras":
@@ -139,7 +141,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(optimizer, tmp_path):
     assert [shape for key, shape in keys.items() if "_embeddings" in key] == [
         [models.NUM_ROWS, models.DIM]
     ]
-    if optimizer:  # No other array has this size, except the slot variable.
+    if optimizer:  # The file contains no other arrays except the slot variable.
         tables = 2 if optimizer == "adagrad" else 1
         assert sum(np.prod(shape) for shape in keys.values() if shape) == (
             tables * models.NUM_ROWS * models.DIM
@@ -288,7 +290,7 @@ def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
-    # The model continues training from the saved state.
+    # The export must not change the model, which can continue to train.
     np.testing.assert_array_equal(
         model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
     )

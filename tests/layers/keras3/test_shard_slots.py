@@ -1,4 +1,4 @@
-"""Tests that Keras 3 files hold slot variables of shards as one array."""
+"""Tests that Keras 3 files store slot variables of shards as one array."""
 
 import re
 
@@ -28,9 +28,9 @@ UNSHARDED = [(2, 0), (0, 4), (1, 0)]
 
 
 class Listing(o.Optimizer):
-    """Momentum optimizer that fills lists and dictionaries one by one.
+    """Momentum optimizer that adds variables to lists and dictionaries.
 
-    User-defined optimizers are often written in this way.
+    Many user-defined optimizers create their variables in this way.
     """
 
     def build(self, variables):
@@ -49,7 +49,7 @@ class Listing(o.Optimizer):
 
 
 def make(num_shards, make_optimizer, num_tables=2):
-    """Returns sharded tables and a dense layer; 0 selects Keras' own layers."""
+    """Returns a model with sharded tables, or Keras' layers if 0 shards."""
     ids = keras.Input([models.LENGTH], dtype="int64")
     tables = [
         models.make_layer(None, num_shards, name=f"words_{table}")
@@ -59,7 +59,7 @@ def make(num_shards, make_optimizer, num_tables=2):
         )
         for table in range(num_tables)
     ]
-    # With two rows per shard, the slot variable of a shard has this shape too.
+    # The kernel of this layer has the same shape as a shard of two rows.
     dense = keras.layers.Dense(models.DIM)
     model = keras.Model(
         ids, dense(keras.layers.add([table(ids) for table in tables]))
@@ -87,7 +87,7 @@ def trained(*args, **kwargs):
 
 
 def state(model):
-    """Returns each variable by its name, with shards concatenated."""
+    """Returns all variables by name; shards are concatenated."""
     found = {}
     for layer in model.layers:
         for number, one in enumerate(
@@ -140,7 +140,8 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
     train(model, 2)
     for resumed in (built, built_later):
         train(resumed, 2)
-        # Keras' own layer squares duplicates separately.
+        # Keras' own layer squares the gradients of duplicate ids separately, so
+        # it is not compared.
         if num_shards and more:
             assert_same_state(resumed, model)
 

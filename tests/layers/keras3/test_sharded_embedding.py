@@ -1,4 +1,4 @@
-"""Compares the layer with `keras.layers.Embedding`."""
+"""Compares `ShardedEmbedding` with `keras.layers.Embedding`."""
 
 import keras
 import numpy as np
@@ -312,8 +312,8 @@ def test_a_training_step_reads_no_full_shard():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_out_of_range_id_in_fit_raises_with_the_layer_name(optimizer):
-    # With an optimizer, the gradient also routes the ids, possibly before the
-    # lookup.
+    # If the layer has an optimizer, the gradient also routes the ids, and may
+    # raise the error before the lookup.
     model = keras.Sequential(
         [
             keras.Input([2], dtype="int64"),

@@ -88,7 +88,7 @@ def batches(num_batches):
 
 
 def refs(x, y):
-    """Returns both tables, trained batch by batch in float64."""
+    """Returns references of both tables, trained in float64."""
     words = reference.Table(WORDS, "SGD", 0.5)
     users = reference.Table(
         USERS, "Adagrad", 0.25, initial_accumulator_value=0.5

@@ -1,8 +1,8 @@
 """Tests `fit` of `tlm.layers.TPUEmbedding` under `tf.distribute` strategies.
 
-The same global batches produce bitwise equal tables, because gradients are
-summed in the order of the global batch. The test data would expose any other
-order.
+For the same global batches, tables are bitwise equal for any number of
+replicas, because gradients are summed in the order of the global batch. With
+the test data, any other order changes the sums.
 """
 
 import functools
@@ -56,7 +56,7 @@ def make_layer(optimizer=None, **options):
 
 
 class Product(keras.Model):
-    """Elementwise model, in which only the tables sum over samples."""
+    """Model of elementwise ops, without sums over samples."""
 
     def __init__(self, layer=None):
         super().__init__()
@@ -120,7 +120,7 @@ def train(model, x, y, epochs=1):
 
 
 def fit(strategy, make=Product, **options):
-    """Trains a model for two epochs under a strategy, and returns the model."""
+    """Trains a model for two epochs under a strategy, and returns it."""
     model = compiled(strategy, make, **options)
     train(model, *batches(), epochs=2)
     return model
@@ -131,7 +131,7 @@ def embedding_of(model):
 
 
 def values_of(embedding):
-    """Returns rows and slot variables."""
+    """Returns the rows and the slot variables of each table."""
     found = {
         config.name: rows.numpy()
         for config, rows in embedding.embedding_tables.items()
@@ -204,9 +204,9 @@ def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
 ):
     one = fit(tf.distribute.get_strategy(), functional, optimizer="adam")
     found = fit(strategies.mirrored(num_replicas), functional, optimizer="adam")
-    # The gradients of dense weights are summed per replica first. Adam divides
-    # by the square root of second moments, which amplifies rounding errors of
-    # small values.
+    # The gradients of dense weights are first summed on each replica, so they
+    # are rounded differently. Adam divides by the square root of second
+    # moments, which amplifies rounding errors of small values.
     assert_same(embedding_of(found), embedding_of(one), rtol=1e-5, atol=1e-6)
     x, y = batches()
     np.testing.assert_allclose(
@@ -223,8 +223,9 @@ def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
 
 
 def test_ids_padded_with_minus_one_equal_ragged_ids():
-    # Keras does not distribute ragged batches over several replicas. The next
-    # test uses a custom loop for them.
+    # Keras does not distribute ragged batches over several replicas, so this
+    # test pads the ids. The next test trains on ragged batches in a custom
+    # loop.
     rng = np.random.default_rng(3)
     lengths = np.array([1, 5, 0, 2, 4, 0, 3, 1] * 6)
     ragged = {
@@ -428,7 +429,7 @@ def test_a_step_outside_of_strategy_run_raises():
 
 
 class Siamese(keras.Model):
-    """Model without a `training` argument, whose layer is called twice."""
+    """Model that calls its layer twice and has no `training` argument."""
 
     def __init__(self):
         super().__init__()

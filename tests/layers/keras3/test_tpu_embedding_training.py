@@ -74,7 +74,7 @@ class WithTraining(WithoutTraining):
 
 
 class FineTuned(WithoutTraining):
-    """Model that passes `training=False` to the layer, which still trains."""
+    """Model that trains a layer to which it passes `training=False`."""
 
     def call(self, x):
         return self.top(self.embedding(x, training=False))
@@ -108,7 +108,7 @@ class OwnStep(WithoutTraining):
 
 
 class Twice(WithoutTraining):
-    """Model with two losses of one lookup and one persistent tape."""
+    """Model that computes two losses from one lookup and a persistent tape."""
 
     def train_step(self, data):
         x, y = data
@@ -131,7 +131,7 @@ class Twice(WithoutTraining):
 
 
 class Branched(WithoutTraining):
-    """Model that looks rows up in one branch of a `tf.cond`."""
+    """Model that looks up rows in one branch of a `tf.cond`."""
 
     def call(self, x):
         return self.top(
@@ -201,7 +201,7 @@ def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
     np.testing.assert_allclose(
         rows_of(layer), rows_of(expected.get_layer("embedding")), **CLOSE
     )
-    # Several calls in one step are one update.
+    # Several calls of the layer in one step result in one update.
     assert layer.embedding.stats()["num_updates"] == 6
     x, y = batches()
     np.testing.assert_allclose(
@@ -280,7 +280,7 @@ def test_a_custom_loop_trains_for_any_training_argument(call, as_function):
 
 
 def accumulate(layer, clip):
-    """Applies manually summed gradients of three batches in one step, twice."""
+    """Runs two steps that apply the summed gradients of three batches each."""
     optimizer = keras.optimizers.SGD(0.5)
     x, y = batches(6)
     layer(x[:1])
@@ -347,7 +347,7 @@ def test_applying_twice_or_differentiating_an_expired_lookup_raises():
 
 
 class Unused(WithoutTraining):
-    """Model that looks rows up and ignores the result."""
+    """Model that looks up rows and ignores the result."""
 
     def call(self, x):
         self.embedding(x)

@@ -3,8 +3,8 @@
 python divided_program.py FOLDER HOW
 
 test_divided.py starts two of these processes. HOW is a value of
-`over_processes`. Each process writes the results of `fit` and `evaluate` and
-the errors of unsupported calls; process 0 writes a checkpoint.
+`over_processes`. Each process writes the results of `fit` and `evaluate`, and
+the errors of unsupported calls. Process 0 also writes a checkpoint.
 """
 
 import json

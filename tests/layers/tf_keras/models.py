@@ -1,4 +1,4 @@
-"""The `models` module for tf_keras, with the same values and reference."""
+"""Models of `tests.layers.models` for tf_keras, with the same values."""
 
 import numpy as np
 import tensorflow as tf
@@ -29,7 +29,7 @@ def make_layer(optimizer, num_shards=3, **kwargs):
 
 
 def make_model(optimizer, num_shards=3, **kwargs):
-    """Returns a model with one layer, and the layer."""
+    """Returns a model with one embedding layer, and the layer."""
     ids = tf_keras.Input([models.LENGTH], dtype="int64")
     layer = make_layer(optimizer, num_shards, **kwargs)
     return tf_keras.Model(ids, layer(ids)), layer
@@ -40,7 +40,7 @@ def fit(model, ids, y):
 
 
 def unsharded(layer, make_optimizer, ids, y, run_eagerly=False):
-    """Returns rows of `tf_keras.layers.Embedding` after equal training."""
+    """Trains `tf_keras.layers.Embedding` on the same data; returns its rows."""
     inputs = tf_keras.Input([models.LENGTH], dtype="int64")
     stock = tf_keras.layers.Embedding(models.NUM_ROWS, models.DIM)
     model = tf_keras.Model(inputs, stock(inputs))

@@ -17,8 +17,8 @@ from tests.layers.tf_keras import divided_program
 
 DEADLINE_SECONDS = 180
 
-# Calls that require all rows of a table, and part of the error that each
-# raises if no process has all rows.
+# These calls require all rows of a table. If no process has all rows, each call
+# raises an error that contains the given text.
 ERRORS = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is sharded over processes, and no process has",
@@ -60,7 +60,7 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
 
 
 def check_errors(folder):
-    """Checks that no call omits rows silently."""
+    """Checks the error of each call that requires all rows."""
     for worker in range(2):
         found = json.loads((folder / f"refused_{worker}.json").read_text())
         assert found.keys() == ERRORS.keys()

@@ -58,7 +58,8 @@ def test_weights_load_into_any_number_of_shards(
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_saved_model_resumes_bitwise_equal(optimizer, tmp_path):
     path = str(tmp_path / "model.keras")
-    # If Adam trains the table, its slot variables of the table are saved too.
+    # If the model's Adam trains the table, the slot variables of the table are
+    # also saved.
     model, layer = trained(optimizer, model_optimizer="adam")
     model.save(path)
     loaded = tf_keras.models.load_model(path)
@@ -96,8 +97,8 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
     assert_same_state(other, layer)
     keys = dict(tf.train.list_variables(path))
     tables = [key for key, shape in keys.items() if len(shape) == 2]
-    # The checkpoint has one array for the rows and one per slot variable. Adam
-    # has two slot variables.
+    # The checkpoint contains one array for the rows and one array for each slot
+    # variable. Adam has two slot variables.
     assert len(tables) == {None: 3, "sgd": 1, "adagrad": 2}[optimizer]
     if optimizer is None and not is_built:
         with pytest.raises(RuntimeError, match=r"optimizer\.build\("):
@@ -221,7 +222,7 @@ def test_an_exported_model_serves_without_this_package(
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()
-    # The model continues training from the saved state.
+    # The export must not change the model, which can continue to train.
     np.testing.assert_array_equal(
         model.predict(ids, verbose=0), layer.embeddings.numpy()[ids]
     )

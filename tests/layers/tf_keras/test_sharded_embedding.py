@@ -285,7 +285,7 @@ def test_a_training_step_reads_no_full_shard():
     assert used_by == {"LayoutMap>ApplyRowGradients", "LayoutMap>GatherRows"}
 
 
-# Training by the model's optimizer.
+# In the following tests, the model's optimizer trains the table.
 
 OPTIMIZERS = {
     "sgd": tf_keras.optimizers.SGD,
@@ -322,8 +322,8 @@ OPTIMIZERS = {
 def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
     model, layer = tfk.make_model(None, num_shards=4)
     ids, y = models.batches(3)
-    # In a function, Nadam of tf_keras counts a step per weight, so one weight
-    # results in NaN.
+    # The model runs eagerly, because the Nadam optimizer of tf_keras returns
+    # NaN for a single weight in a `tf.function`.
     run_eagerly = name == "nadam"
     model.compile(OPTIMIZERS[name](), tfk.weighted_sum, run_eagerly=run_eagerly)
     tfk.fit(model, ids, y)

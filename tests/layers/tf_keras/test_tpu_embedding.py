@@ -146,7 +146,8 @@ def test_dense_weights_of_replicas_train_with_the_tables():
     for model in models:
         train(model, x, y, epochs=2)
     one, two = models
-    # The gradients of dense weights are summed per replica first.
+    # The gradients of dense weights are first summed on each replica, so they
+    # are rounded differently.
     keras3.assert_same(
         embedding_of(two), embedding_of(one), rtol=1e-5, atol=1e-6
     )
@@ -202,7 +203,7 @@ def test_an_overflow_in_one_replica_skips_the_step_of_all():
 
 
 def own_loop(strategy, model, optimizer, aggregate=None, **options):
-    """Trains two epochs in `strategy.run`, with one function call per batch."""
+    """Trains for two epochs; each batch is one function call."""
 
     def step(x, y):
         with tf.GradientTape() as tape:
@@ -419,7 +420,7 @@ def test_a_model_of_the_other_keras_version_raises():
 
 
 class Siamese(tf_keras.Model):
-    """Model without a `training` argument, whose layer is called twice."""
+    """Model that calls its layer twice and has no `training` argument."""
 
     def __init__(self, layer):
         super().__init__()

@@ -1,7 +1,8 @@
-"""Tries layers with weights under every layout of their weights.
+"""Compares layers with a single device under every layout of their weights.
 
-`python -m tests.layout.keras3.layouts_of_layers MODEL` tries one model in a
-separate process, because DTensor may end the process for unsupported layouts.
+`python -m tests.layout.keras3.layouts_of_layers MODEL` tests one model. Each
+model runs in a separate process, because DTensor may abort the process for
+unsupported layouts.
 """
 
 import itertools
@@ -20,7 +21,7 @@ IMAGES = np.random.default_rng(1).normal(size=(32, 8, 8, 4)).astype(np.float32)
 
 
 class Products(L.Layer):
-    """Layer that uses its weights in matrix products and sums."""
+    """Layer whose weights are used in matrix products and in sums."""
 
     def build(self, shape):
         self.cube = self.add_weight(shape=(8, 8, 4), name="cube")
@@ -36,7 +37,7 @@ class Products(L.Layer):
 
 
 class Token(L.Layer):
-    """Layer that prepends a learned token to a sequence and adds positions."""
+    """Layer that prepends a learned token and adds position embeddings."""
 
     def build(self, shape):
         self.token = self.add_weight(shape=(1, 2, 8), name="token")
@@ -183,7 +184,7 @@ def _additive():
 
 
 def plain(name):
-    """Returns the model without a mesh, with reproducible variable names."""
+    """Returns the model without a mesh; variable names are reproducible."""
     keras.utils.clear_session(free_memory=False)
     return pairs.plain(MODELS[name][0])
 
@@ -197,7 +198,7 @@ def _weights(name):
 
 
 def layouts(shape):
-    """Yields every layout that shards a variable of `shape`."""
+    """Yields the mesh axes of every sharded layout of a variable of `shape`."""
     for axes in itertools.product((None, "batch", "model"), repeat=len(shape)):
         used = [axis for axis in axes if axis is not None]
         if (
@@ -211,7 +212,7 @@ def layouts(shape):
 
 
 def map_of_all_weights(name, order):
-    """Returns a map for fully sharded data parallelism of all weights."""
+    """Returns mesh axes for fully sharded data parallelism, by weight."""
     found = {".*d2.kernel": order}
     for key, shape in _weights(name).items():
         axes, left = (
@@ -227,14 +228,14 @@ def map_of_all_weights(name, order):
 
 
 def every_map(name):
-    """Yields maps that shard all weights, then maps that shard one weight."""
+    """Yields maps that shard all weights, and maps that shard one weight."""
     yield from (map_of_all_weights(name, order) for order in MAPS)
     for key, shape in _weights(name).items():
         yield from ({key: axes} for axes in layouts(shape))
 
 
 def numbers_of(model, x):
-    """Trains two steps; returns predictions, losses and weights."""
+    """Trains for two steps; returns predictions, losses and weights."""
     predicted = [
         model.predict(x[:size], verbose=0, batch_size=size) for size in (8, 5)
     ]
@@ -269,7 +270,8 @@ def main(name):
         try:
             assert_alike(name, axes, expected)
         except ValueError as error:
-            # The error names the variable and is raised before any computation.
+            # The error contains the variable name and is raised before any
+            # variable is allocated.
             print("refused", name, axes, str(error)[:300], flush=True)
             assert "nothing was allocated" in str(error), axes
             refused += 1

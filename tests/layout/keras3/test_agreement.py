@@ -1,8 +1,8 @@
 """Checks that the losses of many steps match with and without a mesh.
 
-Layers, optimizer settings and meshes are paired so that each of them is used.
-TF_LAYOUTMAP_EXPLORE=1 runs every layer and every setting on every mesh for 200
-steps and prints the differences of the losses.
+Layers, optimizer settings and meshes are combined so that each of them occurs
+in at least one case. With TF_LAYOUTMAP_EXPLORE=1, every layer and every setting
+run on every mesh for 200 steps, and the differences of the losses are printed.
 """
 
 import functools
@@ -26,13 +26,13 @@ STEPS = 200 if EXPLORE else 60
 PER_EPOCH = 4  # steps
 
 CLOSE = 1e-5
-# bfloat16 has 8 bits of precision, so a sum in another order changes the
-# last bit.
+# bfloat16 has 8 bits of precision, and sums in a different order can differ in
+# the last bit.
 BFLOAT16 = 2e-2
 
 # This bias is added to all scores of a query, and the softmax cancels it. Its
-# gradient therefore contains rounding errors only. Optimizers that use only the
-# sign of a gradient, such as Lion, make full steps for such a gradient.
+# gradient therefore consists of rounding errors. Optimizers that use only the
+# sign of a gradient, such as Lion, turn these errors into full steps.
 ROUNDING = ("att_key_bias",)
 
 MESHES = [(1, 1), (2, 1), (1, 4), (2, 2), (2, 4)]
@@ -71,8 +71,8 @@ def embedding():
 
 stack, HEAD = test_layers.stack, test_layers.HEAD
 
-# The order determines the pairs with the optimizers: Embedding trains with the
-# sparse gradients of SGD and Adagrad.
+# Layers and optimizers are paired by their positions. The order is chosen so
+# that Embedding trains with SGD and Adagrad, which support sparse gradients.
 LAYERS = {
     "Embedding rows": (
         embedding,
@@ -129,7 +129,8 @@ LAYERS = {
         pairs.SERIES,
         {"n.scale": ("model",), **HEAD},
     ),
-    # test_agreement_of_missing_ops covers a trainable SeparableConv2D.
+    # test_agreement_of_missing_ops covers SeparableConv2D with trainable
+    # weights.
     "fixed SeparableConv2D": (
         stack((8, 8, 3), lambda: L.SeparableConv2D(4, 3, trainable=False)),
         pairs.IMAGES,
@@ -170,7 +171,7 @@ LAYERS = {
 assert len(LAYERS) == len(OPTIMIZERS)
 
 
-# Additional pairs. Each pair runs on one of the meshes. They cover both
+# Additional pairs, each of which runs on one mesh. The pairs cover both
 # shardings of a table with both sparse optimizers, and norms of sharded
 # gradients.
 MORE_PAIRS = [
@@ -183,7 +184,9 @@ MORE_PAIRS = [
 
 
 def cases():
-    """Yields triples of layer, setting and mesh; each layer and setting once.
+    """Yields triples of layer, setting and mesh.
+
+    Yields each layer and each setting once, and then `MORE_PAIRS`.
 
     In exploration mode, yields each layer and each setting once per mesh.
     """
@@ -233,7 +236,7 @@ def without_a_mesh(layer, setting, policy):
     make, x, _ = LAYERS[layer]
     model = pairs.plain(make)
     losses = losses_of(model, x, OPTIMIZERS[setting]())
-    # The last loss is below the loss at the end of the first epoch.
+    # Training must reduce the loss after the first epoch.
     assert losses[-1] < losses[PER_EPOCH - 1]
     return model, losses
 
@@ -264,7 +267,7 @@ def compare(layer, setting, sizes, tolerance, policy="float32"):
 
 
 def marked_cases():
-    """Yields all cases. `make test` runs one of `MORE_PAIRS`."""
+    """Yields all cases. Of `MORE_PAIRS`, `make test` runs only one pair."""
     for number, case in enumerate(cases()):
         is_extra = not EXPLORE and number > len(LAYERS)
         yield pytest.param(

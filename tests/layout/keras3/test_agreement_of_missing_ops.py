@@ -1,4 +1,4 @@
-"""Compares layers whose gradients have no DTensor rule with a single device."""
+"""Checks that layers whose gradients have no DTensor rule match one device."""
 
 import pytest
 
@@ -15,7 +15,8 @@ LAYERS = {
         pairs.IMAGES,
         HEAD,
     ),
-    # This case also covers the gradient of the inputs.
+    # The layer has a layer before it, so this case also covers the gradient of
+    # the inputs.
     "DepthwiseConv2D": (
         stack(
             (8, 8, 3),

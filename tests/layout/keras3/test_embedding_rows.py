@@ -69,7 +69,8 @@ def test_training_matches_a_single_device(sizes, make):
     ids=["adagrad", "adam"],
 )
 def test_repeated_ids_train_a_table_sharded_over_the_batch_axis(axes, make):
-    # Keras squares the gradient of each occurrence of a row separately.
+    # For a repeated row, Keras squares the gradient of each occurrence
+    # separately.
     trained = pairs.assert_trains_alike(
         model, IDS, {"e.embeddings": axes}, optimizer=make
     )
@@ -97,7 +98,7 @@ def test_tied_table_trains_as_on_a_single_device():
     ids=["sgd", "adagrad", "adam"],
 )
 def test_losses_of_many_steps_match_a_single_device(make):
-    epochs = 50 if EXPLORE else 15  # Each epoch has 4 steps.
+    epochs = 50 if EXPLORE else 15  # An epoch has 4 steps.
     losses = [
         pairs.fit(one, IDS, optimizer=make(), epochs=epochs)["loss"]
         for one in (

@@ -1,4 +1,4 @@
-"""Checks models whose layers, losses, metrics and steps hold host tensors."""
+"""Checks models with host tensors in layers, losses, metrics and steps."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ HELD = tf.constant(np.linspace(-1, 1, 64).reshape(8, 8), tf.float32)
 
 
 class Positions(keras.layers.Layer):
-    """Layer that holds tensors of several kinds from `__init__` and `build`."""
+    """Layer that stores tensors of several types in `__init__` and `build`."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

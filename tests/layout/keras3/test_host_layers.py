@@ -1,4 +1,4 @@
-"""Checks that lookups of strings at the inputs of a model run on the host."""
+"""Checks that string lookups at the inputs of a model run on the host."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(4)
 
 
 def columns(count=20):
-    """Returns the columns of a table; some words are out of vocabulary."""
+    """Returns columns of input data; some words are out of vocabulary."""
     return {
         "color": np.array(WORDS + ["other"])[RNG.integers(0, 4, (count, 1))],
         "code": RNG.integers(0, 5, (count, 1)),
@@ -43,7 +43,7 @@ def columns_model():
     x = L.Concatenate(name="all")(
         [
             L.Flatten()(L.Embedding(4, 8, name="words")(color)),
-            # The mesh also uses `code` directly.
+            # The input `code` is also used directly on the mesh.
             keras.ops.cast(inputs["code"], "float32"),
             code,
             crossed,
@@ -74,7 +74,7 @@ SENTENCES = np.array(
 )
 
 
-# Each case compiles two models for fit, evaluate and predict.
+# Slow, because each case compiles two models for fit, evaluate and predict.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make, x", [(columns_model, DATA), (sentences_model, SENTENCES)]
@@ -135,7 +135,7 @@ def test_feature_space_runs_on_the_host():
 def test_step_that_calls_the_model_with_other_inputs_raises():
     """Checks that a step that changes the inputs raises an error.
 
-    The lookups cannot run before such a step.
+    In such a step, the inputs of the lookups are not known in advance.
     """
 
     class Reversed(keras.Sequential):
@@ -149,7 +149,7 @@ def test_step_that_calls_the_model_with_other_inputs_raises():
 
 
 def test_lookup_after_a_weight_raises():
-    """Checks a lookup whose input is on the mesh."""
+    """Checks a lookup whose input was computed on the mesh."""
 
     def make():
         x = inputs = keras.Input((4,))

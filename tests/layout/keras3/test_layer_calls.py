@@ -1,4 +1,4 @@
-"""Checks eager calls of models on a mesh, with host and mesh tensors."""
+"""Checks eager calls of models on a mesh with host tensors and mesh tensors."""
 
 import keras
 import numpy as np
@@ -120,8 +120,8 @@ def test_image_patches_match_a_single_device(mesh):
 
 
 def test_time_distributed_before_a_recurrent_layer(mesh):
-    # The mesh has more devices than the input has features, and the batch axis
-    # moves to another dimension.
+    # The mesh has more devices than the input has features. The mesh axis of
+    # the batch moves to another dimension.
     def make():
         return pairs.sequential(
             (6, 3),
@@ -190,8 +190,8 @@ def test_einsums_with_weights_sharded_in_different_dimensions(
     [("batch", None, None), ("batch", "model", None), ("model", "batch", None)],
 )
 def test_summed_dimension_may_be_sharded_over_the_batch_axis(axes):
-    # Without a correction, `fit` ends the process and `predict` returns another
-    # size.
+    # Without a correction, `fit` would crash the process, and `predict` would
+    # return a wrong size.
     def make():
         return pairs.sequential(
             (6, 8),
@@ -221,7 +221,7 @@ def with_weights_of(model, make):
 
 
 def test_attention_trains_after_a_row_sharded_embedding():
-    # DTensor cannot shard a RelayoutLike op.
+    # The gradient contains a RelayoutLike op, which DTensor cannot shard.
     def make():
         inputs = keras.Input((6,))
         x = keras.layers.Embedding(16, 8, name="e")(inputs)

@@ -48,7 +48,8 @@ def stack(shape, *layers):
     return lambda: pairs.sequential(shape, *(make() for make in layers))
 
 
-# Steps of zeros are masked. Some samples have more masked steps than others.
+# Time steps that contain only zeros are masked. Some samples have more masked
+# steps than others.
 MASKED = pairs.SERIES.copy()
 MASKED[:, 4:] = MASKED[::2, 1] = 0
 
@@ -230,8 +231,8 @@ SLOW = {
 
 
 def optimizer_of(sizes):
-    # If a gradient is near zero, Adam amplifies its rounding errors. Sums over
-    # four shards have such errors.
+    # Adam amplifies the rounding errors of gradients near zero. Sums over four
+    # shards have such errors, so SGD is used for them.
     return pairs.adam if sizes["model"] == 2 else sgd
 
 
@@ -240,10 +241,11 @@ def sgd():
 
 
 def cases():
-    """Yields all layers and meshes.
+    """Yields all pairs of a layer and a mesh.
 
-    A layout that works with two shards of a dimension may fail with four. `make
-    test` runs each layer on one mesh and alternates between the meshes.
+    A layout that works with two shards of a dimension may fail with four
+    shards. `make test` runs each layer on one mesh and alternates between the
+    meshes.
     """
     for number, name in enumerate([*FAST, *SLOW]):
         for place, model in enumerate((2, 4)):
@@ -300,13 +302,13 @@ def test_each_device_holds_only_its_shards_of_weights_and_slots():
 def error_of_strict_map(make, axes):
     """Returns the message of the error that a strict map raises.
 
-    Other maps gather such weights for their layer.
+    Without `strict`, the layout map gathers the weight for its layer instead.
     """
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh, strict=True)
     for key, value in axes.items():
         layout_map[key] = layout_of(mesh, *value)
-    # The model is kept until the end of the scope, where the error is raised.
+    # The error is raised at the end of the scope, if the model still exists.
     models = []
     with pytest.raises(ValueError) as caught, tlm.layout_map_scope(layout_map):
         models.append(make())

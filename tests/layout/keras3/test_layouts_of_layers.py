@@ -1,6 +1,6 @@
 """Checks that layers match a single device under every layout of their weights.
 
-Layouts may use the mesh axis that shards batches, too.
+Layouts may also use the mesh axis that shards batches.
 """
 
 import pathlib
@@ -16,10 +16,10 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 
 
 def cases():
-    """Yields all models and orders.
+    """Yields all pairs of a model and an order.
 
-    `make test` runs each model with one order and alternates between the
-    orders.
+    `make test` runs each model with only one order, and uses the orders in
+    turn.
     """
     for number, name in enumerate(layouts_of_layers.MODELS):
         for place, order in enumerate(layouts_of_layers.MAPS):

@@ -20,8 +20,9 @@ CLASSES = RNG.integers(0, 4, size=24)
 ONE_HOT = np.eye(4, dtype=np.float32)[CLASSES]
 SAMPLE_WEIGHTS = np.arange(24, dtype=np.float32) / 24
 
-# Layouts of the predictions: unsharded; classes sharded over the axis that does
-# not shard batches; and classes sharded over the axis that does.
+# Layouts of the predictions. "whole": the classes are not sharded. "model": the
+# classes are sharded over another axis than batches. "batch": the classes are
+# sharded over the axis of batches.
 PREDICTIONS = {
     "whole": {"d1.kernel": (None, "model"), "d2.kernel": ("model", None)},
     "model": {"d2.kernel": (None, "model"), "d2.bias": ("model",)},
@@ -41,11 +42,10 @@ ARGUMENTS = {
     "SparseTopKCategoricalAccuracy": (2,),
 }
 FROM_CLASSES = {"IoU", "MeanIoU"}
-# Base classes, and metrics that receive values instead of labels and
+# Base classes of metrics, and metrics whose inputs are not labels and
 # predictions.
 NO_METRICS_OF_PREDICTIONS = {"Metric", "MeanMetricWrapper", "Mean", "Sum"}
-# Metrics that require sample weights of the shape of the flattened
-# predictions.
+# Metrics that require one sample weight for each flattened prediction.
 UNWEIGHTED = {"BinaryIoU"}
 
 
@@ -59,7 +59,7 @@ def names_of(module, base):
 
 
 def metrics_of(from_classes):
-    """Returns one metric per class of Keras, and some with other settings."""
+    """Returns a metric of each Keras class, some with several settings."""
     named = []
     for name in names_of(M, M.Metric):
         sparse = name.startswith("Sparse") or name in FROM_CLASSES
@@ -280,9 +280,9 @@ def test_masks_pass_through_pinned_layers():
 
 
 def test_logits_pass_out_of_pinned_layers():
-    # The softmax stores its logits in its output, and Keras uses them as if
-    # they were the logits of a sigmoid. If another op follows the softmax,
-    # Keras uses the probabilities.
+    # Keras stores the logits of a softmax in its output tensor, and the loss
+    # treats them as logits of a sigmoid. If another op follows the softmax, the
+    # loss uses the probabilities.
     def make():
         return keras.Sequential(
             [
@@ -360,8 +360,8 @@ def test_scatter_outside_the_shape_raises(bad):
         np.ones(2, np.float32), dtensor.Layout.replicated(mesh, 1)
     )
 
-    # The op runs eagerly, because DTensor also fails the op after an error in a
-    # function.
+    # The op runs eagerly, because after an error in a function, DTensor also
+    # fails the next op.
     with (
         tracing.default_mesh(mesh),
         pytest.raises(ValueError, match="inside the shape"),

@@ -55,7 +55,7 @@ SLOW = {
 }
 
 
-# test_agreement.py trains with the other optimizers.
+# test_agreement.py covers all other optimizers.
 ONLY_HERE = ("SGD loss_scale_factor", "Adam accumulation", "SGD ema at the end")
 
 
@@ -119,8 +119,8 @@ def embedding_model():
     ],
 )
 def test_sparse_gradients_with_repeated_rows(make, axes):
-    # Each batch has 48 ids for 16 rows, so it repeats rows. Keras squares the
-    # gradient of each occurrence separately.
+    # A batch has 48 ids for 16 rows, so rows repeat. Keras squares the gradient
+    # of each occurrence separately.
     assert len(np.unique(pairs.TOKENS[:8])) < pairs.TOKENS[:8].size
     model = pairs.assert_trains_alike(
         embedding_model,
@@ -187,7 +187,7 @@ def test_iterations_are_on_the_mesh_wherever_created(where):
 
 
 def steps_of(model, optimizer, put, num_steps=3):
-    """Runs a custom loop. The code is the same with and without a mesh."""
+    """Runs a custom loop whose code is the same with and without a mesh."""
 
     @tf.function
     def step(x, y):

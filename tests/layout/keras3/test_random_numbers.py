@@ -47,7 +47,7 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest():
     # 0.025 is five times the standard deviation of the mean of 8000 samples.
     assert abs(np.mean(first == 0) - 0.25) < 0.025
     assert np.any(first != second)
-    # Every shard has different random numbers.
+    # The shards have different random numbers.
     assert len({row.tobytes() for row in first}) == 8
 
 
@@ -62,8 +62,8 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest():
         lambda: L.AlphaDropout(0.2),
         lambda: L.SpatialDropout1D(0.3),
         lambda: L.Dropout(0.3, noise_shape=(None, 1, None)),
-        # Biases are off, because the gradient of the key bias contains rounding
-        # errors only.
+        # Biases are disabled, because the gradient of the key bias consists of
+        # rounding errors.
         lambda: L.MultiHeadAttention(4, 2, dropout=0.2, use_bias=False),
     ],
     ids=[

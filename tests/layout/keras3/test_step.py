@@ -20,7 +20,7 @@ X, Y = pairs.FEATURES, pairs.LABELS
 
 
 def both(run, make=pairs.dense_model, **options):
-    """Compares results and weights of both models; returns the mesh model."""
+    """Compares a model with and without a mesh; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make, **options)
     pairs.assert_alike(run(first), run(second))
     pairs.assert_same_weights(first, second)
@@ -47,8 +47,8 @@ def both(run, make=pairs.dense_model, **options):
 )
 def test_batch_norm_validation_and_predict_match(sizes):
     def make():
-        # No bias before BatchNormalization: its gradient consists of rounding
-        # errors, which Adam would amplify.
+        # The layer before BatchNormalization has no bias, because the gradient
+        # of a bias would consist of rounding errors, which Adam amplifies.
         return pairs.sequential(
             (8,),
             keras.layers.Dense(16, use_bias=False, name="d1"),
@@ -97,9 +97,9 @@ def test_uneven_batches_match_a_single_device():
 
 
 def test_no_step_runs_at_the_end_of_data_of_unknown_length():
-    # Without a mesh, Keras calls its step function once more at the end of the
-    # data. This call raises the end-of-data error, but may draw seeds and count
-    # a step before it.
+    # Without a mesh, Keras calls its step function once more when the data has
+    # ended. This call raises an error, but it may draw seeds and count a step
+    # before that.
     length = len(X) // 8
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     unknown = dataset.filter(lambda *_: True)
@@ -152,7 +152,7 @@ def test_batch_size_not_divisible_by_the_mesh_warns_once():
 @pytest.mark.parametrize(
     "options",
     [
-        # In this case, the last batch is smaller.
+        # The last batch of this data is smaller.
         {"x": X[:29], "y": Y[:29], "batch_size": 8},
         {"batch_size": 8},
     ],
@@ -225,7 +225,7 @@ def test_tensorboard_writes_images_of_sharded_weights(tmp_path):
     images = {}
 
     class Recording(keras.callbacks.TensorBoard):
-        # Replaces the package `tensorboard`, which may not be installed.
+        # Replaces the package `tensorboard`, which is optional.
         summary = types.SimpleNamespace(
             image=lambda name, data, step: images.update({name: data})
         )
@@ -316,8 +316,8 @@ def test_other_data_sources_match_a_single_device(kind):
             for start in range(0, 32, 8):
                 yield X[start : start + 8], Y[start : start + 8]
 
-        # The number of steps is given, because the plain loop of Keras may
-        # count a step without a batch at the end of its data.
+        # `steps_per_epoch` is passed, because Keras without a mesh may count a
+        # step without a batch at the end of the data.
         return model.fit(batches(), steps_per_epoch=4, verbose=0).history
 
     both(run)
@@ -459,7 +459,7 @@ def test_layer_frozen_in_the_scope_trains_after_unfreezing():
 
 
 class TwoOptimizers(keras.Model):
-    """GAN without `call`; its step builds the parts and receives no labels."""
+    """GAN whose step builds both parts and receives no labels."""
 
     def __init__(self):
         super().__init__()
@@ -508,8 +508,8 @@ def test_step_with_two_optimizers_and_without_call():
         model.compile(
             keras.optimizers.Adam(1e-3), keras.optimizers.SGD(0.1, momentum=0.9)
         )
-        # The last batch has a separate trace, which must continue with the same
-        # slots.
+        # The last batch is smaller and traced separately. Its trace must use
+        # the same slot variables.
         return model.fit(X[:20], epochs=3, batch_size=8, verbose=0).history
 
     model = both(run, TwoOptimizers, axes={"maker.d1.kernel": (None, "model")})
@@ -521,8 +521,8 @@ def test_step_with_two_optimizers_and_without_call():
 
 
 def test_compiled_metrics_keep_their_state_between_traces():
-    # Metrics that are created during a trace are reset in every trace. The
-    # last, smaller batch has a separate trace.
+    # The last batch is smaller and traced separately. Metrics that are created
+    # during tracing would be reset by this trace.
     def run(model):
         model.compile(
             "sgd",
@@ -543,7 +543,8 @@ def test_compiled_metrics_keep_their_state_between_traces():
         pytest.param(
             make,
             id=make().name,
-            # test_metrics.py runs the update of every metric of Keras.
+            # Only four cases run in `make test`, because test_metrics.py covers
+            # every metric of Keras.
             marks=[pytest.mark.slow] + [pytest.mark.exhaustive] * (number > 3),
         )
         for number, make in enumerate(
@@ -575,7 +576,7 @@ def test_metric_matches_a_single_device(metric):
             verbose=0,
             sample_weight=np.arange(32) / 32,
         ).history
-        # Values are compared in the order of the metrics and not by name,
+        # Values are compared in the order of the metrics instead of by name,
         # because Keras adds numbers to the names.
         return list(history.values()), model.evaluate(X, y, verbose=0)
 
@@ -613,8 +614,8 @@ def test_mixed_precision_matches_a_single_device():
         pairs.fit(model, epochs=3)["loss"]
         for model in (pairs.plain(make), pairs.on_mesh(make))
     ]
-    # bfloat16 has eight bits of precision, so sums in another order differ in
-    # the last bit.
+    # bfloat16 has 8 bits of precision, and sums in a different order can differ
+    # in the last bit.
     np.testing.assert_allclose(*twice, atol=2e-2)
 
 
@@ -796,5 +797,5 @@ def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
     assert runs(mesh_model) == {False}
     own = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
     assert runs(mesh_model, own, None) == {None}
-    # After training on a mesh, models without a mesh are unchanged.
+    # Training on a mesh must not change how models without a mesh run.
     assert runs(pairs.plain(pairs.dense_model)) == {None}

@@ -1,4 +1,4 @@
-"""Checks that settings of `compile` and `fit` work on a mesh as without one."""
+"""Checks that settings of `compile` and `fit` work on a mesh."""
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ WEIGHTS = (np.arange(32) % 5 / 4).astype(np.float32)
 
 
 def both(run, make=pairs.dense_model, **tolerance):
-    """Compares results and weights of both models; returns the mesh model."""
+    """Compares a model with and without a mesh; returns the mesh model."""
     first, second = pairs.plain(make), pairs.on_mesh(make)
     pairs.assert_alike(run(first), run(second), **tolerance)
     pairs.assert_same_weights(first, second, **tolerance)
@@ -60,8 +60,8 @@ def test_gradients_are_accumulated_over_batches():
     optimizer = keras.optimizers.Adam(0.01, gradient_accumulation_steps=3)
 
     def run(model):
-        # An epoch has four batches, so an accumulation continues in the next
-        # epoch.
+        # An epoch has four batches, so the accumulation of three batches
+        # continues in the next epoch.
         return pairs.fit(
             model,
             optimizer=keras.optimizers.Adam.from_config(optimizer.get_config()),
@@ -243,11 +243,11 @@ def test_mixed_float16_scales_its_loss():
 
     models = []
     for model in (pairs.plain(float16_model), pairs.on_mesh(float16_model)):
-        # Keras reads the policy of the model.
+        # Keras reads the dtype policy of the model when it compiles the model.
         model.dtype_policy = keras.mixed_precision.DTypePolicy("mixed_float16")
         models.append((model, run(model)))
-    # float16 has eleven bits of precision, and sums over devices are computed
-    # in another order.
+    # float16 has 11 bits of precision, and sums over devices are computed in a
+    # different order.
     pairs.assert_alike(models[0][1], models[1][1], rtol=4e-3, atol=4e-3)
     for model, _ in models:
         assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)

@@ -1,4 +1,4 @@
-"""Checks that mesh variables are read and written like Keras variables."""
+"""Checks that mesh variables can be used in the same way as Keras variables."""
 
 import copy
 

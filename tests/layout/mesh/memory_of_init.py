@@ -1,10 +1,11 @@
-"""Measures the memory that the creation of a large weight takes.
+"""Measures how much memory the creation of a large weight requires.
 
-`test_bytes_per_device` starts this program. It prints four numbers of bytes:
-the size of the weight, and the peak growth of the process when it creates the
-weight with sharded initialization, when it creates Adagrad's slot, and when it
-initializes the weight on the host. The eight logical devices share the memory
-of the process.
+`test_bytes_per_device` starts this program. The program prints the size of the
+weight and three measurements, all in bytes. A measurement is the growth of the
+peak memory of the process while it creates the weight with sharded
+initialization, creates Adagrad's slot variable, and creates the weight with
+initialization on the host. The eight logical devices share the memory of the
+process.
 """
 
 import json
@@ -33,19 +34,18 @@ def make(num_rows, init):
 
 def build(optimizer, weight):
     optimizer.build([weight])
-    # Variables are initialized when they are first read.
+    # Reading the variables initializes them.
     return [v.value.read_value() for v in optimizer.variables]
 
 
 def main():
     kept = []
-    # This loop loads code and kernels before the measurement.
+    # Loads code and kernels before the measurement.
     for init in ("sharded", "host"):
         build(keras.optimizers.Adagrad(), make(64, init).embeddings)
     num_rows = 1 << 15
     grown = {"total": 4 * DIM * num_rows}
-    # All objects are kept, because freed memory would be reused without being
-    # counted.
+    # All objects are kept, because reused memory would not be counted.
     grown["sharded"] = peak_memory.extra_bytes(
         lambda: kept.append(make(num_rows, "sharded"))
     )

@@ -20,7 +20,7 @@ BAD[-1] = 1e6
 
 @tf.custom_gradient
 def with_failing_gradient(x):
-    """Returns `x`; its gradient raises on devices that hold a large number."""
+    """Returns `x`. The gradient fails on devices that hold a large number."""
 
     def gradient(dy):
         ids = tf.cast(tf.reduce_max(x, axis=-1) > 1000.0, tf.int32) * 99
@@ -65,7 +65,7 @@ def on_mesh(function):
 
 
 def shards_of(variables):
-    """Returns the shards of each variable."""
+    """Returns the shards of all variables in one list."""
     found = []
     for variable in variables:
         value = getattr(variable, "value", variable)
@@ -87,7 +87,8 @@ def test_failed_step_of_keras_fit_writes_nothing():
         metrics=["accuracy"],
     )
     model.train_on_batch(X, Y)
-    # Weights, statistics and seeds; slots, averages and counters; metrics.
+    # These include statistics, seeds, slot variables, moving averages, counters
+    # and metrics.
     variables = [
         *model.variables,
         *model.optimizer.variables,
@@ -163,7 +164,7 @@ def test_failed_step_of_a_custom_loop_writes_nothing(run):
 
 
 class TwoSteps(keras.Model):
-    """Model whose step reads state that it wrote and trains in two phases."""
+    """Model whose step has two phases and reads values it has written."""
 
     def __init__(self):
         super().__init__()
@@ -186,8 +187,8 @@ class TwoSteps(keras.Model):
                 loss = self.compute_loss(y=y, y_pred=self(x))
             variables = layer.trainable_variables
             optimizer.apply(tape.gradient(loss, variables), variables)
-        # The step updates the bias without an optimizer, because the next read
-        # must be the read of a variable that gradient tapes watch.
+        # The step also updates the bias directly. The gradient tape must watch
+        # the next read of the bias.
         self.d2.bias.assign(self.d2.bias * 0.5)
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x))

@@ -1,4 +1,4 @@
-"""Measures the bytes that each of eight devices holds."""
+"""Checks how many bytes each of eight devices holds."""
 
 import collections
 import json
@@ -45,7 +45,7 @@ def assert_sharded(variables, shares):
         total += variable.numpy().nbytes
     assert len(held) == 8
     assert max(held.values()) <= total / shares * 1.05
-    assert sum(held.values()) >= total  # Together, the devices hold every byte.
+    assert sum(held.values()) >= total  # The devices together hold all bytes.
 
 
 def trained(layers, axes, sizes, x, optimizer, init):
@@ -145,8 +145,8 @@ def test_sharded_embedding_is_sharded_by_rows(rule, sizes):
     not peak_memory.is_available(), reason="this system does not count peaks"
 )
 def test_weight_and_its_slot_are_created_without_a_full_copy():
-    # A new process is used, because memory that earlier tests freed would be
-    # reused without being counted.
+    # A new process is used, because the reuse of memory that earlier tests
+    # freed would not be counted.
     run = subprocess.run(
         [sys.executable, "-m", "tests.layout.mesh.memory_of_init"],
         cwd=ROOT,
@@ -158,10 +158,10 @@ def test_weight_and_its_slot_are_created_without_a_full_copy():
     assert run.returncode == 0, run.stderr
     grown = json.loads(run.stdout.splitlines()[-1])
     total = grown["total"]
-    # All devices belong to this process and together hold the weight. One more
-    # shard may be needed temporarily.
+    # All devices belong to this process and together hold the weight. The
+    # memory of one more shard may be needed temporarily.
     assert total <= grown["sharded"] <= total * (1 + 1 / 8)
     assert total <= grown["slot"] <= total * (1 + 1 / 8)
-    # If the weight is initialized on the host, the measurement detects the
-    # copy.
+    # Initialization on the host makes a full copy, which the measurement must
+    # detect.
     assert grown["host"] >= 2 * total

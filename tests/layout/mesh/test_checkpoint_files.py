@@ -1,4 +1,4 @@
-"""Checks checkpoints with the I/O device that DTensor's documentation uses."""
+"""Checks checkpoints that are written as in DTensor's documentation."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ FEATURES = np.ones((8, 4), np.float32)
 
 
 def d_variable(scale):
-    """Returns a DVariable that the program creates itself."""
+    """Returns a DVariable that user code creates without this package."""
     layout = layout_of(mesh_of(batch=2, model=2), "batch", "model")
     return dtensor.DVariable(tlm.layout.to_mesh(scale * VALUES, layout))
 
@@ -107,7 +107,7 @@ def test_dtensor_device_writes_and_reads_checkpoints(
         path, options=dtensor_options
     ).assert_consumed()
     np.testing.assert_array_equal(values(saved), values(restored))
-    # The options object of the program is unchanged.
+    # The options object that the program passed must not be changed.
     assert dtensor_options.experimental_io_device == dtensor.device_name()
 
 

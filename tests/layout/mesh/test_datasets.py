@@ -1,6 +1,6 @@
 """Checks that a DTensorDataset yields each batch once.
 
-The mesh stays usable after the end of the data.
+The mesh must stay usable after the end of the data.
 """
 
 import subprocess
@@ -45,8 +45,9 @@ def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
 )
 def test_each_epoch_yields_every_batch_once_and_in_order(sizes, batch_dim):
     mesh = mesh_of(**sizes)
-    # DTensor caches a compiled function per mesh and shape, and reuses it for
-    # batches of the same shape that are sharded in another way.
+    # DTensor caches a compiled function by mesh and shape. If the layout of the
+    # batches differs, it would reuse the wrong function, so each layout has a
+    # different batch size.
     size = 8 if batch_dim else 4
     data = tf.data.Dataset.from_tensor_slices(ROWS)
     for batched in (False, True):
@@ -107,7 +108,8 @@ UNKNOWN_LENGTH = """
 
 @pytest.mark.slow
 def test_end_of_data_of_unknown_length_raises():
-    # A new process is used, because its meshes are unusable after the error.
+    # A new process is used, because meshes of the process are unusable after
+    # the error.
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(UNKNOWN_LENGTH)],
         timeout=120,

@@ -1,4 +1,4 @@
-"""Checks that Grappler is off for functions on a mesh, and on for others."""
+"""Checks that Grappler is disabled only for functions on a mesh."""
 
 import threading
 

@@ -42,7 +42,7 @@ def test_copies_and_relayouts_work_after_a_failed_step(read):
 
 
 def test_error_is_raised_by_the_call_of_the_step():
-    # The error must not be raised by the next op, which is correct.
+    # Without a correction, the error would be raised by the next, correct op.
     with pytest.raises(tf.errors.InvalidArgumentError, match="99 is not in"):
         run([1, 2, 3, 99])
     assert to_host(run([1, 2, 3, 4])) == 4

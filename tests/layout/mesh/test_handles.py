@@ -1,4 +1,4 @@
-"""Checks that names of variables on a mesh are not part of their handles."""
+"""Checks that handles of variables on a mesh do not contain their names."""
 
 import gc
 import weakref

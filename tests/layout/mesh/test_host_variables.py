@@ -1,6 +1,6 @@
-"""Checks host variables in code for a mesh.
+"""Checks the use of host variables in code for a mesh.
 
-An assignment is applied once, or raises an error.
+Each assignment must either be applied once or raise an error.
 """
 
 import numpy as np

@@ -36,8 +36,8 @@ def numbers(*shape, seed=0):
 
 
 def halves_swapped(x):
-    # Rotary embeddings use this pattern. The slices have the layout that the
-    # next op requires.
+    # Rotary embeddings contain this pattern. The next op determines the layout
+    # of the slices.
     return tf.concat([-x[..., 4:], x[..., :4]], -1)
 
 
@@ -77,7 +77,7 @@ CASES = {
         QUAD,
     ),
 }
-# Cases that must not raise for any layout.
+# These cases must not raise an error for any layout.
 ALWAYS = {
     "concat of features",
     "concat of samples",
@@ -139,8 +139,8 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             np.testing.assert_allclose(
                 to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {after}"
             )
-    # If a layout raises an error, no values are compared. Only few layouts may
-    # therefore raise an error.
+    # Values are not compared for layouts that raise an error, so only few
+    # layouts may raise an error.
     assert refused <= (0 if name in ALWAYS else 12), refused
 
 
@@ -153,7 +153,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_next_op_may_move_a_mesh_axis_to_another_dimension(name):
-    # DTensor inserts the relayout; the program does not call `relayout`.
+    # The program does not call `relayout`, so DTensor must insert the relayout.
     function, x, y = (
         PRODUCTS[name],
         numbers(4, 4, 4, 4),
@@ -179,7 +179,7 @@ def test_next_op_may_move_a_mesh_axis_to_another_dimension(name):
                     to_mesh(factors, layout_of(MESH, *after)),
                 )
         except (tf.errors.OpError, UnsupportedByDTensorError):
-            continue  # The error is explicit, so no values are compared.
+            continue  # The layout is not supported, so no values are compared.
         for mine, plain in zip(got, wanted):
             np.testing.assert_allclose(
                 to_host(mine), plain, 1e-4, 1e-5, err_msg=f"{before} {after}"
@@ -192,7 +192,8 @@ def product(equation):
     return lambda x, y: tf.einsum(equation, x, y)
 
 
-# Two dimensions are summed, either in the product or in its gradients.
+# In these products, either the product or one of its gradients is summed over
+# two dimensions.
 SUMS = {
     **{
         equation: product(equation)
@@ -283,8 +284,8 @@ def test_step_matches_plain_tensorflow_in_every_scope(name, run, scope):
 
 
 def test_functions_are_traced_for_the_host_after_an_error():
-    # TensorFlow leaves its default mesh set after an error. `tf.einsum` must
-    # not be traced for that mesh.
+    # After an error, the default mesh of TensorFlow stays set, but `tf.einsum`
+    # must not be traced for this mesh.
     with pytest.raises(KeyError), dtensor.default_mesh(MESH):
         raise KeyError
     x = numbers(4, 4)
@@ -462,7 +463,7 @@ def test_no_op_is_added_without_a_mesh():
 
 @pytest.mark.parametrize("data_format", ["N...C", "NC..."])
 def test_bias_add_supports_both_data_formats(data_format):
-    # Plain DTensor treats the last dimension as the channels.
+    # Without a correction, DTensor treats the last dimension as the channels.
     x, last = numbers(4, 2, 8), data_format == "N...C"
     bias = numbers(8 if last else 2, seed=1)
 

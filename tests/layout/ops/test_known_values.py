@@ -1,4 +1,4 @@
-"""Checks which tensors count as shapes.
+"""Checks which tensors are treated as shapes.
 
 Shapes are never sharded, so that DTensor knows their values during tracing.
 """
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.ops.corrections import is_shape
 
-# Ops that gradients of transpositions and broadcasts use.
+# Values that occur in gradients of transpositions and broadcasts.
 SHAPES = {
     "order": lambda x: tf.raw_ops.InvertPermutation(x=[1, 0]),
     "order of a rank": lambda x: tf.range(tf.rank(x))[::-1],

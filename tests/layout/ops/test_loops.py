@@ -1,6 +1,6 @@
 """Checks that loops on a mesh match plain TensorFlow or raise an error.
 
-Loops outside of a mesh are not unrolled.
+Loops outside of a mesh must not be unrolled.
 """
 
 import numpy as np
@@ -140,7 +140,7 @@ def test_loops_are_not_unrolled_without_a_mesh():
 
 
 def test_gradient_of_a_loop_of_unknown_length_raises():
-    # Without this error, DTensor would end the process.
+    # Without this error, DTensor would crash the process.
     mesh = mesh_of(batch=2, model=2)
     x = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "batch", "model"))
 

@@ -1,6 +1,6 @@
-"""Checks ops that use positions in the full tensor.
+"""Checks ops whose results depend on positions in the full tensor.
 
-Their values and gradients match plain TensorFlow for every layout.
+The values and the gradients match plain TensorFlow for every layout.
 """
 
 import keras
@@ -34,7 +34,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_match_plain_tensorflow(name):
-    # `inner` is used twice, so that a layout propagates back into the gradient.
+    # `inner` has a second use, whose layout DTensor propagates into the
+    # gradient.
     def step(x, factors):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -68,7 +69,7 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             )
 
 
-# Metrics use masks in this way. The gradient of a mask is not supported.
+# Metrics apply masks in this way. Gradients of masks are not supported.
 @pytest.mark.parametrize("axes", [("batch", "model"), ("batch", None)])
 def test_boolean_mask_matches_plain_tensorflow(axes):
     def step(x):

@@ -1,4 +1,4 @@
-"""Checks that random ops draw the same numbers on a mesh as on one device."""
+"""Checks that random ops draw the same numbers on a mesh and on one device."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Checks that expanded slices select the same elements as numpy."""
+"""Checks that slices that are split into parts select the same elements."""
 
 import itertools
 
@@ -28,7 +28,7 @@ ENTRIES = [
 
 
 def packed(entries):
-    """Returns the vectors and masks of TensorFlow for `x[entries]`."""
+    """Returns the arguments of TensorFlow's StridedSlice for `x[entries]`."""
     begin, end, strides = [], [], []
     masks = dict.fromkeys(
         (

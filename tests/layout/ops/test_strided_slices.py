@@ -1,6 +1,6 @@
 """Checks that slices on a mesh match plain TensorFlow.
 
-Values and gradients are compared. No slice ends the process.
+Values and gradients are compared. No slice may crash the process.
 """
 
 import keras
@@ -22,13 +22,14 @@ def numbers(*shape, seed=0):
 
 
 def compare(function, x, axes, *others):
-    """Compares values and gradients of `function` on the mesh and host."""
+    """Compares `function` and its gradient on the mesh with the host."""
 
     def step(x, *others):
         with tf.GradientTape() as tape:
             tape.watch(x)
             y = function(x * 1.0, *others)
-            # Distinct factors reveal a gradient at a wrong position.
+            # The factors are distinct, so that gradients at wrong positions are
+            # detected.
             loss = tf.reduce_sum(
                 y * tf.reshape(tf.range(float(np.prod(shape))), shape)
             )
@@ -47,7 +48,8 @@ def compare(function, x, axes, *others):
         np.testing.assert_allclose(mine, plain, 1e-5, 1e-5, err_msg=str(axes))
 
 
-# The comments name the signal with which plain DTensor ended the process.
+# The comments contain the signal that ends the process if plain DTensor runs
+# the slice.
 SLICES = {
     "v[None]": lambda x: x[0, 0][None],  # SIGSEGV
     "x[None]": lambda x: x[None],  # SIGSEGV
@@ -115,7 +117,7 @@ def test_size_may_be_computed_from_shapes():
     ],
 )
 def test_end_computed_in_the_step_raises(take):
-    # Plain DTensor selects nothing and reports no error: all sums are 0.
+    # Without a correction, DTensor selects no elements and raises no error.
     with (
         default_mesh(MESH),
         pytest.raises(ValueError, match="must be known during tracing"),

@@ -1,4 +1,4 @@
-"""Cases in which two processes receive different data or act differently.
+"""Runs cases in which two processes get different data or act differently.
 
 A test starts this program in both processes:
 
@@ -34,9 +34,10 @@ dtensor = tf.experimental.dtensor
 
 AXES = {"d2.kernel": (None, "model")}
 X, Y = pairs.FEATURES, pairs.LABELS
-# Deadline of the process that waits for the delayed process.
+# Deadline in seconds of the process that waits for the delayed process.
 DEADLINE_SECONDS = 3
-# Deadline in all other cases; a step may take this long on a busy machine.
+# Deadline in seconds of all other cases. On a busy machine, a step may take
+# this long.
 PATIENT_SECONDS = 60
 
 
@@ -72,7 +73,7 @@ def fit(model, x=X, y=Y, *, optimizer=None, **options):
 
 
 def fewer_batches(me):
-    """Trains two epochs, with 4 batches in one process and 3 in the other."""
+    """Trains with 4 batches per epoch in one process and 3 in the other."""
     size = 24 if me else 32
     return fit(
         sharded_by_batch(me),
@@ -83,7 +84,7 @@ def fewer_batches(me):
 
 
 def fewer_batches_of_a_dataset(me):
-    """Trains with fewer batches in one process; Keras has no batch count."""
+    """Trains with fewer batches in one process, and an unknown batch count."""
     size = 32 if me else 24
     data = tf.data.Dataset.from_generator(
         lambda: ((X[i : i + 8], Y[i : i + 8]) for i in range(0, size, 8)),
@@ -96,19 +97,20 @@ def fewer_batches_of_a_dataset(me):
 
 
 def smaller_last_batch(me):
-    """Trains with last batches of 8 and 5 samples; each process uses 4."""
+    """Trains on last batches of 8 and 5 samples in the two processes."""
     size = 32 if me else 29
     return fit(sharded_by_batch(me), X[:size], Y[:size])
 
 
 def last_batch_that_does_not_divide(me):
-    """Trains with a last batch of 5 samples, replicated on all devices."""
+    """Trains on a last batch of 5 samples, which is replicated."""
     return fit(sharded_by_batch(me), X[:29], Y[:29])
 
 
 def data_that_fails(me):
     def batches():
-        for number in range(8):  # Keras reads the first batches in advance.
+        # Keras has already read the first batches when training starts.
+        for number in range(8):
             if me and number == 6:
                 raise ValueError("no such file")
             yield X[:8], Y[:8]
@@ -142,7 +144,7 @@ def other_samples_on_one_model_axis(me):
 
 
 def other_samples_later(me):
-    """Trains with other samples in step 3, with checks of every step."""
+    """Trains on different samples in step 3, and checks every step."""
     distribution.set_process_checks(
         every_step=True, deadline_seconds=PATIENT_SECONDS
     )
@@ -203,7 +205,7 @@ def other_layout(me):
 
 def other_first_weights(me):
     model = sharded_by_batch(me)
-    # The result is the same if each process uses another seed.
+    # The weights differ between the processes, as with different seeds.
     value = np.full([8, 4], me, np.float32)
     model.layers[-1].kernel.assign(value)
     return fit(model, epochs=1)
@@ -268,7 +270,7 @@ def tf_keras_history(model, size, learning_rate=0.01):
 
 
 def comes_too_late(me):
-    """Delays one process until the deadline of the other has passed."""
+    """Delays one process until the deadline of the other process has passed."""
     model = sharded_by_batch(me)
     model.compile(keras.optimizers.SGD(0.1), pairs.loss())
     if me:
@@ -283,7 +285,7 @@ def comes_too_late(me):
 
 
 def bad_id_in_one(me):
-    """Trains with an out-of-range id in the half batch of process 1.
+    """Trains with an out-of-range id in the samples of process 1.
 
     This case is the last one, because the processes cannot run collectives
     afterwards.
@@ -334,8 +336,8 @@ def main(names: list[str]) -> None:
     for number, case in enumerate(CASES):
         if names and case.__name__ not in names:
             continue
-        # A process that failed alone has sent fewer messages than the other
-        # process.
+        # The message numbers are reset, because a process that failed alone has
+        # sent fewer messages than the other process.
         dtensor.barrier(mesh)
         process_messages._number = 1000 * number
         with warnings.catch_warnings(record=True) as caught:
@@ -354,7 +356,7 @@ def main(names: list[str]) -> None:
         }
         print(case.__name__, found[case.__name__], flush=True)
     print("FOUND " + json.dumps(found), flush=True)
-    # A cluster in which a process has failed does not shut down normally.
+    # After a failure in one process, the cluster cannot shut down normally.
     os._exit(0)
 
 

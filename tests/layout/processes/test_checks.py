@@ -1,4 +1,4 @@
-"""Checks for two processes that receive different data or act differently."""
+"""Checks the errors if two processes get different data or act differently."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def found(tmp_path_factory):
 
 
 def history_of_one_process(sizes):
-    """Returns the history of one process that gets the same global batches."""
+    """Trains on the same global batches in one process; returns the history."""
     model = pairs.plain(process_programs.make)
     data = [
         (X[start : start + size], Y[start : start + size])
@@ -47,7 +47,8 @@ def history_of_one_process(sizes):
     model.compile("sgd", pairs.loss())
     model.optimizer.learning_rate = 0.1
     for _ in range(2):
-        # `train_on_batch` returns the loss of its batch only.
+        # The losses are averaged here, because `train_on_batch` returns the
+        # loss of one batch.
         found = [float(model.train_on_batch(x, y)) for x, y in data]
         losses["loss"].append(
             np.average(found, weights=[size for _, size in sizes])
@@ -85,7 +86,7 @@ def test_uneven_data_matches_one_process(found, case, sizes):
 @pytest.mark.slow
 def test_uneven_data_warns(found):
     first, second = warnings(found, "fewer_batches")
-    # Training and evaluation each warn in each of two epochs.
+    # There are two warnings per epoch, one for training and one for evaluation.
     assert len(first) == 4 and not second
     assert (
         "Process 1 has no further batch, while process 0 continues (before "
@@ -179,7 +180,7 @@ def test_missing_process_is_reported_after_the_deadline(found):
     first, second = results(found, "comes_too_late")
     assert first.startswith("ProcessError: Process 1 of 2 did not respond")
     assert f"within {process_programs.DEADLINE_SECONDS} s" in first
-    # The late process does not start the step.
+    # The late process must not start the step.
     assert second.startswith("ProcessError: Process 0 failed, while process 1")
 
 

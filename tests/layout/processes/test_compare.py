@@ -1,4 +1,4 @@
-"""Checks the reported differences between messages of processes."""
+"""Checks how differences between messages of processes are reported."""
 
 import pytest
 

@@ -1,6 +1,6 @@
 """Checks that two processes over gRPC match one process.
 
-One process can load the files that two processes save.
+Checks that one process can load the files that two processes save.
 """
 
 import keras
@@ -16,7 +16,7 @@ _SECONDS = 240
 
 
 def start(folder):
-    """Runs both clients until they end; returns their printed results."""
+    """Runs both clients and returns the results that they print."""
     return processes.run_clients(
         "tests.layout.processes.two_clients",
         folder,

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 if __name__ == "__main__":
-    # Each process has two devices. The modules imported below would create
-    # four.
+    # Each process has two devices. The modules that are imported below would
+    # create four devices.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * 2,
@@ -30,7 +30,7 @@ from tf_layoutmap.layout import to_host, to_mesh
 
 dtensor = tf.experimental.dtensor
 
-# The axis "batch" spans the processes.
+# The mesh axis "batch" spans both processes.
 AXES = {
     "d1.kernel": ("batch", "model"),
     "bn.gamma": ("model",),
@@ -55,7 +55,7 @@ def train(model, put=tf.constant):
       put: Function that copies a batch to the devices of the model.
 
     Returns:
-      Numbers that must not depend on the number of processes.
+      Results that must not depend on the number of processes.
     """
     x, y = pairs.FEATURES, pairs.LABELS
     history = pairs.fit(

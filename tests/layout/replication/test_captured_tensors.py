@@ -1,6 +1,6 @@
-"""Checks host tensors in computations with mesh tensors.
+"""Checks the use of host tensors in computations with mesh tensors.
 
-Host tensors are copied to a mesh once, and the copies are freed.
+A host tensor is copied to a mesh once, and the copy is freed later.
 """
 
 import gc
@@ -19,7 +19,7 @@ dtensor = tf.experimental.dtensor
 
 MESH = mesh_of(batch=2, model=2)
 X = np.random.default_rng(0).normal(size=(4, 150)).astype(np.float32)
-# This tensor is larger than the limit of DTensor for host tensors.
+# This tensor is larger than the host tensors that DTensor accepts.
 HELD = np.arange(600).reshape(4, 150) % 7
 
 
@@ -194,7 +194,7 @@ def test_function_may_run_on_several_meshes():
 
 
 def test_only_rejected_tensors_are_copied():
-    """Checks that a short integer list stays a constant for DTensor."""
+    """Checks that small integer tensors are passed to DTensor unchanged."""
     held, shape = tf.constant(HELD, tf.float32), tf.constant([4, 50, 3])
     with default_mesh(MESH):
         got = tf.function(

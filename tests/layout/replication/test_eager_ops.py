@@ -1,4 +1,4 @@
-"""Checks that eager ops that DTensor rejects match a single device."""
+"""Checks that eager ops that DTensor does not support match one device."""
 
 import warnings
 
@@ -103,8 +103,7 @@ def test_random_numbers_have_the_requested_layout(draw):
     tf.random.set_seed(5)
     drawn = call_with_layout(draw, layout, [8, 8], seed=3)
     assert tf.experimental.dtensor.fetch_layout(drawn) == layout
-    # DTensor draws the same numbers on each device, and each device keeps its
-    # shard.
+    # DTensor draws all numbers on each device, and each device keeps its shard.
     assert len(np.unique(tlm.layout.to_host(drawn))) == 64
 
 
@@ -118,7 +117,7 @@ def test_copy_has_the_requested_layout():
 
 
 def test_lookup_in_sharded_rows_raises_the_error_of_dtensor():
-    """Checks an op on a variable handle.
+    """Checks the error of an op on a variable handle.
 
     A variable handle cannot be gathered, so the error of DTensor is raised and
     the op does not run a second time.

@@ -1,6 +1,6 @@
 """Checks that ops that DTensor cannot shard are replicated.
 
-Their results match a single device.
+The results match a single device.
 """
 
 import warnings
@@ -45,8 +45,8 @@ def _split(x):
     return a * tf.sigmoid(b)
 
 
-# Ops that have no DTensor rule, and ops that DTensor rejects if the columns of
-# d1 are sharded.
+# Ops without a DTensor rule, and ops that DTensor does not support if the
+# columns of d1 are sharded.
 USES = {
     "cumsum": lambda x: tf.cumsum(x, -1),
     "roll": lambda x: tf.roll(x, 1, 1),
@@ -168,8 +168,8 @@ def test_warning_names_layer_op_reason_and_bytes_once():
         if issubclass(one.category, tlm.layout.LayoutMapWarning)
     ]
     assert len(messages) == 1
-    # The input and the output are [8, 16] floats, in the forward and in the
-    # backward pass.
+    # 2.0 KiB is the size of the inputs and outputs of both ops, each `[8, 16]`
+    # floats: one op in the forward pass and one in the backward pass.
     assert "2 Roll in layer 'user'" in messages[0] and (
         "no rule for it; 2.0 KiB per device" in messages[0]
     )
@@ -263,7 +263,7 @@ def test_kernels_of_convolutions_and_gates_are_gathered():
     ids=["one", "two", "last"],
 )
 def test_empty_parts_of_a_concatenation_have_gradients(parts):
-    # Without a correction, the gradient of an empty part ends the process.
+    # Without a correction, the gradient of an empty part crashes the process.
     pairs.assert_trains_alike(
         lambda: pairs.sequential(
             (8,),

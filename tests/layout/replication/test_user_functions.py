@@ -1,6 +1,6 @@
-"""Checks that user functions that DTensor rejects are replicated.
+"""Checks that user functions that DTensor does not support are replicated.
 
-A warning reports each of these functions.
+A warning is issued for each of these functions.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class Halves(L.Layer):
 
 
 class Writer(keras.Sequential):
-    """Model that writes tokens one after the other, as generative models do."""
+    """Model that appends tokens one by one, as generative models do."""
 
     def write(self, tokens, last):
         def step(i, tokens):
@@ -75,7 +75,7 @@ def test_loop_of_unknown_length_matches_a_single_device():
     ):
         on_mesh = results_of(model, function)
     np.testing.assert_array_equal(on_mesh, plain)
-    # Weights are read again in each call.
+    # Each call must read the current values of the weights.
     model.layers[1].kernel.assign(-model.layers[1].kernel.numpy())
     other = pairs.plain(make)
     other.layers[1].kernel.assign(-other.layers[1].kernel.numpy())
@@ -95,7 +95,8 @@ def test_function_is_rejected_and_warns_once(recwarn):
 
     for _ in range(3):
         results_of(model, write)
-    # There is one trace each for one device, for the mesh and for replication.
+    # The function is traced once for a single device, once for the mesh and
+    # once for replication.
     assert len(traces) == 3
     assert (
         len([w for w in recwarn if w.category is tlm.layout.LayoutMapWarning])

@@ -1,4 +1,4 @@
-"""Checks tf_keras models under the scope of Keras 3 models."""
+"""Checks tf_keras models that are created under `tlm.layout_map_scope`."""
 
 import types
 import weakref
@@ -74,13 +74,14 @@ def functional():
     return tf_keras.Model(inputs, layers.Dense(4, name="d2")(hidden))
 
 
-# Models without a mesh. A few eager steps of them are faster than a trace.
+# Models without a mesh. A few of their steps run eagerly, which is faster than
+# tracing.
 _PLAIN = weakref.WeakSet()
 _MAX_EAGER_STEPS = 12
 
 
 def plain(make):
-    """Returns a reference model that draws the same random numbers."""
+    """Returns the model without a mesh, with the same random numbers."""
     experimental = tf_keras.backend.experimental
     tf_keras.utils.set_random_seed(3)
     experimental.enable_tf_random_generator()
@@ -146,7 +147,7 @@ def assert_trains_alike(
     refs = plain(make), on_mesh(make, axes, mesh)
     histories = []
     for ref in refs:
-        # Subclassed models draw their weights in the first step.
+        # Subclassed models initialize their weights in the first step.
         tf_keras.utils.set_random_seed(4)
         histories.append(fit(ref, x, optimizer=optimizer(), **options))
     assert_alike(*histories, **(tolerance or {}))
@@ -298,7 +299,8 @@ def functional_attention():
 def test_layer_matches_a_single_device(name):
     make, x = LAYERS[name]
     axes = {"d1.kernel": (None, "model"), "d1.bias": ("model",)}
-    # Adam would amplify gradients that consist of rounding errors only.
+    # The optimizer is not Adam, which would amplify gradients that consist of
+    # rounding errors.
     assert_trains_alike(
         make, x, axes, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )
@@ -331,7 +333,7 @@ def test_embedding_matches_a_single_device(rule):
     )
 
 
-# Weights that are gathered for their layer.
+# Layouts of weights that are gathered for their layer.
 GATHERED = {
     "embedding": {"e.embeddings": ("model", None)},
     "convolution": {
@@ -353,7 +355,8 @@ GATHERED = {
 @pytest.mark.filterwarnings("ignore:To ")
 def test_weights_are_gathered_for_layers_that_require_it(name):
     make, x = LAYERS[name]
-    # Adam squares the gradients of rows, so they must not be summed first.
+    # With Adam, the test detects whether gradients of repeated rows are summed
+    # before they are squared.
     optimizer = "adam" if name == "embedding" else "sgd"
     assert_trains_alike(make, x, GATHERED[name], optimizer=lambda: optimizer)
 
@@ -546,7 +549,8 @@ def test_explain_reports_the_matching_key():
         "d2.kernel": None,
         "d2.bias": None,
     }
-    assert not report.ok  # The bias has one dimension.
+    # A key matches the bias, but has a layout for two dimensions.
+    assert not report.ok
 
 
 def test_models_outside_of_the_scope_are_unchanged():
@@ -641,7 +645,7 @@ def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
 
 
 class WithoutCall(tf_keras.Model):
-    """Model without `call` that trains two parts with separate optimizers."""
+    """Model without `call`; each of its two parts has a separate optimizer."""
 
     def __init__(self):
         super().__init__()
@@ -695,7 +699,7 @@ def test_model_without_call_trains_with_its_train_step():
     model = refs[1]
     assert axes_of(model.d1.kernel) == (None, "model")
     assert axes_of(model.d2.kernel) == ("model", None)
-    # Each optimizer has slots only for the weights that it trains.
+    # Each optimizer creates slot variables only for the weights that it trains.
     assert [axes_of(slot) for slot in model.optimizer._momentums] == [
         (None, "model"),
         ("model",),
@@ -723,7 +727,7 @@ def test_model_without_call_may_be_evaluated_first():
 
 
 class WeightsInLists(layers.Layer):
-    """Layer with weights in lists and TensorFlow initializers, like deepctr."""
+    """Layer in the style of deepctr, with TensorFlow's initializers."""
 
     def build(self, shape):
         initializer = tf.compat.v1.keras.initializers.glorot_normal(seed=7)
@@ -772,7 +776,8 @@ def test_weights_in_lists_train_and_are_saved(tmp_path):
 
 
 def test_weights_are_initialized_in_creation_order():
-    # These initializers draw from one sequence of random numbers per seed.
+    # Initializers with the same seed draw from one sequence, so the result
+    # depends on the order of the weights.
     class Reversed(layers.Layer):
         def build(self, shape):
             initializer = tf.compat.v1.glorot_normal_initializer(seed=7)
@@ -798,7 +803,7 @@ def test_weights_are_initialized_in_creation_order():
 
 
 class Branching(layers.Layer):
-    """Layer that runs in a graph only if AutoGraph converts it."""
+    """Layer that can only be traced if AutoGraph converts its `call`."""
 
     def call(self, inputs):
         total = tf.reduce_sum(inputs)
@@ -808,7 +813,8 @@ class Branching(layers.Layer):
 
 
 def test_autograph_converts_layers_without_a_mesh():
-    # This call replaces methods of tf_keras for the rest of the process.
+    # Creating a model on a mesh replaces methods of tf_keras for the rest of
+    # the process.
     on_mesh(dense)
 
     @tf.function
@@ -822,7 +828,7 @@ def test_autograph_converts_layers_without_a_mesh():
 def test_autograph_converts_a_step_on_a_mesh():
     class Adding(Subclassed):
         def call(self, inputs):
-            # Only AutoGraph supports the length of a tensor.
+            # `len` of a tensor works only after conversion by AutoGraph.
             return super().call(inputs) * tf.cast(
                 len(tf.shape(inputs)), tf.float32
             )

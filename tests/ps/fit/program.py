@@ -21,7 +21,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
-# Test runs that collect this file pass other arguments.
+# `sys.argv` has other arguments if pytest imports this file.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
 FOLDER = pathlib.Path(sys.argv[-1])
 keras = importlib.import_module(KERAS)
@@ -91,7 +91,7 @@ def model(strategy=None, twice=False, wire_dtype="float32", **options):
 
 
 def calling_in_a_function(strategy):
-    """Returns a model whose `call` runs in a separate `tf.function`."""
+    """Returns a model whose `call` is wrapped in a `tf.function`."""
     built = model(strategy)
     built.call = tf.function(built.call)
     return built
@@ -120,7 +120,7 @@ def numbers(history):
 
 
 def one_process():
-    """Returns the results of training on this process alone."""
+    """Returns the results of training in this process without servers."""
     built = model()
     history = built.fit(
         batches(), epochs=2, verbose=0, validation_data=batches()
@@ -155,7 +155,8 @@ def trains_bitwise_equal(strategy):
 def bfloat16_on_the_wire(strategy):
     built = model(strategy, wire_dtype="bfloat16")
     built.fit(datasets(), epochs=2, verbose=0)
-    # Each of 6 steps has a relative error of 2^-8; values are at most 3.
+    # The relative error of each of the 6 steps is at most 2^-8, and values are
+    # at most 3.
     return [
         built.embedding_layer.embedding.stats()["wire_dtype"],
         same(values(built), HOST[1]),
@@ -215,7 +216,7 @@ def predicts_evaluates_and_exports(strategy):
 
 
 def table_model(strategy=None, **options):
-    """Returns a model with a self-trained table and a model-trained table."""
+    """Returns a model with two tables, one of them with an optimizer."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
@@ -288,7 +289,7 @@ def tables_in_layers(strategy):
 
 
 def key_model(strategy=None):
-    """Returns a model with open vocabularies in both kinds of layers."""
+    """Returns a model in which both types of layers have open vocabularies."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
@@ -328,7 +329,7 @@ def key_model(strategy=None):
 
 
 def key_parts(built):
-    """Returns the keys of both layers, rows by key, and the dense weights."""
+    """Returns the keys and rows of both layers, and the dense weights."""
     found = []
     for vocabulary, rows in [
         (
@@ -395,7 +396,7 @@ def keys_in_layers(strategy):
 
 
 class Ends(keras.callbacks.Callback):
-    """Callback that interrupts `fit` after an epoch and counts batches."""
+    """Callback that counts batches and interrupts `fit` after an epoch."""
 
     def __init__(self, after=None):
         super().__init__()
@@ -588,9 +589,10 @@ CASES = {
 
 def main():
     global HOST
-    HOST = one_process()  # Runs before the cluster renames the devices.
+    # This must run before the cluster renames the devices.
+    HOST = one_process()
     servers, strategy = cluster.start(2)
-    datasets()  # From here on, `fit` is patched, as after `connect`.
+    datasets()  # Creating these datasets patches `fit`, as `connect` does.
     found = {}
     for name, case in CASES.items():
         try:
@@ -598,7 +600,7 @@ def main():
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
-    # Servers in threads never exit.
+    # The servers run in threads that never end, so the process exits here.
     del servers
     os._exit(0)
 

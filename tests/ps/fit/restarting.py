@@ -1,10 +1,11 @@
-"""Runs a `fit` that restarts its program; test_fit.py starts it.
+"""Program whose `fit` restarts the program; test_fit.py starts it.
 
 python -m tests.ps.fit.restarting FOLDER keras|tf_keras
 
 Each step applies the gradient 1 to one row of a table. The program prints the
-row at the beginning of each epoch. With Keras 3, it pauses in its second backup
-before the first restart. It ends after an epoch if the file FOLDER/stop exists.
+row at the beginning of each epoch. With Keras 3, the program pauses during its
+second backup before the first restart. The program ends after an epoch if the
+file FOLDER/stop exists.
 """
 
 import importlib
@@ -20,7 +21,7 @@ import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW
 
 tpu = tf.tpu.experimental.embedding
-# Test runs that collect this file pass other arguments.
+# `sys.argv` has other arguments if pytest imports this file.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
 keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
@@ -40,7 +41,7 @@ class Layer(layers.TPUEmbedding):
         if IS_FIRST_LIFE and self.num_saved == HALF_WRITTEN:
             print("WRITING", flush=True)
             time.sleep(8)
-            # Simulates a longer save, which reads from both servers.
+            # Simulates a longer save: reads from both servers.
             print("READS", row_of(self), flush=True)
 
 
@@ -76,7 +77,7 @@ def endless():
 
 
 class PrintRow(keras.callbacks.Callback):
-    """Callback that prints the row, and ends training on a stop file."""
+    """Callback that prints the row, and ends training if FOLDER/stop exists."""
 
     def __init__(self, folder, layer):
         super().__init__()
@@ -114,7 +115,7 @@ def main(folder: pathlib.Path):
         ),
         flush=True,
     )
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def test_one_worker_trains_bitwise_equal_tables_weights_and_metrics(found):
 def test_a_layer_can_transfer_rows_as_bfloat16(found):
     wire, are_same, is_close = found["bfloat16_on_the_wire"]
     assert wire == "bfloat16"
-    # The first two values are tables. Weights that only receive markers stay
-    # 0.
+    # The first two values are the tables. Other weights may be equal, because
+    # some of them are always 0.
     assert not any(are_same[:2])
     assert is_close
 
@@ -122,7 +122,7 @@ def test_unsupported_models_and_arguments_raise(found, case, words):
 
 
 def test_arrays_raise_with_the_supported_argument_in_keras_3(found):
-    # tf_keras creates datasets from arrays itself.
+    # Only Keras 3 has this case, because `fit` of tf_keras accepts arrays.
     assert "must be tlm.ps.Datasets" in found.get(
         "arrays", "must be tlm.ps.Datasets"
     )
@@ -142,8 +142,8 @@ def test_two_workers_train_uneven_datasets_while_workers_restart(tmp_path):
         for _ in range(3):
             time.sleep(dice.uniform(0.2, 1))
             cluster.restart("worker", dice.randrange(2))
-        # The first eight steps are one round, which may continue until after
-        # the last restart.
+        # The first eight steps form one round, which can last longer than the
+        # restarts.
         cluster.wait_for("TRAINED 9", 90)
         found = cluster.finish(90)
     num_steps = sum(two_workers.SIZES)
@@ -152,7 +152,8 @@ def test_two_workers_train_uneven_datasets_while_workers_restart(tmp_path):
     assert found["iterations"] == total
     assert found["uneven_row"] == -RATE * total
     assert found["mean"] == pytest.approx(found["expected_mean"], rel=1e-6)
-    # Each step counts once, regardless of how often the worker was restarted.
+    # Each step must be applied once, even if a worker was restarted during the
+    # step.
     assert found["num_steps"] >= 9
     assert found["row"] == [-RATE * found["num_steps"]] * 4
 
@@ -171,8 +172,8 @@ def test_a_lost_server_ends_fit_with_its_address(tmp_path):
 @pytest.mark.parametrize(
     "keras, when",
     [
-        # Kills the server during a backup. Training must not resume from this
-        # backup.
+        # The server is killed during a backup, from which training must not
+        # resume.
         ("keras", "WRITING"),
         ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}"),
     ],

@@ -1,4 +1,4 @@
-"""Tests how `fit` handles the loss of a server."""
+"""Tests how `fit` handles the failure of a server."""
 
 import os
 

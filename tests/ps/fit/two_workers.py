@@ -37,7 +37,7 @@ def model(strategy):
             tpu.SGD(RATE),
         )
         built = Slow(inputs, layer(inputs)["a"])
-        # The gradient of a row is 1 for each sample.
+        # With this loss, the gradient of a row is 1 for each sample.
         built.compile(
             "sgd",
             loss=lambda y, x: keras.ops.sum(x, axis=1),
@@ -62,7 +62,7 @@ def endless():
 
 
 class Slow(keras.Model):
-    """Model that spends most of a step after its updates reach the servers."""
+    """Model whose steps take most of their time after the updates are sent."""
 
     is_slow = False
 
@@ -128,7 +128,7 @@ def main(folder: pathlib.Path):
         row=next(iter(layer.embedding_tables.values())).numpy()[ROW].tolist(),
     )
     print("FOUND " + json.dumps(found), flush=True)
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
 
-Each of two servers holds one half of a table. Each step applies the gradient 1
-to the first and the last row. The program makes runs of three kinds. In the
-first kind, the dataset of the second worker ends. In the second kind, all
-batches of the second worker after a given number contain bad ids. In the third
-kind, exactly one batch has a bad id, and workers wait for each batch. Prints a
-line of JSON with `num_done`, both rows, and both rows of the newest checkpoint
-for each run.
+The cluster has two servers, and each server holds one half of a table. Each
+step applies the gradient 1 to the first and the last row. The program makes
+runs of three kinds. In the first kind, the dataset of the second worker ends.
+In the second kind, all batches of the second worker after a given number
+contain bad ids. In the third kind, exactly one batch has a bad id, and workers
+wait for each batch. Prints a line of JSON with `num_done`, both rows, and both
+rows of the newest checkpoint for each run.
 """
 
 import json
@@ -44,7 +44,7 @@ def both_rows(one):
 
 
 def sleeping(dataset, microseconds):
-    """Returns a dataset that takes the given time for each batch."""
+    """Returns a dataset that waits for the given time before each batch."""
     return tf.data.experimental.from_variant(
         tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -129,7 +129,7 @@ def main():
         )
         print(f"RUN {number} {found[-1]}", flush=True)
     print("FOUND " + json.dumps(found, default=float), flush=True)
-    os._exit(0)  # Coordinators do not exit while their workers run.
+    os._exit(0)  # A coordinator would not exit normally while its workers run.
 
 
 if __name__ == "__main__":

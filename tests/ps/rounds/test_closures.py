@@ -8,7 +8,7 @@ from tf_layoutmap.ps import rounds
 
 
 class Traced:
-    """Function that raises one of the given errors per call."""
+    """Function that raises the next of the given errors in each call."""
 
     def __init__(self, *errors):
         self.errors = list(errors)

@@ -1,4 +1,4 @@
-"""Tests rounds that repeatedly fail in one worker, with real processes."""
+"""Tests rounds that repeatedly fail in one of several worker processes."""
 
 import json
 
@@ -27,5 +27,6 @@ def test_a_run_counts_exactly_the_steps_in_its_tables_if_rounds_fail(
         assert one["rows"] == [one["num_done"]] * 2, one
         assert one["saved_rows"] == [one["num_saved"]] * 2, one
         assert one["num_saved"] == one["num_done"], one
-    # The second worker's dataset ended or returned bad batches.
+    # Errors occurred, because the second worker's dataset ended or returned bad
+    # batches.
     assert all(one["num_errors"] for one in found)

@@ -1,4 +1,4 @@
-"""Tests rounds with a coordinator that fails and cancels randomly."""
+"""Tests rounds with a coordinator that fails and cancels closures."""
 
 import gc
 import time
@@ -29,12 +29,12 @@ class Coordinator:
     """Coordinator that runs scheduled closures in `join`.
 
     Two servers count each closure number once. `draw()` returns the outcome of
-    a closure as a tuple of four values. The first is whether the closure fails
-    if no closure has failed before. The second is whether it is cancelled if
-    another closure has failed. The other two are whether each server has
-    applied the closure although it failed or was cancelled, as if its worker
-    had died afterwards. Both servers apply closures that neither fail nor are
-    cancelled.
+    a closure as a tuple of four values. The first value is whether the closure
+    fails if no closure has failed before. The second value is whether the
+    closure is cancelled if another closure has failed. The last two values are
+    whether each server has applied the closure although the closure failed or
+    was cancelled, as if its worker had died afterwards. Both servers apply
+    closures that neither fail nor are cancelled.
     """
 
     def __init__(self, draw):
@@ -82,7 +82,7 @@ class Coordinator:
 
 
 class Closure:
-    """StepClosure that uses the servers of the coordinator."""
+    """Stand-in for StepClosure that calls the servers of the coordinator."""
 
     def __init__(self, coordinator, body):
         del body
@@ -163,7 +163,7 @@ def test_exactly_the_done_steps_are_applied_by_all_servers(
 def test_a_cancelled_closure_counts_if_it_was_applied_and_its_next_batch_is_bad(
     make_rounds,
 ):
-    """An earlier run of the closure, with another batch, has been applied."""
+    """The closure was applied in an earlier run, with another batch."""
     coordinator, tested = make_rounds(
         drawn_from(
             [
@@ -189,7 +189,7 @@ def test_a_partially_applied_closure_is_completed_after_too_many_failures(
         drawn_from(
             [
                 bad,
-                # Closure 1 has reached the first server.
+                # Closure 1 has been applied by the first server.
                 (False, True, True, False),
                 *[bad, (False, True, False, False)]
                 * (rounds._MAX_FAILURES - 1),
@@ -212,7 +212,7 @@ def test_an_ended_dataset_restarts_to_complete_a_step(make_rounds):
     outcomes = [(end, False, True, False)]
 
     def draw():
-        # The closure fails until workers have other iterators.
+        # The closure fails until the workers have new iterators.
         return outcomes[0] if coordinator.num_datasets == 1 else GOOD
 
     coordinator, tested = make_rounds(draw)
@@ -294,7 +294,7 @@ def test_an_error_without_a_closure_ends_the_round(make_rounds):
 
 
 def test_an_error_keeps_no_closure_alive(make_rounds):
-    """Objects on workers are freed without a garbage collection."""
+    """Objects on workers must be freed without a garbage collection."""
     coordinator, tested = make_rounds(
         drawn_from([(True, False, False, False), (False, True, True, True)])
     )
@@ -313,7 +313,7 @@ def test_an_error_keeps_no_closure_alive(make_rounds):
         assert isinstance(ended.error, tf.errors.InvalidArgumentError)
         deadline = time.monotonic() + 20
         while alive and time.monotonic() < deadline:
-            # Waits until the thread that watched the closures has ended.
+            # The thread that watches the closures may need time to end.
             time.sleep(0.01)
         assert not alive
     finally:
@@ -322,7 +322,7 @@ def test_an_error_keeps_no_closure_alive(make_rounds):
 
 @pytest.mark.parametrize("is_enabled", [None, True, False])
 def test_worker_datasets_autotune_only_if_enabled(make_rounds, is_enabled):
-    """Deleting an iterator that autotunes can block a worker."""
+    """Autotuning is off by default, because it can block a worker."""
     _, tested = make_rounds(None)
     options = tf.data.Options()
     if is_enabled is not None:

@@ -17,7 +17,7 @@ def inputs_of(backbone: keras.Model, **lengths: int):
 
     Args:
       backbone: Model for which the batch is created.
-      **lengths: Lengths of inputs, by name, that differ from `LENGTH`.
+      **lengths: Lengths of inputs, by name. The default length is `LENGTH`.
     """
     rng = np.random.default_rng(0)
     inputs = backbone.input
@@ -33,7 +33,8 @@ def inputs_of(backbone: keras.Model, **lengths: int):
         if "mask" in name:
             mask = np.ones(shape, tensor.dtype)
             if len(shape) == 2:
-                mask[::2, -2:] = 0  # Half of the samples are shorter.
+                # Half of the samples end with two masked positions.
+                mask[::2, -2:] = 0
             inputs_by_name[name] = mask
         elif "segment" in name:
             inputs_by_name[name] = rng.integers(0, 2, shape).astype(
@@ -64,7 +65,8 @@ def classifier(
 
     Args:
       backbone: Model below the classifier.
-      outputs: Names of the backbone's outputs to use; all outputs by default.
+      outputs: Names of the backbone's outputs that the classifier uses; by
+        default, all outputs.
       rate: Learning rate.
     """
     inputs = _inputs_like(backbone)
@@ -176,7 +178,7 @@ def generated(model: keras.Model) -> np.ndarray:
 def language_case(
     task: type, make: Callable[[], keras.Model], **options
 ) -> ModelCase:
-    """Returns the test case for training a language model and generating."""
+    """Returns the test case that trains a language model and generates text."""
     return ModelCase(
         lambda: language_model(task, make()),
         data_of_language_model,

@@ -1,4 +1,4 @@
-"""Text encoders of keras-hub with small configs and a generic map."""
+"""Text encoders of keras-hub, with small configs and a generic layout map."""
 
 import keras_hub
 

@@ -1,4 +1,4 @@
-"""Backbones of keras-hub for images, with small configs and a generic map."""
+"""Image backbones of keras-hub, with small configs and a generic layout map."""
 
 import keras_hub
 
@@ -216,7 +216,8 @@ BACKBONES = {
     "Depth Anything": depth_anything,
 }
 
-# Statistics of few numbers amplify rounding errors.
+# These models normalize by statistics of few numbers, which amplify rounding
+# errors.
 RATES = {"DenseNet": 1e-5, "DeepLab 3": 1e-5}
 CASES = {
     name: backbone_case(make, rate=RATES.get(name, 1e-3))

@@ -1,4 +1,4 @@
-"""Language models of keras-hub with small configs and a generic map."""
+"""Language models of keras-hub, with small configs and a generic layout map."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tests.real.hub.common import VOCABULARY, language_case, prompt_of
 
 models = keras_hub.models
 
-# Arguments of the model families.
+# Constructor arguments of the model families.
 HEADS = dict(
     vocabulary_size=VOCABULARY,
     num_layers=2,
@@ -181,7 +181,7 @@ BACKBONES = {
 
 
 def step_of_gemma3(model):
-    """Generates tokens of Gemma 3 without images, which `generate` rejects."""
+    """Generates with Gemma 3 without images; `generate` requires images."""
     prompt = prompt_of(model)
     return model.make_generate_function()(prompt, stop_token_ids=None)[
         "token_ids"

@@ -1,4 +1,4 @@
-"""Backbones of keras-hub for several data types, with a generic map."""
+"""Backbones of keras-hub for audio and other data, with a generic map."""
 
 import keras_hub
 import numpy as np
@@ -92,7 +92,7 @@ def sam():
     )
 
 
-# Outputs with one row per sample.
+# Outputs of SAM that have one row per sample.
 SAM_OUTPUTS = ["image_embeddings", "prompt_sparse_embeddings"]
 
 
@@ -110,7 +110,8 @@ def inputs_of_sam(model):
 
 
 def vae():
-    # Only the complete image generators are public.
+    # The VAE is imported from a private module, because only complete image
+    # generators are public.
     from keras_hub.src.models.vae.vae_backbone import VAEBackbone
 
     return VAEBackbone(
@@ -119,7 +120,7 @@ def vae():
 
 
 def stable_diffusion():
-    """Returns the trainable part; other parts have pretrained weights."""
+    """Returns the part that is trained; other parts are pretrained."""
     return models.StableDiffusion3Backbone(
         mmdit_patch_size=2,
         mmdit_hidden_dim=16,
@@ -191,7 +192,7 @@ def moonshine():
 
 
 def inputs_of_moonshine(model):
-    """Returns inputs with the audio length that the strides require."""
+    """Returns inputs whose audio is long enough for the strides."""
     return inputs_of(
         model, encoder_input_values=2000, encoder_padding_mask=2000
     ), np.arange(SAMPLES) % CLASSES

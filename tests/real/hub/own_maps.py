@@ -1,4 +1,4 @@
-"""Every backbone of keras-hub that has a layout map, under that map."""
+"""Runs each backbone of keras-hub that has a layout map under this map."""
 
 import keras_hub
 
@@ -7,7 +7,7 @@ from tests.real.hub.common import language_case
 
 models = keras_hub.models
 
-# Backbones with a layout map, by their names among the language models.
+# Backbones with a layout map. The keys are their names in `language.BACKBONES`.
 CASES = {
     name: language_case(*language.BACKBONES[name], backbone=backbone)
     for name, backbone in {
@@ -22,7 +22,7 @@ CASES = {
 
 
 def missing() -> list[str]:
-    """Returns the backbones with a layout map that have no case."""
+    """Returns backbones that have a layout map but no test case."""
     known = {case.backbone for case in CASES.values()}
     return [
         name

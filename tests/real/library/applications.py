@@ -1,4 +1,4 @@
-"""The smallest model of each family of `keras.applications`."""
+"""Test cases for the smallest model of each family of `keras.applications`."""
 
 import keras
 import numpy as np
@@ -9,8 +9,9 @@ A = keras.applications
 
 CLASSES = 10
 
-# The batch statistics use few numbers. With a learning rate of 1e-5, they
-# amplify a rounding error to 2e-3, with and without a mesh.
+# The batch statistics of this model are computed from few numbers. With a
+# learning rate of 1e-5, they amplify rounding errors to 2e-3, also without a
+# mesh.
 RATES = {"ResNet50V2": 1e-6}
 
 # Smallest model of each family, and its minimum image size.
@@ -31,7 +32,7 @@ FAMILIES = {
     "Xception": (A.Xception, 71),
 }
 
-# Omits the head, which has dropout.
+# The head of the models is omitted, because it contains dropout.
 SETTINGS = dict(weights=None, include_top=False, pooling="avg")
 
 

@@ -1,7 +1,8 @@
 """Models of TensorFlow Recommenders and deepctr, which require tf_keras.
 
-Both packages use `tf.keras`. They are imported in the process of a case, for
-which `kinds.ENVIRONMENT` sets TF_USE_LEGACY_KERAS=1.
+Both packages use `tf.keras`. The packages are imported only in the processes
+that run cases. `kinds.ENVIRONMENT` sets TF_USE_LEGACY_KERAS=1 for these
+processes.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class RecommenderCase:
     predicts: bool = True
 
     def run(self) -> None:
-        """Runs the case and prints each check when it ends."""
+        """Runs the test case and prints the result of each check."""
         with warnings_reported():
             _run(self)
 
@@ -108,8 +109,8 @@ def _run(case: RecommenderCase) -> None:
     with check("fit", CLOSE, rounding) as found:
         found.difference = losses_differ_by(losses, _fit(case, model))
     with check("weights", 1e-5) as found:
-        # Compares all weights at once, because the gradient of a bias may
-        # consist of rounding errors only.
+        # All weights are compared together, because the gradient of a bias may
+        # consist of rounding errors.
         found.difference = difference(_values(plain), _values(model))
     if case.predicts:
         with check("predict", CLOSE) as found:
@@ -140,7 +141,7 @@ def _tower() -> Any:
 
 
 def retrieval() -> Any:
-    """Returns two towers as in the first TensorFlow Recommenders tutorial."""
+    """Returns the two-tower model of a TensorFlow Recommenders tutorial."""
     import tensorflow_recommenders as tfrs
     import tf_keras
 

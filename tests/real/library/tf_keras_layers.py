@@ -1,4 +1,4 @@
-"""Layers of tf_keras, one at a time, each before a sharded head."""
+"""Test cases for layers of tf_keras, each followed by a sharded head."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from tests.real.compare import (
 )
 from tests.real.rounding import allowed
 
-# The scope looks for tf_keras among the imported modules.
+# `layout_map_scope` supports tf_keras only if tf_keras has been imported.
 import tf_keras  # isort: skip
 
 L = tf_keras.layers
@@ -42,7 +42,7 @@ INPUTS = {
     "images": floats(2, 8, 8, 4),
     "tokens": RNG.integers(0, 16, (SAMPLES, 8)),
     "planes": floats(2, 8, 8),
-    # Inputs of layers that are placed before all weights.
+    # Inputs of layers that precede all layers with weights.
     "pixels": RNG.uniform(0, 1, (SAMPLES, 8, 8, 4)).astype(np.float32),
 }
 
@@ -53,8 +53,9 @@ class LayerCase:
 
     Attributes:
       make: Function that returns the layer.
-      takes: Input of the layer, a key of `INPUTS`.
-      twice: Whether the input is passed two times, as merging layers require.
+      takes: Key of `INPUTS` that selects the input of the layer.
+      twice: Whether the layer gets a list of two inputs, as merging layers
+        require.
     """
 
     make: Callable[[], Any]
@@ -62,7 +63,7 @@ class LayerCase:
     twice: bool = False
 
     def run(self) -> None:
-        """Runs the case and prints each check when it ends."""
+        """Runs the test case and prints the result of each check."""
         with warnings_reported():
             _run(self)
 
@@ -114,7 +115,7 @@ def _layouts(model: Any) -> tlm.LayoutMap:
 
 @contextlib.contextmanager
 def _drawing_as_on_a_mesh() -> Iterator[None]:
-    """Draws the same random numbers without a mesh as on a mesh."""
+    """Makes models without a mesh draw the random numbers of a mesh."""
     experimental = tf_keras.backend.experimental
     experimental.enable_tf_random_generator()
     try:

@@ -1,8 +1,8 @@
 """Short programs, as in tutorials, each trained for a few steps.
 
-Every function creates its data and models, like a separate program, and does
-not use a mesh. It returns its losses and the models whose weights the case
-shards.
+Like a separate program, every function creates its data and models, and does
+not refer to a mesh. A function returns its losses and its models. The weights
+of these models are sharded in the test cases.
 """
 
 from tests.real.program import ProgramCase
@@ -34,8 +34,7 @@ MODULES = [
 
 PROGRAMS = [program for module in MODULES for program in module.PROGRAMS]
 
-# Every second program runs under the scope, the others after
-# `set_distribution`.
+# Programs alternate between `layout_map_scope` and `set_distribution`.
 CASES = {
     program.__name__: ProgramCase(program, scope=number % 2 == 0)
     for number, program in enumerate(PROGRAMS)

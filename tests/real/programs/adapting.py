@@ -81,7 +81,7 @@ def fitted(model, epochs: int = 2) -> list[float]:
 
 
 def lora():
-    """Trains low-rank weights of a trained model."""
+    """Enables LoRA in a trained model and trains the low-rank weights."""
     model = text_model()
     losses = fitted(model)
     for layer in model.layers:
@@ -104,7 +104,7 @@ def quantization():
 
 
 def saved_and_gone_on_with():
-    """Saves the best weights in one file and the full model in another."""
+    """Saves the best weights and the full model, and continues training."""
     model = text_model()
     with tempfile.TemporaryDirectory() as folder:
         best = os.path.join(folder, "best.weights.h5")
@@ -133,7 +133,7 @@ def saved_and_gone_on_with():
 
 
 def style():
-    """Trains an image by the features that a network computes from it."""
+    """Optimizes an image so that its features match a style."""
     body = keras.applications.VGG16(
         input_shape=(SIDE, SIDE, 3), include_top=False, weights=None
     )

@@ -1,4 +1,4 @@
-"""Program that learns to remove noise and generates images from noise."""
+"""Program that learns to remove noise, and generates images from noise."""
 
 import math
 
@@ -42,7 +42,7 @@ def network():
 
 
 class Diffusion(keras.Model):
-    """Network, and a moving average of the network that generates images."""
+    """Diffusion model; a moving average of its network generates images."""
 
     def __init__(self):
         super().__init__()

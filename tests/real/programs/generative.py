@@ -109,7 +109,7 @@ def generator():
 
 
 class GAN(keras.Model):
-    """Two models that train against each other in one step."""
+    """GAN whose step trains a generator and a discriminator."""
 
     def __init__(self, critic, maker):
         super().__init__()
@@ -170,7 +170,7 @@ def dcgan():
 
 
 class WGAN(GAN):
-    """GAN with a distance as loss; the critic's gradient norm is near 1."""
+    """Wasserstein GAN with a gradient penalty."""
 
     def penalty(self, real, generated):
         share = tf.random.uniform(

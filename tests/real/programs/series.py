@@ -27,7 +27,7 @@ def forecasting():
 
 
 def transformer_of_series():
-    """Classifies series by attention and convolutions of width 1."""
+    """Classifies time series by attention and convolutions of width 1."""
     x = inputs = keras.Input((16, 3))
     for _ in range(2):
         y = layers.MultiHeadAttention(2, 8)(x, x)

@@ -1,4 +1,4 @@
-"""Programs on graphs and point clouds, whose layers gather and scatter."""
+"""Programs on graphs and point clouds that use gather and scatter ops."""
 
 import keras
 import numpy as np
@@ -33,7 +33,7 @@ class GraphConvolution(layers.Layer):
 
 
 class GraphNetwork(keras.Model):
-    """Model that classifies the nodes of one graph, which the model stores."""
+    """Model that stores a graph and classifies its nodes."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ class OrthogonalRegularizer(keras.regularizers.Regularizer):
 
 
 def transformed(inputs, size):
-    """Returns points after a learned transformation."""
+    """Applies a learned transformation to points."""
     x = layers.Conv1D(8, 1, activation="relu")(inputs)
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dense(16, activation="relu")(x)
@@ -96,7 +96,7 @@ def transformed(inputs, size):
 
 
 def point_cloud():
-    """Classifies point clouds independently of the order of points."""
+    """Classifies point clouds; the order of the points has no effect."""
     inputs = keras.Input((32, 3))
     x = layers.Conv1D(8, 1)(transformed(inputs, 3))
     x = layers.Activation("relu")(layers.BatchNormalization(momentum=0.0)(x))

@@ -27,7 +27,7 @@ def encoder():
 
 
 def siamese():
-    """Predicts from encodings whether two images have the same class."""
+    """Predicts from two encodings whether two images have the same class."""
     tower = encoder()
     first, second = keras.Input((SIDE, SIDE, 1)), keras.Input((SIDE, SIDE, 1))
 
@@ -114,7 +114,7 @@ def triplets():
 
 
 class MetricLearning(keras.Model):
-    """Model that trains on anchors and positives of all classes per batch."""
+    """Model whose batches contain an anchor and a positive of each class."""
 
     def train_step(self, data):
         if isinstance(data, tuple):
@@ -152,7 +152,7 @@ def metric_learning():
 
 
 class TwoTowers(keras.Model):
-    """Users and items; other items of the batch are the negatives."""
+    """Two-tower model whose negatives are the other items of the batch."""
 
     def __init__(self):
         super().__init__()

@@ -104,7 +104,7 @@ def loop_with_a_tape():
 
 
 def loop_without_a_graph():
-    """Trains in a loop with eager execution."""
+    """Trains in a custom loop with eager execution."""
     model = classifier(16)
     optimizer = keras.optimizers.Adam(1e-2)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -193,7 +193,7 @@ def gradients_of_several_batches():
 
 
 def actor_critic():
-    """Trains a walk on a line with sampled actions and a critic for rewards."""
+    """Trains an actor and a critic to walk on a line, from sampled actions."""
     inputs = keras.Input((4,))
     common = layers.Dense(16, activation="relu")(inputs)
     model = keras.Model(

@@ -53,7 +53,7 @@ def preprocessing():
 
 
 def normalization_in_the_model():
-    """Uses a layer with means and variances that were adapted before."""
+    """Uses a Normalization layer that was adapted before training."""
     normalization = layers.Normalization()
     data = np.stack([AGE, HOURS], 1)
     normalization.adapt(data)
@@ -83,7 +83,7 @@ def normalization_in_the_model():
 
 
 def wide_and_deep():
-    """Trains a linear model on crossed features with a deep model."""
+    """Trains a wide and deep model on crossed features."""
     age, city = keras.Input((1,)), keras.Input((1,), dtype="int64")
     hours = keras.Input((1,))
     wide = layers.concatenate(
@@ -133,7 +133,7 @@ class DotInteraction(layers.Layer):
 
 
 class DLRM(keras.Model):
-    """Model with embeddings, layers for numbers, and pairwise products."""
+    """DLRM: embeddings, an MLP for numbers, and pairwise dot products."""
 
     def __init__(self):
         super().__init__()

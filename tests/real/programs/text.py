@@ -24,7 +24,7 @@ class TokenAndPosition(layers.Layer):
 
 
 class Block(layers.Layer):
-    """Layer with attention and two dense layers, each after a normalization."""
+    """Transformer block: attention and two dense layers with normalization."""
 
     def __init__(self, causal=False):
         super().__init__()
@@ -71,7 +71,7 @@ def text_classification():
 
 
 def mini_gpt():
-    """Trains a model of the next word, and generates text in a loop."""
+    """Trains a model that predicts the next word, and generates text."""
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = Block(causal=True)(TokenAndPosition()(inputs))
     outputs = layers.Dense(WORDS)(x)
@@ -99,7 +99,7 @@ def mini_gpt():
 
 
 class MaskedLanguageModel(keras.Model):
-    """Model whose loss counts masked words only, by weights of the dataset."""
+    """Model whose loss counts only masked words, by sample weights."""
 
     def compile(self, optimizer, loss):
         super().compile(optimizer=optimizer)

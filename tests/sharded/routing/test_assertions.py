@@ -1,4 +1,4 @@
-"""Assertions whose eager errors contain only the message."""
+"""Tests assertions whose eager errors contain only the message."""
 
 import pytest
 import tensorflow as tf

@@ -192,7 +192,7 @@ def test_every_repeated_id_is_applied(values, sizes):
     ids=["gather", "embedding_lookup", "sparse_read", "scatter_add"],
 )
 def test_each_call_is_planned_once(monkeypatch, values, call, axis, num_plans):
-    # A table with columns in two shards is planned as two tables.
+    # A table whose columns are in two shards is planned as two tables.
     plans = []
     original = parts.parts_of
     monkeypatch.setattr(

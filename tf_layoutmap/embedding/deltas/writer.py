@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,9 @@ from tf_layoutmap.embedding.deltas import chain
 from tf_layoutmap.embedding.deltas.chain import Delta, Meta
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.vocabulary import checkpoint_files, state
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import AnyEmbedding
 
 Array = np.ndarray[Any, Any]
 
@@ -194,11 +197,11 @@ class DeltaWriter:
 
     def __init__(
         self,
-        embedding: Any,
+        embedding: AnyEmbedding | Sequence[AnyEmbedding],
         directory: str | os.PathLike[str],
         *,
         base: str | os.PathLike[str],
-        root: Any = None,
+        root: object = None,
     ):
         """Compares the tables with the base and existing deltas.
 

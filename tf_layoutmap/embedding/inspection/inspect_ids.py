@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,10 +15,16 @@ import tensorflow as tf
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.inspection import html_report, id_counts
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import config, optimizer_specs
 from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        FeatureConfigs,
+        TableConfig,
+    )
 
 # Number of slot variables of each optimizer. Each slot variable has the shape
 # of the table.
@@ -108,12 +114,12 @@ class IdReport:
 
 
 def inspect_ids(
-    dataset: Iterable[Any],
-    feature_config: Any,
+    dataset: Iterable[object],
+    feature_config: FeatureConfigs,
     *,
-    optimizer: Any = None,
+    optimizer: optimizer_specs.TableOptimizer | None = None,
     max_batches: int | None = None,
-    open_tables: Iterable[Any] = (),
+    open_tables: Iterable[str | TableConfig] = (),
     kept_share: float = 0.95,
 ) -> IdReport:
     """Reads a dataset, and reports how its ids use the tables.

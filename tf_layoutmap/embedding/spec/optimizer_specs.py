@@ -17,7 +17,10 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import EmbeddingOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -435,6 +438,21 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
 
 
 LearningRate = float | Callable[[], Any]
+
+
+TableOptimizer: TypeAlias = "EmbeddingOptimizer | OptimizerSpec"
+"""The optimizer of a table, as an object or as its spec."""
+
+
+class HostOptions(TypedDict, total=False):
+    """Arguments that all optimizers of the host engine have."""
+
+    use_gradient_accumulation: bool
+    clip_weight_min: float | None
+    clip_weight_max: float | None
+    weight_decay_factor: float | None
+    multiply_weight_decay_factor_by_learning_rate: bool | None
+    clipvalue: float | tuple[float | None, float | None] | None
 
 
 class HostOptimizer:

@@ -31,10 +31,10 @@ _OPTIMIZERS = {
 def to_config(
     feature_config: Any, optimizer: Any, capacities: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Returns plain values that `from_config` accepts.
+    """Returns a feature config as plain values, the input of `from_config`.
 
-    Initializers that Keras does not serialize are omitted, because the rows are
-    restored from the saved weights.
+    Initializers that Keras cannot serialize are omitted. A loaded layer does
+    not need them, because its rows are restored from the saved weights.
 
     Args:
       feature_config: Nested structure of `FeatureConfig`.

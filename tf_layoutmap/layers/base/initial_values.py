@@ -13,8 +13,9 @@ from tf_layoutmap.sharded.initial_value import ShardInfo
 # value.
 _GROUP = 4
 
-# Per distribution: its op, and the counter values that the op reserves for each
-# group of values. A truncated normal redraws values outside its range.
+# Maps each distribution to its op and to the number of counter values that the
+# op reserves for each group of values. The op for truncated normal values
+# reserves more, because it draws again when a value is outside the range.
 _OPS = {
     "uniform": ("StatelessRandomUniformV2", 1),
     "normal": ("StatelessRandomNormalV2", 1),
@@ -38,7 +39,7 @@ class Draw:
     offset: tf.Tensor
 
     def rows(self, start: int, num_rows: int, dim: int) -> tf.Tensor:
-        """Returns rows of the table `[..., dim]`, and draws only these rows."""
+        """Returns `num_rows` rows from `start` on; draws no other rows."""
         op, counts = _OPS[self.distribution]
         first, skipped = divmod(start * dim, _GROUP)
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=self.seed)
@@ -61,20 +62,20 @@ def known_draw(
     initializer: Any,
     stateless_seed: Callable[[Any], tf.Tensor | None],
 ) -> Draw | None:
-    """Returns the random values of a Keras initializer, if known.
+    """Returns the `Draw` of a Keras initializer, or None if there is none.
 
     Args:
-      kinds: The `initializers` module of its Keras version.
+      kinds: The `initializers` module of the initializer's Keras version.
       initializer: The initializer.
-      stateless_seed: Returns the seed of an initializer's next values, `[2]`
-        int32, or None if it is not known.
+      stateless_seed: Function that returns the seed of an initializer's next
+        values, `[2]` int32, or None if the seed is not known.
     """
     known = {
         kinds.RandomUniform: ("uniform", "minval", "maxval"),
         kinds.RandomNormal: ("normal", "mean", "stddev"),
         kinds.TruncatedNormal: ("truncated_normal", "mean", "stddev"),
     }
-    # Subclasses are excluded, because they may draw other values.
+    # Subclasses are excluded, because they may draw values in another way.
     if type(initializer) not in known:
         return None
     seed = stateless_seed(initializer)
@@ -95,20 +96,21 @@ def sharded_initializer(
     dtype: tf.DType,
     known_draw: Callable[[Any], Draw | None],
 ) -> Callable[..., Any]:
-    """Returns an initializer of shards with the full table's values.
+    """Returns an initializer that gives each shard its slice of a full table.
 
     Args:
-      initializer: A Keras initializer whose values depend on the shape, or are
-        random.
+      initializer: A Keras initializer whose values are random or depend on the
+        shape.
       shape: Shape of the full table.
       dtype: Dtype of the table.
-      known_draw: Returns the `Draw` of an initializer and advances a stateful
-        seed; None if the initializer has no `Draw`.
+      known_draw: Function that returns the `Draw` of an initializer and
+        advances its stateful seed. The function returns None if the initializer
+        has no `Draw`.
 
     Returns:
       `initializer` if it accepts shard arguments. Otherwise a callable with a
-      `shard_info` argument, as for `ShardedVariable.create`. It supports one
-      pass over all shards.
+      `shard_info` argument, as for `ShardedVariable.create`. The callable must
+      be called once for each shard, in the order of the shards.
     """
     parameters = inspect.signature(initializer).parameters
     if {"shard_info", "partition_shape"} & set(parameters):
@@ -119,8 +121,8 @@ def sharded_initializer(
 class _ShardedInitializer:
     """Initializer of shards that returns slices of the full table's values.
 
-    If the values have no `Draw`, the first shard computes the full table, and
-    the last shard releases it.
+    If the initializer has no `Draw`, the call for the first shard computes the
+    full table, and the call for the last shard releases its memory.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class _ShardedInitializer:
         self._full_table: tf.Tensor | None = None
 
     def is_drawn(self) -> bool:
-        """Whether each shard draws its values separately."""
+        """Whether the values of each shard are drawn separately."""
         if (
             not self._is_draw_known
             and self._dtype == tf.float32

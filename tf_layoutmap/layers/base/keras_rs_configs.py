@@ -1,9 +1,9 @@
-"""Conversion of keras-rs' table and feature configs to TensorFlow's.
+"""Conversion of the configs of keras-rs to the configs of TensorFlow.
 
-The configs are recognized by their fields, as in keras-rs 0.4, so the package
-keras-rs is not required. A setting that the host engine does not support
-raises an error that names the setting. `ScheduledRate` is a table's learning
-rate that follows a Keras schedule.
+This module recognizes the configs of keras-rs 0.4 by their fields, and does not
+require the package keras-rs. If the host engine does not support a setting, the
+functions raise an error that names the setting. `ScheduledRate` is a table's
+learning rate that follows a Keras schedule.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tf_layoutmap.embedding import inputs
 class ScheduledRate:
     """Learning rate of tables that follows a Keras schedule.
 
-    It is a callable without arguments, as a table's optimizer requires. A
-    schedule is a function of the step, so the layer that owns the tables counts
-    their updates and sets `updates`.
+    The object is a callable without arguments, as a table's optimizer requires.
+    A schedule is a function of the step number. The layer that owns the tables
+    therefore counts the updates in the variable `updates`.
 
     Attributes:
       schedule: The schedule, of Keras 3 or tf_keras.
@@ -43,8 +43,9 @@ class ScheduledRate:
 
 _tpu = tf.tpu.experimental.embedding
 
-# Per Keras optimizer: the TPU optimizer class, the settings that both have, and
-# the settings that must keep Keras' default because the TPU class lacks them.
+# Maps each Keras optimizer to the TPU optimizer class, the settings that both
+# classes have, and the settings that only Keras has. The settings of the last
+# group must have their default values.
 _RULES = {
     "SGD": (_tpu.SGD, (), {"momentum": 0.0, "nesterov": False}),
     "Adagrad": (
@@ -66,7 +67,7 @@ _RULES = {
     ),
 }
 _BY_NAME = {name.lower(): name for name in _RULES}
-# Settings of all Keras optimizers that no table optimizer supports.
+# Settings that every Keras optimizer has, and no table optimizer supports.
 _UNSUPPORTED = {
     "clipnorm": None,
     "global_clipnorm": None,
@@ -80,8 +81,8 @@ class TruncatedFeatureConfig(_tpu.FeatureConfig):
     """A `FeatureConfig` that truncates each sample to its first ids.
 
     Attributes:
-      max_ids: Number of ids of a ragged or sparse sample that are looked up;
-        required width of a dense input.
+      max_ids: Maximum number of ids that are looked up for each ragged or
+        sparse sample. A dense input must have exactly this width.
     """
 
     def __init__(self, *args: Any, max_ids: int, **kwargs: Any):
@@ -90,11 +91,12 @@ class TruncatedFeatureConfig(_tpu.FeatureConfig):
 
 
 def to_tensorflow_configs(feature_config: Any) -> Any:
-    """Returns the feature config with keras-rs' configs as TensorFlow's.
+    """Returns a feature config in which keras-rs' configs are converted.
 
     Args:
       feature_config: Nested structure of keras-rs' or TensorFlow's
-        `FeatureConfig` objects. TensorFlow's are returned unchanged.
+        `FeatureConfig` objects. The objects of TensorFlow are returned
+        unchanged.
 
     Raises:
       ValueError: If a setting is not supported. The message names the setting
@@ -125,7 +127,7 @@ def to_tensorflow_configs(feature_config: Any) -> Any:
 
 
 def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
-    """Returns ids and weights of one input, at most `max_ids` per sample.
+    """Returns ids and weights of one input with at most `max_ids` per sample.
 
     Dense ids with weights become ragged, because the engine requires ragged or
     sparse ids when weights are passed.
@@ -137,8 +139,8 @@ def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     max_ids = getattr(feature, "max_ids", None)
     where = f"(feature {getattr(feature, 'name', None)!r})"
     if weights is not None and _is_dense(ids) and _is_dense(weights):
-        # The width of dense ids is checked and not truncated, because XLA does
-        # not compile slices of ragged tensors.
+        # Dense ids that are too wide raise an error and are not truncated,
+        # because XLA does not compile slices of ragged tensors.
         return _to_ragged(
             tf.convert_to_tensor(ids),
             tf.convert_to_tensor(weights),
@@ -172,7 +174,7 @@ def _check_width(ids, max_ids, where):
 
 
 def _to_ragged(ids, weights, max_ids, where):
-    """Returns dense ids and weights, `[num_samples]` or 2-D, as ragged."""
+    """Returns dense ids and weights, 1-D or 2-D, as ragged tensors."""
     if ids.shape.rank not in (1, 2) or not ids.shape.is_compatible_with(
         weights.shape
     ):
@@ -193,7 +195,7 @@ def _to_ragged(ids, weights, max_ids, where):
         weights = tf.identity(weights)
     if ids.shape.rank == 1:
         ids, weights = ids[:, tf.newaxis], weights[:, tf.newaxis]
-    ragged = tf.RaggedTensor.from_tensor(ids)  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+    ragged = tf.RaggedTensor.from_tensor(ids)  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
     return ragged, ragged.with_values(tf.reshape(weights, [-1]))
 
 
@@ -205,7 +207,8 @@ def _truncate_sparse(feature, ids, weights, max_ids):
     )
     kept = positions < max_ids
     if isinstance(weights, tf.SparseTensor):
-        # The check compares all ids and weights, before any id is dropped.
+        # All indices of the ids and the weights are compared before any id is
+        # dropped.
         checked = inputs.same_positions(
             feature, "indices", ids.indices, weights.indices
         )
@@ -216,7 +219,7 @@ def _truncate_sparse(feature, ids, weights, max_ids):
 
 
 def _max_ids(feature) -> int | None:
-    """Returns the number of ids per sample after a check of both shapes."""
+    """Checks both shapes of a feature; returns its number of ids per sample."""
     input_shape = tuple(feature.input_shape)
     output_shape = tuple(feature.output_shape)
     samples = input_shape[: max(len(input_shape) - 1, 1)]
@@ -236,8 +239,8 @@ def _max_ids(feature) -> int | None:
 
 def _read_table(table):
     where = f"(table {table.name!r})"
-    # The ids-per-partition settings are ignored: they size the buffers of a
-    # SparseCore, and the host engine has no such limit.
+    # The ids-per-partition settings are ignored, because they determine the
+    # buffer sizes of a SparseCore, and the host engine has no such buffers.
     if table.placement != "auto":
         raise ValueError(
             '`placement` of a TableConfig of keras-rs must be "auto": this '
@@ -278,7 +281,8 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
                 f"Received: optimizer={optimizer!r} {where}."
             )
         return _RULES[_BY_NAME[optimizer.lower()]][0]()
-    # Subclasses are not supported: AdamW is a subclass of Adam, for example.
+    # Subclasses can have other update rules. For example, AdamW is a subclass
+    # of Adam.
     name = type(optimizer).__name__
     if not isinstance(optimizer, keras.optimizers.Optimizer) or (
         type(optimizer) is not getattr(keras.optimizers, name, None)

@@ -1,10 +1,10 @@
-"""Checks that a layer is used by models of its Keras version only.
+"""Checks that only models of the layer's Keras version use a layer.
 
-If a model of the other version called the layer, the layer would compute
-activations. However, the model would not recognize it as a layer, and would
-therefore not train, count or save it. `LayerBase` gives type checkers the
-attributes of a Keras layer; at run time the `Layer` class of one version
-provides them.
+Without the check, a model of the other Keras version could call the layer and
+would receive activations. However, the model would not recognize the object as
+a layer, and would therefore not train or save its weights. `LayerBase` declares
+the attributes of a Keras layer for type checkers. At run time, the `Layer`
+class of one Keras version provides these attributes.
 """
 
 import sys
@@ -17,10 +17,11 @@ from tf_layoutmap._core import keras_private
 
 
 def check_not_tf_keras(layer: Any, inputs: Any) -> None:
-    """Checks that tf_keras neither calls a Keras 3 layer nor made its inputs.
+    """Checks that a Keras 3 layer is not used in a tf_keras model.
 
     Raises:
-      RuntimeError: If tf_keras calls the layer or made its inputs.
+      RuntimeError: If a tf_keras layer calls the layer, or tf_keras created its
+        inputs.
     """
     if "tf_keras" not in sys.modules:
         return
@@ -40,10 +41,11 @@ def check_not_tf_keras(layer: Any, inputs: Any) -> None:
 
 
 def check_not_keras3(layer: Any, inputs: Any) -> None:
-    """Checks that Keras 3 neither calls a tf_keras layer nor made its inputs.
+    """Checks that a tf_keras layer is not used in a Keras 3 model.
 
     Raises:
-      RuntimeError: If Keras 3 calls the layer or made its inputs.
+      RuntimeError: If a Keras 3 layer calls the layer, or Keras 3 created its
+        inputs.
     """
     _check_version(
         layer,
@@ -69,8 +71,9 @@ def _check_version(
     Args:
       layer: The called layer.
       inputs: Inputs of the call.
-      symbolic: Type of the symbolic inputs of the other version.
-      calling_layer: Layer of the other version that makes this call, or None.
+      symbolic: Type of symbolic inputs in the other Keras version.
+      calling_layer: Layer of the other Keras version that is calling `layer`,
+        or None.
       own: Name of the layer's Keras version, and module of its layers.
       other: Name of the other Keras version, and module of its layers.
     """

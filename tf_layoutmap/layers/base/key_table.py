@@ -1,8 +1,8 @@
 """Table of a `ShardedEmbedding` with an open vocabulary.
 
-The table is a `tlm.TPUEmbedding` with one table and one feature; each id of a
-call is one sample. Row assignment, gradients and files therefore use the same
-code as all other tables with open vocabularies.
+The class uses a `tlm.TPUEmbedding` with one table and one feature. Each id of a
+call is one sample of that feature. Row assignment, gradients and saved files
+therefore use the same code as in all other tables with open vocabularies.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from tf_layoutmap.vocabulary.state import Vocabulary
 
 _tpu = tf.tpu.experimental.embedding
 
-# A fixed name, because checkpoints must not depend on the layer's name.
+# The name of the table is fixed, because checkpoints must not depend on the
+# name of the layer.
 _TABLE = "embeddings"
 
 
 class KeyTable:
-    """A table whose ids are keys, trained by the host engine.
+    """A table with keys as ids, which the host engine trains.
 
     Attributes:
       embedding: The `tlm.TPUEmbedding` that holds the table.
@@ -57,11 +58,11 @@ class KeyTable:
           initializer: Initializer of the layer.
           optimizer: The layer's `RowOptimizer`.
           num_shards: Number of shards of the table.
-          mask_zero: Whether 0, or the empty string, is padding.
+          mask_zero: Whether the key 0, or the empty string, is padding.
 
         Raises:
-          ValueError: If the initializer does not support drawing values by key.
-          NotImplementedError: On a TPU, and with several processes.
+          ValueError: If the initializer cannot draw the values of a single key.
+          NotImplementedError: If a TPU is used, or several processes train.
         """
         if isinstance(
             tf.distribute.get_strategy(),
@@ -79,11 +80,13 @@ class KeyTable:
         self._dim = dim
         self._optimizer = optimizer
         self._mask_zero = mask_zero
-        # This call raises errors that contain the layer's name.
+        # The initializer is validated here, so that error messages contain the
+        # name of the layer.
         first_values.read_initializer(
             initializer, seed=settings.seed, table=layer
         )
-        # Two layers must not have the same initial values.
+        # The seed depends on the name of the layer, because two layers must not
+        # have the same initial values.
         own_seed = hashlib.sha256(f"{settings.seed}/{layer}".encode())
         own_settings = dataclasses.replace(
             settings,
@@ -114,7 +117,7 @@ class KeyTable:
 
     @property
     def settings(self) -> OpenVocabulary:
-        """Settings of the vocabulary, with its current capacity."""
+        """Settings of the vocabulary, including its current capacity."""
         if not self._is_built:
             return self._settings
         capacity = self.embedding.vocabularies[_TABLE].settings.capacity
@@ -132,7 +135,7 @@ class KeyTable:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary, with the layer's name and settings."""
+        """The built vocabulary, with the name and the settings of the layer."""
         found = self.embedding.vocabularies[_TABLE]
         found.name = self.layer_name
         found.settings = dataclasses.replace(
@@ -153,12 +156,13 @@ class KeyTable:
     ) -> tf.Tensor:
         """Returns the rows of keys.
 
-        If a gradient tape records, the lookup is a step of the vocabulary and
-        may add keys. Otherwise TensorFlow's ops read the existing rows.
+        If a gradient tape records, the lookup is a training step of the
+        vocabulary, in which new keys can be added. Otherwise TensorFlow's ops
+        read the existing rows, and no key is added.
 
         Args:
           keys: Keys of any shape, int64 or strings.
-          marks_variable: The mark weight, whose gradient identifies the step.
+          marks_variable: The mark weight. Its gradient identifies the step.
           is_trained: Whether the layer is trainable.
 
         Returns:
@@ -167,12 +171,13 @@ class KeyTable:
         ids = tf.reshape(keys, [-1])
         if self._mask_zero:
             is_key = is_not_padding(ids)
-            # Each position is one sample, with one id or none.
+            # Each element of `keys` is one sample. The sample has one id, or no
+            # id if the element is padding.
             splits = tf.concat(
                 [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
                 axis=0,
             )
-            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
                 tf.boolean_mask(ids, is_key), splits, validate=False
             )
         if is_trained and steps.may_be_recorded(marks_variable, None):
@@ -202,11 +207,11 @@ class KeyTable:
 
     @property
     def num_replicas(self) -> int:
-        """Always 1, because several replicas are not supported."""
+        """Always 1: open vocabularies do not support several replicas."""
         return 1
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Applies the step of the lookups that the marks identify."""
+        """Applies the gradients of the lookups that the marks identify."""
         self._access.apply_marks(sum_of_marks)
         self._optimizer.iterations.assign_add(1)
 
@@ -217,7 +222,7 @@ class KeyTable:
         weight_files.save_tables(self.embedding, store)
 
     def load(self, store: Any) -> None:
-        """Reads the variables that `save` wrote, for any number of shards."""
+        """Reads what `save` wrote; the number of shards may differ."""
         if "0" in store.keys():
             raise ValueError(
                 f"Layer {self.layer_name!r} has an open vocabulary and must be "

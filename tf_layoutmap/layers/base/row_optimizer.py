@@ -1,13 +1,16 @@
-"""Base of `RowOptimizer` for both Keras versions.
+"""Base classes of `RowOptimizer` for both Keras versions.
 
-`RowUpdates` applies one optimizer step to the rows of a gradient.
-`RowOptimizerSaving` saves its step count, slot variables and settings.
+`RowUpdates` applies an optimizer step to the rows that a gradient contains.
+`RowOptimizerSaving` saves the step count, slot variables and settings of the
+optimizer.
 """
+
+from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import tensorflow as tf
 
@@ -22,12 +25,15 @@ from tf_layoutmap.embedding.spec.optimizer_specs import (
 from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import EmbeddingOptimizer, HasSlots, Weights
+
 
 class RowOptimizerSaving:
     """A mixin for `RowUpdates` that saves and loads its state.
 
-    The state is saved with the layer's table, and each slot variable as one
-    unsharded table.
+    The state is saved together with the layer's table. Each slot variable is
+    saved as one unsharded table.
     """
 
     _keras: Any
@@ -37,7 +43,8 @@ class RowOptimizerSaving:
     _table: Any
 
     if TYPE_CHECKING:
-        # `RowUpdates` or the class of one Keras version defines these.
+        # `RowUpdates` or the optimizer class of a Keras version defines these
+        # members.
         name: str
         iterations: Any
 
@@ -52,13 +59,13 @@ class RowOptimizerSaving:
         def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor: ...
 
     def _accumulated_by_name(self) -> dict[str, tf.Variable]:
-        """Returns the accumulated gradients, if there are any."""
+        """Returns the accumulators; empty if no gradients are accumulated."""
         ids, values = self._accumulated_ids, self._accumulated_gradients_of_ids
         if ids is None or values is None or not tf.size(ids):
             return {}
         return {"accumulated_ids": ids, "accumulated_gradients": values}
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Weights) -> None:
         """Writes the step count, the learning rate and the slot variables."""
         for i, variable in enumerate(self._scalars()):
             store[str(i)] = variable.numpy()
@@ -67,14 +74,14 @@ class RowOptimizerSaving:
         for name, variable in self._accumulated_by_name().items():
             store[name] = variable.numpy()
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the state that `save_own_variables` wrote.
 
         An empty store resets the state.
 
         Raises:
-          ValueError: If the state is from another optimizer. Nothing is
-            changed then.
+          ValueError: If the state is from another optimizer. In this case, no
+            variable is changed.
         """
         scalars = self._scalars()
         slots = self._own_slots()
@@ -101,8 +108,8 @@ class RowOptimizerSaving:
         elif before := self._accumulated_by_name():
             self._set_accumulated(*(one[:0] for one in before.values()))
         if not found:
-            # The weights were saved without an optimizer, as by Keras'
-            # Embedding.
+            # The file was written by a layer without an optimizer, such as
+            # Keras' Embedding.
             self.iterations.assign(0)
             for slot in self._spec.slots:
                 if slot.name in slots:
@@ -114,7 +121,7 @@ class RowOptimizerSaving:
             variable.assign(store[str(i)][()])
 
     def get_config(self) -> dict[str, Any]:
-        """Returns plain values that `from_config` accepts."""
+        """Returns the settings as plain values, the input of `from_config`."""
         return {
             "name": self.name,
             "rule": self._spec.name,
@@ -125,24 +132,27 @@ class RowOptimizerSaving:
 
     @classmethod
     def from_config(
-        cls, config: dict[str, Any], custom_objects: Any = None
-    ) -> Any:
+        cls,
+        config: Mapping[str, object],
+        custom_objects: Mapping[str, object] | None = None,
+    ) -> Self:
         """Creates an optimizer from the result of `get_config`."""
-        rate = config["learning_rate"]
+        saved: dict[str, Any] = dict(config)
+        rate = saved["learning_rate"]
         if isinstance(rate, dict):
             rate = cls._keras.optimizers.schedules.deserialize(
                 rate, custom_objects=custom_objects
             )
         spec = OptimizerSpec(
-            config["rule"],
+            saved["rule"],
             rate,
             slots=tuple(
                 SlotSpec(name, initial)
-                for name, initial in config["slots"].items()
+                for name, initial in saved["slots"].items()
             ),
-            constants=tuple(config["constants"]),
+            constants=tuple(saved["constants"]),
         )
-        return cast("Any", cls)(spec, name=config["name"])
+        return cast("Any", cls)(spec, name=saved["name"])
 
 
 _DEFAULTS = {
@@ -157,33 +167,38 @@ _ACCEPTED = (
 class RowUpdates(RowOptimizerSaving):
     """A mixin for an optimizer class of one Keras version.
 
-    That class defines `_keras`, the module of its version; `learning_rate`;
-    `iterations`, a variable; `_rate_config()`, the learning rate as plain
-    values; and `_scalars()`, its variables except the slot variables.
+    The optimizer class must define `_keras`, the module of its Keras version;
+    `learning_rate`; `iterations`, a variable; `_rate_config()`, which returns
+    the learning rate as plain values; and `_scalars()`, which returns all
+    variables except the slot variables.
     """
 
     _keras: Any
     _spec: OptimizerSpec
-    # Constraint of the rows that a step has changed; set by the layer.
+    # Constraint that is applied to the rows that a step changed. The layer sets
+    # this attribute.
     row_constraint: Any = None
-    # Returns the slot variables of a table that the host engine trains.
+    # Function that returns the slot variables if the host engine trains the
+    # table.
     _engine_slots: Callable[[], dict[str, Any]] | None = None
     learning_rate: Any
     _accumulated_ids: tf.Variable | None = None
     _accumulated_gradients_of_ids: tf.Variable | None = None
 
     @classmethod
-    def read(cls, optimizer: Any, layer: str) -> Any:
+    def read(
+        cls, optimizer: EmbeddingOptimizer | RowUpdates | str | None, layer: str
+    ) -> Self | None:
         """Returns the optimizer for a layer's `optimizer` argument.
 
         Args:
-          optimizer: None, `"sgd"`, `"adagrad"`, a
+          optimizer: One of: None, `"sgd"`, `"adagrad"`, a
             `tf.tpu.experimental.embedding` optimizer, or an object of this
-            class that no layer uses yet.
+            class that no other layer uses.
           layer: Name of the layer, for messages.
 
         Raises:
-          TypeError: If the argument is of another type.
+          TypeError: If the type of the argument is not supported.
           ValueError: If a setting is not supported, or is not a number.
         """
         if optimizer is None:
@@ -222,13 +237,14 @@ class RowUpdates(RowOptimizerSaving):
             raise TypeError(
                 _core_checks.message("optimizer", _ACCEPTED, optimizer, where)
             )
-        rate = optimizer.learning_rate
+        rule = cast("Any", optimizer)
+        rate = rule.learning_rate
         if isinstance(rate, cls._schedule()):
-            # The engine would call the schedule without a step; `learning_rate`
-            # calls the schedule with `iterations`.
-            optimizer = copy.copy(optimizer)
-            optimizer.learning_rate = 1.0
-        spec = read_optimizer(optimizer, table=layer)
+            # The engine would call the schedule without a step number. The
+            # property `learning_rate` calls the schedule with `iterations`.
+            rule = copy.copy(rule)
+            rule.learning_rate = 1.0
+        spec = read_optimizer(rule, table=layer)
         assert spec is not None  # `optimizer` is not None.
         return cast("Any", cls)(
             dataclasses.replace(
@@ -241,7 +257,7 @@ class RowUpdates(RowOptimizerSaving):
         return cls._keras.optimizers.schedules.LearningRateSchedule
 
     def _engine_rule(self) -> OptimizerSpec:
-        """Returns the rule for an engine, which reads the learning rate."""
+        """Returns the update rule, with a callable as its learning rate."""
         return dataclasses.replace(
             self._spec,
             learning_rate=lambda: tf.cast(self.learning_rate, tf.float32),
@@ -251,7 +267,7 @@ class RowUpdates(RowOptimizerSaving):
 
     @property
     def slots(self) -> dict[str, Any]:
-        """The slot variables by name, with the shards of the table."""
+        """The slot variables by name, sharded in the same way as the table."""
         if self._engine_slots is not None:
             return self._engine_slots()
         return self._own_slots()
@@ -263,7 +279,7 @@ class RowUpdates(RowOptimizerSaving):
             if hasattr(self, slot.name)
         }
 
-    def create_slots(self, table: Any) -> None:
+    def create_slots(self, table: HasSlots) -> None:
         """Creates the slot variables of a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
@@ -285,7 +301,7 @@ class RowUpdates(RowOptimizerSaving):
         Raises:
           RuntimeError: If several replicas train, or XLA compiles the step.
           tf.errors.InvalidArgumentError: If the learning rate is not a finite
-            number of at least 0. Nothing is changed then.
+            number of at least 0. In this case, no variable is changed.
         """
         check_one_replica(self._table.name)
         if routing_checks.in_xla():
@@ -313,14 +329,15 @@ class RowUpdates(RowOptimizerSaving):
         steps: int,
         is_last: tf.Tensor,
     ) -> None:
-        """Accumulates a gradient, and applies the mean if it is the last one.
+        """Accumulates a gradient; applies the mean after the last gradient.
 
-        Only the rows of the batches are accumulated, not a full table.
+        The memory for the accumulation grows with the number of rows in the
+        batches, not with the size of the table.
 
         Args:
           gradient: As for `update`.
-          steps: Number of gradients in the mean; missing gradients count as
-            zeros.
+          steps: Divisor of the mean: the number of gradients, including missing
+            gradients, which count as zeros.
           is_last: `[]` bool: whether to apply the step now.
 
         Raises:
@@ -346,7 +363,7 @@ class RowUpdates(RowOptimizerSaving):
         tf.cond(is_last, take, lambda: self._set_accumulated(ids, values))
 
     def _accumulators(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
-        """Returns accumulated ids and gradients; creates them if needed."""
+        """Returns the variables of accumulated gradients, created if needed."""
         ids, gradients = (
             self._accumulated_ids,
             self._accumulated_gradients_of_ids,
@@ -379,7 +396,7 @@ class RowUpdates(RowOptimizerSaving):
         kept.assign(values)
         return tf.constant(True)
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: object) -> NoReturn:
         """Raises an error, because a `RowOptimizer` trains no other weights.
 
         Raises:
@@ -395,14 +412,14 @@ class RowUpdates(RowOptimizerSaving):
 def _rows_of(
     gradient: tf.IndexedSlices | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids, and a float32 gradient for each."""
+    """Returns the ids of a gradient, and a float32 gradient row for each id."""
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.indices, tf.cast(gradient.values, tf.float32)
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
 def check_constraint_supported(name: str) -> None:
-    """Raises if a constraint would be applied to rows outside of their step."""
+    """Raises if a layer has a constraint and is on parameter servers."""
     if strategies.on_servers():
         raise NotImplementedError(
             "Argument `embeddings_constraint` must be None on parameter "
@@ -412,7 +429,7 @@ def check_constraint_supported(name: str) -> None:
 
 
 def check_one_replica(name: str) -> None:
-    """Raises if several replicas would each apply a step."""
+    """Raises if there are several replicas, which would each apply a step."""
     strategies.warn_of_wrong_sums()
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:

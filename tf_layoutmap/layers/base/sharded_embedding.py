@@ -1,17 +1,20 @@
 """Base class of `ShardedEmbedding` for both Keras versions.
 
-`EmbeddingCore` holds the arguments, the table, the lookup and the saved state.
-The functions before the class check arguments and ids.
+The class `EmbeddingCore` implements the arguments, the table, the lookup and
+the saved state of the layer. The functions before the class check arguments and
+ids.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     initial_values,
@@ -21,6 +24,7 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import (
+    RowUpdates,
     check_constraint_supported,
     check_one_replica,
 )
@@ -31,10 +35,21 @@ from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        EmbeddingOptimizer,
+        Initializer,
+        LayerOptions,
+        ShardCounts,
+        TensorLike,
+        WeightFunction,
+        Weights,
+    )
+
 
 def count_shards(
     num_shards: Any,
-    partitioner: Callable[..., list[int]] | None,
+    partitioner: ShardCounts | None,
     max_shards: int,
     shape: tuple[int, int],
     dtype: str,
@@ -44,7 +59,8 @@ def count_shards(
 
     Args:
       num_shards: Maximum number of shards, or None.
-      partitioner: Alternative to `num_shards`: a callable of shape and dtype.
+      partitioner: Callable of shape and dtype that returns the number of
+        shards, an alternative to `num_shards`.
       max_shards: Maximum number of shards of the table.
       shape: Shape of the table, `[input_dim, output_dim]`.
       dtype: Dtype of the rows.
@@ -83,7 +99,7 @@ def count_shards(
 
 
 def check_inputs(inputs: Any, layer: str) -> None:
-    """Checks that no input is a Python value, for a clearer error than Keras'.
+    """Checks that no input is a Python value; Keras' own error is less clear.
 
     Args:
       inputs: Inputs of a call of a Keras 3 layer, nested or not.
@@ -110,7 +126,7 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
       name: Name of the layer.
 
     Raises:
-      TypeError: If the dtype does not represent all row numbers exactly.
+      TypeError: If the dtype cannot represent all row numbers exactly.
       tf.errors.InvalidArgumentError: If a number is not an integer.
     """
     ids = tf.convert_to_tensor(inputs)
@@ -118,7 +134,8 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
         return ids
     if ids.dtype.is_integer and ids.dtype != tf.uint64:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    # A Keras Sequential model without an Input casts all numbers to floats.
+    # Ids can be floats: a Keras Sequential model without an Input casts all
+    # numbers to floats.
     exact = (
         2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
         if ids.dtype.is_floating
@@ -153,16 +170,17 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
 class EmbeddingCore(LayerBase):
     """A mixin that precedes the `Layer` class of one Keras version.
 
-    The layer's class defines `_keras`, the module of its Keras version, and
-    `_row_optimizer`, its optimizer class. Its `build` creates the table with
-    `_make_table` and registers the weights with Keras.
+    The class of the layer must define `_keras`, the module of its Keras
+    version, and `_row_optimizer`, the class of the table's optimizer. The
+    method `build` of the layer creates the table with `_make_table` and
+    registers the weights with Keras.
     """
 
     _keras: Any
     _row_optimizer: Any
     _table: ShardedVariable | None
     _table_class: type[ShardedVariable] = ShardedVariable
-    # Used instead of `_table` by a layer with an open vocabulary.
+    # A layer with an open vocabulary uses this attribute instead of `_table`.
     _key_table: key_table.KeyTable | None
 
     def __init__(
@@ -171,63 +189,69 @@ class EmbeddingCore(LayerBase):
         output_dim: int,
         *,
         num_shards: int | None = None,
-        partitioner: Callable[..., list[int]] | None = None,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
-        optimizer: Any = None,
+        partitioner: ShardCounts | None = None,
+        embeddings_initializer: Initializer | None = "uniform",
+        embeddings_regularizer: WeightFunction = None,
+        embeddings_constraint: WeightFunction = None,
+        optimizer: literals.RowRule
+        | EmbeddingOptimizer
+        | RowUpdates
+        | None = None,
         mask_zero: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
 
         Args:
           input_dim: Number of rows of the table; ids are in `[0, input_dim)`.
-            If this is a `tlm.OpenVocabulary`, ids may be any int64 values or
-            strings, and each id is assigned a row in a step that trains it.
+            If `input_dim` is a `tlm.OpenVocabulary`, ids may be any int64
+            values or strings. Training steps assign rows to new ids that the
+            vocabulary admits.
           output_dim: Number of columns of the table.
           num_shards: Maximum number of shards; 1 by default. On a mesh, neither
             `num_shards` nor `partitioner` may be given.
-          partitioner: Alternative to `num_shards`: one of `tlm.partitioners`.
+          partitioner: A partitioner of `tlm.partitioners`, an alternative to
+            `num_shards`.
           embeddings_initializer: Name or object of a Keras initializer, or a
-            callable as for `ShardedVariable.create`. Keras' initializers give
-            the values of `Embedding` with the same seed for any number of
-            shards. A custom callable without a `shard_info` argument is called
-            once for the full table.
+            callable as for `ShardedVariable.create`. With Keras' initializers,
+            the initial values are the same as in `keras.layers.Embedding` with
+            the same seed, for any number of shards. A custom callable without a
+            `shard_info` argument is called once for the full table.
           embeddings_regularizer: None, or the name or object of a Keras
             regularizer, or a callable. If `optimizer` is set, the regularizer
-            is applied to the rows that a call looks up, and each row counts
-            once. Otherwise it is applied to the full table.
+            is applied only to the rows that a call looks up. Each of these rows
+            counts once. Otherwise the function is applied to the full table.
           embeddings_constraint: None, or the name or object of a Keras
             constraint, or a callable. If `optimizer` is set, the constraint is
             applied only to the rows that a step has changed, and must treat
-            each row independently (`axis=1`). Otherwise it is applied to the
-            full table.
+            each row independently (`axis=1`). Otherwise the function is applied
+            to the full table.
           optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
-            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`, whose
-            learning rate may also be a Keras schedule. If None, the model's
-            optimizer trains the shards, and each of its steps updates every
-            row.
-          mask_zero: Whether id 0 is padding and is masked. In an open
-            vocabulary, 0 and the empty string are then not keys, and their
-            lookup returns zeros.
+            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`. The
+            learning rate of this object may also be a Keras schedule. If None,
+            the model's optimizer trains the shards, and each of its steps
+            updates every row.
+          mask_zero: Whether id 0 is padding and is masked. If the layer also
+            has an open vocabulary, 0 and the empty string are not keys, and
+            their lookup returns zeros.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: If an argument is invalid; if `optimizer` is
-            given and the layer's variables are not float32; or if a layer with
-            an open vocabulary has a regularizer or a constraint, has no
-            optimizer, or has an initializer that does not support drawing
-            values for one key.
+          TypeError, ValueError: If an argument is invalid, or if `optimizer` is
+            given and the layer's variables are not float32. A layer with an
+            open vocabulary also raises this error if it has a regularizer or a
+            constraint, has no optimizer, or has an initializer that cannot draw
+            the values of a single key.
         """
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
         vars(self).update(_table=None, _key_table=None)
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
-        # XLA has no kernels for the package's ops, and would remove the check
-        # of ids. Keras 3 reads this attribute; tf_keras compiles with XLA only
-        # if `jit_compile=True` is passed.
+        # This attribute disables XLA, because XLA has no kernels for the
+        # package's ops and would remove the check of ids. Only Keras 3 reads
+        # the attribute. tf_keras compiles with XLA only if a program passes
+        # `jit_compile=True`.
         self.supports_jit = False
         where = f"layer {self.name!r}"
         settings = input_dim if isinstance(input_dim, OpenVocabulary) else None
@@ -241,7 +265,8 @@ class EmbeddingCore(LayerBase):
         self.output_dim = _core_checks.check_int(
             "output_dim", output_dim, lowest=1, where=where
         )
-        # Buckets of keys are never split between shards.
+        # The number of buckets limits the number of shards, because a bucket of
+        # keys is never split between shards.
         self.num_shards = count_shards(
             num_shards,
             partitioner,
@@ -281,7 +306,7 @@ class EmbeddingCore(LayerBase):
             self._create_key_table(settings)
 
     def _create_key_table(self, settings: OpenVocabulary) -> None:
-        """Creates the embedding of a table with an open vocabulary."""
+        """Creates the `KeyTable` of a layer with an open vocabulary."""
         where = f"layer {self.name!r} with an open vocabulary"
         if self.optimizer is None:
             raise ValueError(
@@ -319,7 +344,7 @@ class EmbeddingCore(LayerBase):
         self._track_embedding(table.embedding)
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
-        """Tracks the embedding, so that checkpoints save the keyed table."""
+        """Tracks the `KeyTable`, so that checkpoints contain its variables."""
         self.embedding = embedding
 
     # Creation of the table.
@@ -337,11 +362,11 @@ class EmbeddingCore(LayerBase):
             check_constraint_supported(self.name)
 
     def _make_table(self) -> ShardedVariable:
-        """Returns the table, and creates it in the first call."""
+        """Returns the table. The first call creates the table."""
         table = self._table
         if table is None:
-            # tf_keras builds in a name scope of the layer; the empty scope
-            # keeps that prefix out of the name.
+            # tf_keras calls `build` in a name scope of the layer. The empty
+            # name scope keeps this prefix out of the variable's name.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
                     self._shard_initializer(),
@@ -387,10 +412,10 @@ class EmbeddingCore(LayerBase):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The keys that have rows; None if the ids of the layer are rows.
+        """The open vocabulary of the table, or None if ids are row indices.
 
-        `stats`, `contains`, `lookup`, `keys` and `evict` work as in
-        `tlm.TPUEmbedding.vocabularies`.
+        The methods `stats`, `contains`, `lookup`, `keys` and `evict` work as
+        for the values of `tlm.TPUEmbedding.vocabularies`.
         """
         if self._key_table is None:
             return None
@@ -408,18 +433,20 @@ class EmbeddingCore(LayerBase):
 
     # Lookup.
 
-    def call(self, inputs: Any) -> Any:
+    def call(
+        self, inputs: TensorLike | tf.RaggedTensor
+    ) -> tf.Tensor | tf.RaggedTensor:
         """Returns the rows of `inputs`.
 
         Args:
-          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape; or
-            of strings if the vocabulary is open.
+          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape. If the
+            layer has an open vocabulary, strings are also supported.
 
         Returns:
           `inputs.shape + [output_dim]` in the layer's compute dtype.
 
         Raises:
-          TypeError: If `inputs` have another type.
+          TypeError: If the type of `inputs` is not supported.
           RuntimeError: If a layer of the other Keras version calls this layer.
           tf.errors.InvalidArgumentError: If an id is outside the table.
         """
@@ -427,8 +454,8 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
-            # The dtype is not checked here: Keras builds a subclassed model
-            # that it loads with floats for all inputs.
+            # The dtype is not checked here, because Keras uses floats for all
+            # inputs when it builds a subclassed model that it loads.
             return tf.zeros(
                 tf.concat([tf.shape(inputs), [self.output_dim]], 0),
                 self.compute_dtype,
@@ -451,18 +478,18 @@ class EmbeddingCore(LayerBase):
         )
 
     def _is_traced_for_shapes(self) -> bool:
-        """Whether a call returns zeros, because only its shape is used."""
+        """Whether only the shape of the call's result is used."""
         if self._key_table is not None:
             return self._is_abstract()
         # Keras creates the weights after this call.
         return self._table is None and report.placeholder_of(self) is None
 
     def _is_abstract(self) -> bool:
-        """Whether this call only computes shapes."""
+        """Whether Keras uses only the shape of the current call's result."""
         return False
 
     def _marks_variable(self) -> tf.Variable:
-        """Returns the variable of the mark weight (open vocabularies only)."""
+        """Returns the mark weight's variable (open vocabularies only)."""
         raise NotImplementedError
 
     def _ids(self, inputs: Any) -> tf.Tensor:
@@ -489,7 +516,8 @@ class EmbeddingCore(LayerBase):
             )
         if self.optimizer or not tf_private.in_save_context():
             return self.embeddings.sparse_read(ids)
-        # An exported model holds the weights that Keras lists: all shards.
+        # All shards are read here, because an exported model contains only the
+        # weights that Keras lists, and Keras lists the shards.
         return tables.stock_gather(self._exported_shards(), ids, self.name)
 
     def _exported_shards(self) -> list[tf.Variable]:
@@ -500,14 +528,14 @@ class EmbeddingCore(LayerBase):
 
     # Saved state: one array per table.
 
-    def save_own_variables(self, store: Any) -> None:
-        """Writes the table as one array; the optimizer saves its state."""
+    def save_own_variables(self, store: Weights) -> None:
+        """Writes the table as one array. The optimizer saves its own state."""
         if self._key_table is not None and self.built:
             self._key_table.save(store)
         elif self.built:
             weight_files.save_table(store, "0", self.embeddings)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the saved array; the number of shards may differ."""
         if not self.built:
             raise ValueError(
@@ -552,11 +580,13 @@ class EmbeddingCore(LayerBase):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
-        optimizer, input_dim = config["optimizer"], config["input_dim"]
+        saved: dict[str, Any] = dict(config)
+        optimizer, input_dim = saved["optimizer"], saved["input_dim"]
         if isinstance(optimizer, dict):
             optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
         if isinstance(input_dim, dict):
             input_dim = OpenVocabulary(**input_dim)
-        return cls(**{**config, "input_dim": input_dim, "optimizer": optimizer})
+        saved.update(input_dim=input_dim, optimizer=optimizer)
+        return cls(**saved)

@@ -1,12 +1,12 @@
 """Steps of a `TPUEmbedding` inside a Keras model, for both Keras versions.
 
-The embedding engine, not Keras, holds the tables and their gradients. A layer
-has one small trainable weight, the mark weight. When the tape computes
-gradients, the engine stores the gradients of each lookup and returns a mark, a
-number that identifies them, as the gradient of the mark weight. The model's
-optimizer passes the sum of the marks to `EmbeddingSteps.apply`, which applies
-the stored gradients. The tables are therefore updated exactly when the
-optimizer's step is applied.
+The embedding engine, not Keras, holds the tables and their gradients. For
+Keras, the layer has one small trainable weight, the mark weight. When the tape
+computes gradients, the engine stores the gradients of each lookup. The engine
+returns a mark, a number that identifies the stored gradients, and the tape uses
+the mark as the gradient of the mark weight. The model's optimizer passes the
+sum of the marks to `EmbeddingSteps.apply`, which applies the stored gradients.
+The tables are therefore updated if and only if the optimizer's step is applied.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def activation_shapes(
 ) -> list[Shape]:
     """Returns the shape of each feature's activations.
 
-    No step is enqueued, and nothing is computed.
+    The function enqueues no step and computes no values.
 
     Args:
       spec: Tables and features.
       feature_config: Nested structure of features.
-      inputs: The same structure of values with a `shape`: `[num_samples]` or
-        `[..., ids per sample]`; or a packed batch.
+      inputs: The same structure of values with an attribute `shape`, which is
+        `[num_samples]` or `[..., ids per sample]`. A packed batch is also
+        supported.
 
     Raises:
       TypeError, ValueError: If the structures differ.
@@ -65,7 +66,7 @@ def activation_shapes(
 def zero_activations(
     spec: config.EmbeddingSpec, feature_config: Any, inputs: Any
 ) -> Any:
-    """Returns zeros in the shape of the activations, without a step.
+    """Returns zeros in the shape of the activations; enqueues no step.
 
     Args:
       spec: Tables and features.
@@ -116,7 +117,7 @@ def _activation_shape(
 
 
 def _size(value: Any, axis: int) -> tf.Tensor:
-    """Returns a size that is only known at run time, for any input type."""
+    """Returns the number of samples at run time, for any type of input."""
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[axis], tf.int32)
     if isinstance(value, tf.RaggedTensor):
@@ -129,14 +130,14 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. A recording tape is sufficient, as for
-        any other weight. If a `tf.function` is traced before the tape starts, a
-        true value declares that a tape will record.
+      training: The argument of the call. Can be None if a tape already records,
+        as for any other weight. A true value declares that a tape will record
+        later, for a `tf.function` that is traced before the tape starts.
     """
     if training:
         return True
-    # No tape records the first run of a function in `tf.recompute_grad`, but
-    # gradients are computed for the variables that this run accesses.
+    # `tf.recompute_grad` runs its function first without a tape. Later it
+    # computes gradients for the variables that this first run accessed.
     tf_private.variable_accessed(weight)
     return tf_private.could_possibly_record() and (
         tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
@@ -149,18 +150,18 @@ def connect_mark(
     activations: Sequence[tf.Tensor],
     num_replicas: int,
 ) -> list[tf.Tensor]:
-    """Returns the activations with a gradient that reaches `step`.
+    """Connects the gradient of the activations with the gradient of `step`.
 
     Args:
-      record_gradients: Stores the gradients of the activations and returns
-        their mark, a float32 tensor of the shape of `step`.
+      record_gradients: Function that stores the gradients of the activations
+        and returns their mark, a float32 tensor of the shape of `step`.
       step: Value of the mark weight, float32.
       activations: Activations of one lookup, one tensor per feature.
       num_replicas: Number of replicas of the strategy.
 
     Returns:
-      The same activations. The gradient of `step` is the mark, or a value that
-      is not finite if any gradient is not finite.
+      The same activations. The gradient of `step` is the mark. If any gradient
+      of the activations is not finite, the gradient of `step` is not finite.
     """
 
     @tf.custom_gradient
@@ -184,8 +185,8 @@ def connect_mark(
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """Returns the mean over replicas.
 
-    Keras checks only the first replica's gradients for overflows. With the
-    mean, all replicas apply the step or none does.
+    Keras checks only the first replica's gradients for overflows. If this mean
+    is used, either all replicas apply the step or no replica applies it.
     """
     if num_replicas == 1:
         return value
@@ -198,19 +199,19 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
 
 
 class EmbeddingSteps:
-    """Steps, lookups and shapes for the layers of both Keras versions.
+    """Runs the steps and lookups of layers, for both Keras versions.
 
-    If a tape records, each replica calls `start`, the tape computes the
-    gradients, and `apply` passes them to the tables. The engine sums them
-    feature by feature, then call by call, then in the order of the replicas,
-    which hold consecutive parts of the batch. The tables are therefore
-    independent of the number of replicas.
+    If a tape records, each replica calls `start`. The tape then computes the
+    gradients, and `apply` passes the gradients to the tables. The engine sums
+    gradients feature by feature, then call by call, then in the order of the
+    replicas. Because replicas process consecutive parts of the batch, the
+    updated tables are independent of the number of replicas.
 
-    On the host, a step may contain several calls, and some calls are never
-    followed by gradients. The engine therefore identifies each call by a token,
-    and the gradients of a call by a mark, which passes through tape and
-    optimizer like a gradient. A TPU identifies steps only by their order, so on
-    a TPU each step has one call.
+    On the host, a step may contain several calls, and some calls never get
+    gradients. The engine therefore identifies each call by a token. The
+    gradients of a call are identified by a mark, which passes through tape and
+    optimizer like a gradient. A TPU identifies steps only by their order.
+    Therefore, each step on a TPU has exactly one call.
     """
 
     def __init__(
@@ -230,7 +231,8 @@ class EmbeddingSteps:
     ):
         """Creates the embedding; `build` creates its tables.
 
-        All arguments except `layer` are the same as for `tlm.TPUEmbedding`.
+        All arguments except `layer` have the same meaning as in
+        `tlm.TPUEmbedding`.
 
         Args:
           layer: Name of the layer, for messages and step names.
@@ -281,8 +283,9 @@ class EmbeddingSteps:
                 f"schedules. Received: {self._schedules[0].schedule!r} (layer "
                 f"{layer!r})."
             )
-        # These two dicts are used only on a TPU. They map each replica to its
-        # latest call, and to the gradients of that call.
+        # The next two dicts are used only on a TPU. The first dict maps each
+        # replica to its latest call, and the second dict to the gradients of
+        # that call.
         self._latest_call: dict[int, object] = {}
         self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
 
@@ -292,15 +295,16 @@ class EmbeddingSteps:
         return self.access.is_on_tpu
 
     def build(self):
-        """Creates the tables; on a TPU the first step creates them."""
+        """Creates the tables. On a TPU, the first step creates the tables."""
         if self.is_on_tpu:
             return
         self.embedding.build()
         if not self._schedules:
             return
         with tf.init_scope(), tf.device(self.access.variable_device):
-            # The variable belongs to no strategy: all replicas share it. As an
-            # attribute of the embedding it is saved in checkpoints.
+            # The variable is created outside of the strategy, because all
+            # replicas share the variable. Checkpoints contain the variable,
+            # because it is an attribute of the embedding.
             self.embedding.schedule_updates = tf_private.ResourceVariable(
                 tf.constant(0, tf.int64),
                 trainable=False,
@@ -316,7 +320,7 @@ class EmbeddingSteps:
 
     @property
     def spec(self) -> config.EmbeddingSpec:
-        """Tables and features, with their current sizes."""
+        """The tables and features of the layer, with their current sizes."""
         return self.access.spec
 
     @property
@@ -340,15 +344,15 @@ class EmbeddingSteps:
         return self.access.num_replicas
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
-        """Returns activations by TensorFlow's ops, outside of any step.
+        """Returns activations without a training step, by TensorFlow's ops.
 
-        On a TPU a forward step is enqueued, because nothing else reads the
-        tables. If tables are sharded over processes, the processes that own the
-        rows send them.
+        On a TPU, a forward step is enqueued instead, because TensorFlow's ops
+        cannot read the tables there. If tables are sharded over processes, each
+        process sends the rows that it owns.
 
         Raises:
-          RuntimeError: If the call is outside of `strategy.run`, and the tables
-            are on a TPU or sharded over processes.
+          RuntimeError: If the method is called outside of `strategy.run`, and
+            the tables are on a TPU or sharded over processes.
         """
         placeholder = report.placeholder_of(self.embedding)
         if placeholder is not None:
@@ -387,22 +391,22 @@ class EmbeddingSteps:
         return has_packed_ids(self.feature_config, inputs)
 
     def zeros(self, inputs: Any) -> Any:
-        """Returns zeros in the shape of the activations, without a step."""
+        """Returns zeros in the shape of the activations; enqueues no step."""
         return zero_activations(self.spec, self.feature_config, inputs)
 
     def start(self, step: tf.Tensor, inputs: Any, weights: Any) -> Any:
         """Returns the activations of a new step of the calling replica.
 
         Args:
-          step: Value of the mark weight: float32 of `mark_shape`. Its gradient
-            is the mark of the call, or a value that is not finite if the
-            gradient of an activation is not finite.
+          step: Value of the mark weight: float32 of `mark_shape`. The gradient
+            of this value is the mark of the call. If the gradient of an
+            activation is not finite, the mark is not finite.
           inputs: Structure of the feature config, as for `enqueue`.
-          weights: None, or the same structure of weights.
+          weights: None, or weights in the same structure as `inputs`.
 
         Raises:
-          RuntimeError: If there are several replicas and the call is outside
-            of a replica, or a table has no optimizer.
+          RuntimeError: If a table has no optimizer, or if there are several
+            replicas and the method is not called in a replica.
         """
         replica = self.access.require_replica("call")
         inputs, weights = self._truncate(inputs, weights)
@@ -421,13 +425,14 @@ class EmbeddingSteps:
 
         Args:
           sum_of_marks: Gradient of the mark weight: float32 of `mark_shape`, a
-            sum of marks. Each mark identifies the gradients of one call. These
-            gradients are multiplied by the factor that the mark has in the sum.
+            sum of marks. Each mark identifies the gradients of one call. The
+            stored gradients are multiplied by the factor that the mark has in
+            the sum.
 
         Raises:
           RuntimeError: If no gradients were stored.
-          ValueError: If the tables are on a TPU, and the call is in a branch
-            that is not executed in every step.
+          ValueError: If the tables are on a TPU, and the method is called in a
+            branch that is not executed in every step.
         """
         if not self.is_on_tpu:
             self.access.apply_marks(sum_of_marks)
@@ -528,7 +533,7 @@ class StepCommitHook(Protocol):
 
     @property
     def table_names(self) -> list[str]:
-        """Names of the tables; empty if the layer is the table."""
+        """Names of the tables. Empty if the layer itself is the table."""
         ...
 
     @property
@@ -547,17 +552,19 @@ class StepCommitHook(Protocol):
         ...
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Applies a step with the gradient of the mark weight."""
+        """Applies a step. `sum_of_marks` is the gradient of the mark weight."""
 
 
 def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
     """Returns the error message for a step without gradients for a table.
 
-    Keras only warns of a weight without a gradient, and trains the others.
+    If a weight has no gradient, Keras itself only prints a warning, and trains
+    the other weights.
 
     Args:
       layer: Name of the layer, or path of its weight.
-      tables: Names of its tables; empty if the layer is the table.
+      tables: Names of the layer's tables. Empty if the layer itself is the
+        table.
     """
     subject = f"Layer {layer!r}" + (
         f" (tables {', '.join(map(repr, tables))})" if tables else ""

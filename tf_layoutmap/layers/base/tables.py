@@ -1,13 +1,14 @@
 """Sharded tables of `ShardedEmbedding`, and the functions that use them.
 
 `HostTable` and `ServersTable` hold the rows and slot variables that a
-`RowOptimizer` trains, on the host and on parameter servers. The `FullTable...`
-classes apply regularizers and constraints to the full table. The `check_...`
-functions raise an error if a constraint or an optimizer would give wrong
-results for shards or single rows. `stock_gather` looks up rows with
-TensorFlow's ops. `watch_table` reports tables to `model.export` of Keras 3. The
-export saves the model's weights and the variables that its functions read, but
-the package's lookup op does not report the variables that it reads.
+`RowOptimizer` trains: `HostTable` on the host, `ServersTable` on parameter
+servers. The `FullTable...` classes apply regularizers and constraints to the
+full table. The `check_...` functions raise an error if a constraint or an
+optimizer would give wrong results when it is applied to shards or to single
+rows. `stock_gather` looks up rows with TensorFlow's ops. `watch_table` reports
+tables to `model.export` of Keras 3. `model.export` saves the model's weights
+and the variables that its functions read. However, the package's lookup op does
+not report which variables it reads.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.checks import known_size
 
-# Device of the kernels. Under every strategy a table is one copy on it.
+# Device of the kernels. Under every strategy, this device holds the only copy
+# of a table.
 HOST = "/device:CPU:0"
 
 
@@ -135,8 +137,9 @@ def table_for_strategy(
 class ServersTable(HostTable):
     """A table on parameter servers.
 
-    Rows are updated by the ops of a `TPUEmbedding` on parameter servers. A
-    closure that runs again is therefore applied only once.
+    The ops of a `TPUEmbedding` on parameter servers update the rows. If a
+    closure runs again after a failure, its update is therefore applied only
+    once.
     """
 
     def __init__(self, variable: ShardedVariable, rule: OptimizerSpec):
@@ -146,7 +149,7 @@ class ServersTable(HostTable):
         self._ops: step_ops.StepOps | None = None
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
-        """Creates a slot variable with the devices of the table's shards."""
+        """Creates a slot variable on the devices of the table's shards."""
         name = f"{self.name}/{name}"
         shards = []
         for part, shard in enumerate(self._variable.variables):
@@ -229,14 +232,14 @@ class ServersTable(HostTable):
 
 
 class FullTableRegularizer:
-    """Regularizer of one shard that returns the loss of the full table."""
+    """Regularizer for one shard that returns the loss of the full table."""
 
     def __init__(
         self,
         regularizer: Callable[[tf.Tensor], tf.Tensor],
         make_table: Callable[[], Any],
     ):
-        """Creates the regularizer; `make_table` returns the table."""
+        """Creates the regularizer. `make_table` must return the table."""
         self._regularizer = regularizer
         self._make_table = make_table
 
@@ -246,11 +249,11 @@ class FullTableRegularizer:
 
 
 class FullTableConstraint:
-    """Constraint of the last shard that is applied to the full table.
+    """Constraint for the last shard, applied to the full table.
 
-    The optimizer has written all other shards when it reaches the last one. A
-    norm along axis 0, Keras' default, is the norm of a column of the full
-    table.
+    When the optimizer updates the last shard, it has already updated all other
+    shards. If Keras' default `axis=0` is used, a norm is therefore the norm of
+    a full column of the table.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class FullTableConstraint:
         constraint: Callable[[tf.Tensor], tf.Tensor],
         make_table: Callable[[], Any],
     ):
-        """Creates the constraint; `make_table` returns the table."""
+        """Creates the constraint. `make_table` must return the table."""
         self._constraint = constraint
         self._make_table = make_table
 
@@ -276,7 +279,7 @@ class FullTableConstraint:
 def loss_of_rows(
     regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the loss of the rows of `ids`; each row is counted once."""
+    """Returns the loss of the rows of `ids`. Each row is counted once."""
     distinct, _ = tf.unique(tf.reshape(ids, [-1]))
     return regularizer(table.sparse_read(distinct))
 
@@ -308,10 +311,11 @@ def check_supports_shards(
 
     Args:
       optimizer: Optimizer of the model, or None.
-      kinds: Optimizer classes whose update depends on the full weight.
+      kinds: Optimizer classes whose update of one value depends on the full
+        weight.
       where: The table or weight, for the message.
-      setting: Another setting that makes the update depend on the full weight,
-        or None.
+      setting: An optimizer setting that also makes the update depend on the
+        full weight, or None.
 
     Raises:
       ValueError: If the optimizer clips the norm of each weight, or is an
@@ -352,14 +356,15 @@ def stock_gather(
       shards: Contiguous blocks of rows, in order.
       ids: Global rows of any shape, int32 or int64.
       name: Name of the layer, for the message about an out-of-range id.
-      num_rows: Number of valid rows of a single shard; None for all rows.
+      num_rows: Number of valid rows if there is a single shard with padding.
+        None if all rows are valid.
 
     Returns:
       Shape `ids.shape + [dim]`.
     """
     sizes = [known_size(shard) for shard in shards]
     if num_rows is not None and len(shards) == 1:
-        sizes = [num_rows]  # Rows after `num_rows` are padding.
+        sizes = [num_rows]  # The rows after `num_rows` are padding.
     partition = RowPartition.from_sizes(sizes)
     flat_ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
     inside = tf.reduce_all((flat_ids >= 0) & (flat_ids < partition.num_rows))
@@ -371,7 +376,8 @@ def stock_gather(
     )
     with tf.control_dependencies(checks):
         flat_ids = tf.identity(flat_ids)
-    # Searching the ends (not the starts) skips empty shards.
+    # The search uses the ends of the shards, because a search in the starts
+    # would not skip empty shards.
     owners = tf.searchsorted(
         tf.constant(partition.offsets[1:], tf.int64), flat_ids, side="right"
     )
@@ -394,7 +400,7 @@ def stock_gather(
 def stock_gather_with_dense_gradient(
     table: tf.Variable, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the rows of `ids`; the gradient is dense and sums equal ids.
+    """Returns the rows of `ids`, with a dense gradient that sums equal ids.
 
     Args:
       table: `[num_rows, dim]`, on a mesh.
@@ -418,7 +424,7 @@ def stock_gather_with_dense_gradient(
 
 
 def watch_table(embedding: TPUEmbedding) -> None:
-    """Records in the traced function that a lookup reads the tables."""
+    """Adds the tables to the variables that the traced function reads."""
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(graph, "watch_variable"):
         return

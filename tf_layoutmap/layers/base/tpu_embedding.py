@@ -1,12 +1,14 @@
 """Base class of `TPUEmbedding` for both Keras versions.
 
-`TPUEmbeddingCore` holds the arguments, the call and the saved state.
+The class `TPUEmbeddingCore` implements the arguments, the call and the saved
+state of the layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
@@ -21,6 +23,19 @@ from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import (
+        DTypeLike,
+        FeatureConfigs,
+        Features,
+        LayerOptimizer,
+        LayerOptions,
+        Nested,
+        ShardCounts,
+        TableKey,
+        Weights,
+    )
+
 
 def read_feature_config(
     feature_config: Any,
@@ -28,11 +43,11 @@ def read_feature_config(
     table_stacking: Any,
     layer: str,
 ) -> Any:
-    """Returns the feature config from one of its two argument names.
+    """Returns the feature config, which has two alternative arguments.
 
     Raises:
       TypeError: If both arguments were given, or none.
-      ValueError: If keras-rs would not accept `table_stacking`.
+      ValueError: If `table_stacking` is not a value that keras-rs accepts.
     """
     if (feature_config is None) == (feature_configs is None):
         raise TypeError(
@@ -57,8 +72,8 @@ def read_feature_config(
 class TPUEmbeddingCore(LayerBase):
     """A mixin that precedes the `Layer` class of one Keras version.
 
-    Keras requires these methods on the layer itself, under these names. The
-    layer's `build` creates the tables and `_marks`, the mark weight (see
+    Keras requires that the layer class itself has the methods of this mixin.
+    The layer's `build` creates the tables and `_marks`, the mark weight (see
     `steps`).
     """
 
@@ -66,20 +81,20 @@ class TPUEmbeddingCore(LayerBase):
 
     def __init__(
         self,
-        feature_config: Any = None,
-        optimizer: Any = None,
+        feature_config: FeatureConfigs | None = None,
+        optimizer: LayerOptimizer = None,
         *,
-        feature_configs: Any = None,
-        table_stacking: Any = "auto",
-        partitioner: Any = None,
+        feature_configs: FeatureConfigs | None = None,
+        table_stacking: Nested[str] = "auto",
+        partitioner: ShardCounts | None = None,
         out_of_range: literals.OutOfRange = "error",
-        table_dtypes: Any = None,
+        table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
         rounding_seed: int = 0,
-        vocabularies: Any = None,
+        vocabularies: Mapping[TableKey, OpenVocabulary] | None = None,
         wire_dtype: literals.WireDtype = "float32",
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
-        **kwargs: Any,
+        **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
 
@@ -93,29 +108,35 @@ class TPUEmbeddingCore(LayerBase):
             `trainable=False`.
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Argument of keras-rs that selects tables that a
-            SparseCore stores as one table. It has no effect in this layer.
-          partitioner: As for `tlm.TPUEmbedding`; not saved with the layer.
+          table_stacking: Argument of keras-rs for tables that a SparseCore
+            stores together as one table. The argument has no effect in this
+            layer.
+          partitioner: As for `tlm.TPUEmbedding`. This argument is not saved
+            with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
           table_dtypes: As for `tlm.TPUEmbedding`: `"bfloat16"` or `"float16"`
             halves the memory of the rows. Activations always have the layer's
             compute dtype.
           rounding_seed: As for `tlm.TPUEmbedding`.
           vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
-            vocabularies. Each call that a tape records, in each replica, is a
-            separate step of the vocabularies.
-          wire_dtype: As for `tlm.TPUEmbedding`. `wire_dtype`, `over_processes`
-            and `order` are not saved with the layer.
+            vocabularies. Each call that a tape records is a separate step of
+            the vocabularies, in each replica.
+          wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
+            `over_processes` and `order` are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           order: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
-          TypeError, ValueError: As `tlm.TPUEmbedding`; or if a setting of
-            keras-rs' configs is not supported.
+          TypeError, ValueError: As for `tlm.TPUEmbedding`, or if a setting of a
+            keras-rs config is not supported.
         """
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
+        # XLA has no kernels for the package's ops. Keras 3 reads this
+        # attribute; tf_keras compiles with XLA only if `jit_compile=True` is
+        # passed.
+        self.supports_jit = False
         self._steps = EmbeddingSteps(
             self.name,
             read_feature_config(
@@ -131,27 +152,35 @@ class TPUEmbeddingCore(LayerBase):
             over_processes=over_processes,
             order=order,
         )
-        # As an attribute of the layer the embedding is saved in checkpoints.
+        # Checkpoints contain the embedding, because it is an attribute of the
+        # layer.
         self.embedding = self._steps.embedding
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; only models of its Keras version may call it."""
+    def __call__(
+        self, inputs: Features, *args: object, **kwargs: object
+    ) -> Any:
+        """Calls the layer. Models of the other Keras version raise an error."""
         self._check_keras_version(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         """Returns the activations of all features.
 
         Args:
-          inputs: Structure of the feature config, as for `enqueue` of
-            `tlm.TPUEmbedding`; or a batch from `tlm.pack`.
-          weights: None, or the same structure of weights; or the weights that
-            were packed with `inputs`.
+          inputs: Inputs in the structure of the feature config, as for
+            `enqueue` of `tlm.TPUEmbedding`. A batch from `tlm.pack` is also
+            supported.
+          weights: None, or weights in the same structure as `inputs`. For a
+            packed batch, the weights that were packed with `inputs`.
           training: None or a bool. The tables train if a gradient tape records
             the call, regardless of this argument. If a `tf.function` is traced
-            outside of the tape, True declares that a tape will record.
+            outside of the tape, the value True declares that a tape will record
+            the call.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.
@@ -170,14 +199,14 @@ class TPUEmbeddingCore(LayerBase):
         raise NotImplementedError
 
     def _check_keras_version(self, inputs: Any) -> None:
-        """Raises `RuntimeError` if a model of the other version calls."""
+        """Raises `RuntimeError` if a model of the other Keras version calls."""
         raise NotImplementedError
 
     def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """Returns the rows by table name, as in keras-rs' layer.
 
-        Each value is a tensor `[num_rows, dim]`, a copy. For large tables use
-        `embedding_tables`.
+        Each value is a copy of the full table as one tensor `[num_rows, dim]`.
+        For large tables, use the property `embedding_tables` instead.
         """
         return {
             config.name: tf.convert_to_tensor(rows)
@@ -186,7 +215,7 @@ class TPUEmbeddingCore(LayerBase):
 
     @property
     def embedding_tables(self) -> dict[Any, Any]:
-        """Rows by `TableConfig`, `[num_rows, dim]` float32."""
+        """Tables by `TableConfig`, each `[num_rows, dim]` float32."""
         return self.embedding.embedding_tables
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
@@ -198,16 +227,16 @@ class TPUEmbeddingCore(LayerBase):
             lambda one: tf.cast(one, self.compute_dtype), activations
         )
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: Weights) -> None:
         """Writes tables and slot variables, each as one array."""
         weight_files.save_tables(self.embedding, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: Weights) -> None:
         """Reads the saved arrays; the number of shards may differ.
 
         Raises:
-          ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is
-            changed then.
+          ValueError: If the saved tables differ in number, dtype, optimizer or
+            shape. In this case, no variable is changed.
         """
         if not self.built:
             raise ValueError(
@@ -228,7 +257,8 @@ class TPUEmbeddingCore(LayerBase):
             "feature_config": feature_config_serialization.to_config(
                 self._steps.feature_config,
                 self._steps.optimizer,
-                # A vocabulary may have been resized since it was created.
+                # The current capacities are saved, because a program can resize
+                # a vocabulary.
                 {
                     table.name: table.vocabulary.settings.capacity
                     for table in tables
@@ -247,16 +277,16 @@ class TPUEmbeddingCore(LayerBase):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
-        config = dict(config)
+        saved: dict[str, Any] = dict(config)
         features = feature_config_serialization.from_config(
-            config.pop("feature_config")
+            saved.pop("feature_config")
         )
         vocabularies = {
             name: OpenVocabulary(**settings)
             for name, settings in (
-                config.pop("vocabularies", None) or {}
+                saved.pop("vocabularies", None) or {}
             ).items()
         }
-        return cls(features, vocabularies=vocabularies or None, **config)
+        return cls(features, vocabularies=vocabularies or None, **saved)

@@ -1,7 +1,7 @@
-"""Tables and slot variables in Keras' weight files.
+"""Reads and writes tables and slot variables in Keras' weight files.
 
-A table is stored as one array, independent of its number of shards. In an HDF5
-file one shard at a time is copied; other stores require the full array in
+A table is stored as one array, independent of its number of shards. For an HDF5
+file, one shard at a time is copied. Other stores require the full array in
 memory. `save_table` and `load_table` handle one table. `save_tables` and
 `load_tables` handle all variables of a `TPUEmbedding`.
 """
@@ -9,8 +9,8 @@ memory. `save_table` and `load_table` handle one table. `save_tables` and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,9 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
 from tf_layoutmap.vocabulary import state
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Weights
+
 dtensor = tf.experimental.dtensor
 
 
@@ -34,7 +37,8 @@ def save_table(
     dtype = tf.as_dtype(table.dtype).as_numpy_dtype
     dataset = None
     if np.dtype(dtype).kind != "f" and hasattr(store, "create_dataset"):
-        # HDF5 has no bfloat16, and float32 holds all its values.
+        # bfloat16 is saved as float32, because HDF5 has no bfloat16, and
+        # float32 can represent all bfloat16 values.
         dtype = np.float32
     if np.dtype(dtype).kind == "f":  # Keras converts all other dtypes.
         dataset = keras_private.h5_dataset(
@@ -50,7 +54,7 @@ def save_table(
 def _shards(
     table: ShardedVariable | MeshVariable,
 ) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
-    """Yields the position of each shard, and a function that copies it."""
+    """Yields each shard's position, and a function that returns its values."""
     if isinstance(table, ShardedVariable):
         for start, shard in zip(table.partition.offsets, table.variables):
             yield (slice(start, start + known_size(shard)),), shard.numpy
@@ -62,7 +66,8 @@ def _shards(
         yield (slice(None),), table.numpy
         return
     indices = transfer.slices_of_devices(table.shape, layout)
-    # Several devices may hold the same shard; the dict keeps it once.
+    # Several devices can hold the same shard. The dict contains each shard
+    # once.
     shards = {
         tuple((s.start, s.stop) for s in index): (index, shard)
         for index, shard in zip(indices, dtensor.unpack(value))
@@ -76,10 +81,11 @@ def _shards(
 def load_table(
     store: Any, key: str, table: ShardedVariable | MeshVariable
 ) -> None:
-    """Reads a table that `save_table` or Keras (as one variable) wrote.
+    """Reads a table from an array that `save_table` or Keras wrote.
 
     Raises:
-      ValueError: If the array has another shape. Nothing is changed then.
+      ValueError: If the shape of the array differs from the variable. In this
+        case, no variable is changed.
     """
     value = _read_checked(store, key, table)
     if isinstance(table, ShardedVariable):
@@ -103,7 +109,7 @@ def load_table(
 
 
 def check_table(store: Any, key: str, variable: Any) -> None:
-    """Checks an array before `load_table`, or an assignment, changes anything.
+    """Checks a saved array, before a variable is changed.
 
     Args:
       store: Store of `load_own_variables`.
@@ -111,7 +117,7 @@ def check_table(store: Any, key: str, variable: Any) -> None:
       variable: A table, or any other variable.
 
     Raises:
-      ValueError: If the array has another shape.
+      ValueError: If the shape of the array differs from the variable.
     """
     _read_checked(store, key, variable)
 
@@ -133,21 +139,19 @@ def _read_checked(store: Any, key: str, variable: Any) -> Any:
     return value
 
 
-def save_tables(embedding: TPUEmbedding, store: MutableMapping[str, Any]):
+def save_tables(embedding: TPUEmbedding, store: Weights):
     """Writes each variable as one array, independent of its shards.
 
-    Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. Their
-    key ends with their dtype.
+    Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. The key
+    of such a variable ends with its dtype.
     """
     for key, variable in variables_by_key(embedding).items():
         values = variable.numpy()
         store[key] = values.view(np.uint16) if _is_half(variable) else values
 
 
-def load_tables(
-    embedding: TPUEmbedding, store: MutableMapping[str, Any], *, layer: str
-):
-    """Reads the variables that `save_tables` wrote, for any number of shards.
+def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
+    """Reads what `save_tables` wrote; the number of shards may differ.
 
     Args:
       embedding: A built embedding.
@@ -155,8 +159,8 @@ def load_tables(
       layer: Name of the layer, for messages.
 
     Raises:
-      ValueError: If tables, dtypes, optimizers or shapes differ. Nothing is
-        changed then.
+      ValueError: If the saved tables differ in number, dtype, optimizer or
+        shape. In this case, no variable is changed.
     """
     variables = variables_by_key(embedding)
     if set(store.keys()) != set(variables):

@@ -1,9 +1,9 @@
-"""Tables on the host as Keras weights.
+"""Keras 3 weights for tables that are stored on the host.
 
-`TableWeight` is one Keras variable for an unsharded table that has an
-optimizer. `ShardWeight` is one shard of a table that the model's optimizer
-trains. For Keras, both are ordinary variables, and a tape computes one gradient
-for each of them.
+`TableWeight` is one Keras variable for the full table of a layer that has an
+optimizer. `ShardWeight` is a Keras variable for one shard of a table that the
+model's optimizer trains. Keras handles objects of both classes like other
+variables, and a tape computes one gradient for each object.
 """
 
 import re
@@ -25,8 +25,8 @@ from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 class TableWeight(TrainsItself, keras.Variable):
     """A full table, trained by a `RowOptimizer`."""
 
-    # A layout map reads this attribute before the mesh exists. It has no effect
-    # without a mesh.
+    # Layout maps read this attribute before the mesh exists. The attribute has
+    # no effect without a mesh.
     pads_rows = True
 
     def __init__(
@@ -37,7 +37,10 @@ class TableWeight(TrainsItself, keras.Variable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Calls `make_table`, or lets Keras call it after tracing."""
+        """Creates the weight.
+
+        `make_table` is called now, or by Keras after tracing.
+        """
         self._make_table = make_table
         self._optimizer = optimizer
         super().__init__(
@@ -56,7 +59,7 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def table(self) -> ShardedVariable | None:
-        """The table; None until Keras has initialized it."""
+        """The table, or None before Keras initializes the weight."""
         return self._value
 
     def _write(self, value):
@@ -75,7 +78,8 @@ class TableWeight(TrainsItself, keras.Variable):
         else:
             self._value.assign_sub(value)
 
-    # Properties that return the sharded value without a cast or a full copy.
+    # The next properties return the sharded value without a cast or a full
+    # copy.
 
     @property
     def value(self):
@@ -83,14 +87,15 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def handle(self):
-        # A tape watches this object as the variable.
+        # A tape watches the object that this property returns.
         in_export = tf_private.in_save_context()
         return self._value.handle if in_export else self._value
 
     def __repr__(self) -> str:
         return f"<TableWeight path={self.path} table={self._value!r}>"
 
-    # tf.train.Checkpoint and tf.saved_model treat this weight as its table.
+    # With the next methods, tf.train.Checkpoint and tf.saved_model handle this
+    # weight like its table.
 
     def _gather_saveables_for_checkpoint(self):
         return self._value._gather_saveables_for_checkpoint()
@@ -117,10 +122,11 @@ class TableWeight(TrainsItself, keras.Variable):
 
 
 class ShardWeight(ShardOfTable, keras.Variable):
-    """One shard of a table, whose gradients contain each row once.
+    """One shard of a table. Its gradients contain each row only once.
 
-    Keras' optimizers square each gradient row and add up the squares of equal
-    rows, so equal rows must be summed first.
+    If a gradient contained the same row twice, Keras' optimizers would add the
+    squares of its two gradient rows. This class therefore sums equal rows
+    before an optimizer squares them.
     """
 
     def __init__(
@@ -132,14 +138,14 @@ class ShardWeight(ShardOfTable, keras.Variable):
         dtype: str,
         is_only_shard: bool,
     ):
-        """Creates the weight of `shard`; may call `make_table` later.
+        """Creates the weight. `make_table` may be called later.
 
         Args:
-          make_table: Returns the table.
+          make_table: Function that returns the table.
           shard: Index of the shard.
           shape: Shape of the shard.
           dtype: Dtype of the table.
-          is_only_shard: Whether it is the only shard.
+          is_only_shard: Whether the table has only one shard.
         """
         self._is_only_shard = is_only_shard
         self._make_table = make_table
@@ -169,7 +175,8 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
     @property
     def value(self):
-        # Optimizers read this property before they write anything.
+        # The check is in this property, because optimizers read it before they
+        # write a variable.
         if not self._is_only_shard:
             optimizer = keras_private.applying_optimizer()
             tables.check_supports_shards(
@@ -190,7 +197,7 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
 
 def _muon_setting(optimizer: Any, path: str) -> str | None:
-    """Returns the setting by which Muon orthogonalizes a table, or None."""
+    """Returns the setting with which Muon orthogonalizes a table, or None."""
     if not isinstance(optimizer, keras.optimizers.Muon) or (
         optimizer.exclude_embeddings
         or any(re.search(one, path) for one in optimizer.exclude_layers)
@@ -200,7 +207,7 @@ def _muon_setting(optimizer: Any, path: str) -> str | None:
 
 
 class _SummedGradient(ShardedVariableGradient):
-    """Gradient of a table with equal rows summed."""
+    """Gradient of a shard, in which equal rows are summed."""
 
     def replace_gradient_components(self, value, component_grads):
         gradient = super().replace_gradient_components(value, component_grads)

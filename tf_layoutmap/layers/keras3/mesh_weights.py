@@ -1,4 +1,4 @@
-"""Tables with rows sharded over a mesh by DTensor, as one Keras weight."""
+"""Keras 3 weights for tables with rows that DTensor shards over a mesh."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,14 +33,15 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         optimizer: RowOptimizer,
         name: str = "embeddings",
     ):
-        """Creates the weight. Its value is created later, by `context`.
+        """Creates the weight. The value is created later, by `context`.
 
         Args:
           context: Context with the mesh and the layouts.
           owner: Weak reference to the layer.
           initializer: `initializer(shape, dtype=)` returns the full table.
           shape: `(num_rows, dim)`.
-          optimizer: Optimizer of the table; its state moves to the mesh.
+          optimizer: Optimizer of the table. The variables of the optimizer are
+            moved to the mesh.
           name: Name of the weight.
         """
         _set_mesh_attributes(self, context, owner)
@@ -54,9 +55,9 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
     @property
     def value(self) -> Any:
-        """The DVariable; created at the first access."""
-        # `build` of an optimizer reads `value` first, so the setting is checked
-        # here.
+        """The DVariable of the weight, which the first access creates."""
+        # The setting is checked in this property, because an optimizer's
+        # `build` reads `value` before it creates variables.
         steps = getattr(
             keras_private.applying_optimizer(),
             "gradient_accumulation_steps",
@@ -73,13 +74,13 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         return super().value
 
     def assign(self, value: Any) -> Any:
-        """Applies a gradient inside an optimizer's `apply`, else writes."""
+        """Assigns a value, or applies a gradient in `Optimizer.apply`."""
         if (
             keras_private.applying_optimizer() is not None
             and isinstance(self._value, PaddedVariable)
             and isinstance(value, tf.Tensor)
         ):
-            value = value[: self.shape[0]]  # Drops gradients of the padding.
+            value = value[: self.shape[0]]  # Without the padding.
         return super().assign(value)
 
     def _write(self, value: Any) -> Any:
@@ -115,7 +116,7 @@ class MeshTable:
         optimizer: str,
         hyperparameters: tf.Tensor,
     ) -> None:
-        """Applies one step, like `HostTable.update`."""
+        """Applies one step; see `HostTable.update` for the arguments."""
         weight = self._weight
         dtensor_ops.update_rows(
             weight.value,
@@ -132,7 +133,7 @@ class MeshTable:
 
 
 class _Slot(MeshVariable):
-    """Slot variable with one initial value, filled in on each device."""
+    """Slot variable with equal initial values, created on each device."""
 
     pads_rows = True
 
@@ -148,7 +149,8 @@ class _Slot(MeshVariable):
             name=name,
         )
 
-    # The table's layout, which is known when both variables get their values.
+    # The slot variable uses the layout of the table. The layout is known before
+    # the two variables are initialized.
     @property
     def _given_layout(self) -> Layout:
         return self._slot_of.layout
@@ -172,7 +174,7 @@ class _Slot(MeshVariable):
 def _set_mesh_attributes(
     variable: MeshVariable, context: MeshContext, owner: Any
 ) -> None:
-    """Sets the attributes that the scope sets on Keras' variables."""
+    """Sets the attributes that `layout_map_scope` sets on Keras' variables."""
     variable._mesh_context = context
     variable._mesh_owner = owner
     variable._mesh_is_state = False
@@ -182,7 +184,7 @@ def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:
     """Returns reasons why `layer` does not support the layout `axes`."""
     named = f"layer {layer.name!r} (ShardedEmbedding)"
     if len(axes) != 2:
-        return []  # Layout maps check the rank of every variable.
+        return []  # Layout maps report a wrong rank.
     rows_sharded, columns_sharded = (axis is not None for axis in axes)
     if layer.optimizer is None:
         return (

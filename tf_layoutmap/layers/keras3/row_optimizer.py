@@ -1,11 +1,14 @@
-"""`RowOptimizer` for Keras 3, which trains only the rows of a step.
+"""`RowOptimizer` for Keras 3. A step trains only the rows in its gradient.
 
-`TakesGradients` and `TrainsItself` are the mixins of its weights, on host and
-mesh. The functions at the end are patches of Keras' optimizers.
+`TakesGradients` and `TrainsItself` are mixins for weights that get gradients
+from the model's optimizer. The functions at the end of the module are patches
+of Keras' optimizers.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -19,15 +22,15 @@ from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
-    """The optimizer inside a `ShardedEmbedding`.
+    """The optimizer of a `ShardedEmbedding` for the table of the layer.
 
-    It sums the gradients of equal ids in the order of the ids, then applies
-    one step of the rule to each row that was looked up, in one native op. The
-    time for the sum and for the step does not depend on the number of rows of
-    the table.
+    One native op sums the gradients of equal ids in the order of the ids, then
+    applies one optimizer step to each row that was looked up. The duration of
+    this op does not depend on the number of rows in the table.
 
-    It is a Keras optimizer so that its learning rate, step count and slot
-    variables are set, scheduled and saved as usual:
+    `RowOptimizer` is a Keras optimizer. The learning rate can be set or
+    scheduled as in other Keras optimizers, and the variables are saved in the
+    same way:
 
     >>> import tf_layoutmap as tlm
     >>> layer = tlm.layers.ShardedEmbedding(10, 2, optimizer="adagrad")
@@ -35,16 +38,17 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     >>> float(layer.optimizer.learning_rate)
     0.5
 
-    It trains its table only, and must not be passed to `compile`.
+    A `RowOptimizer` trains only the table of its layer, and must not be passed
+    to `compile`.
     """
 
     _keras = keras
 
     def __init__(self, spec: OptimizerSpec, *, name: str | None = None):
-        """Creates the optimizer; `ShardedEmbedding` calls this.
+        """Creates the optimizer. Only `ShardedEmbedding` calls this method.
 
         Args:
-          spec: The rule. Its learning rate may also be a
+          spec: The rule. The learning rate may also be a
             `keras.optimizers.schedules.LearningRateSchedule`.
           name: Name of the optimizer.
         """
@@ -53,12 +57,15 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
         )
         self._spec = spec
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: object, trainable_variables: object = None
+    ) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build(trainable_variables)
 
     def _scalars(self) -> list[keras.Variable]:
-        # `variables` contains slot variables on a mesh, but no others.
+        # `variables` contains the slot variables only if the table is on a
+        # mesh.
         slots = self.slots.values()
         return [
             variable
@@ -71,11 +78,12 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
 
 
 class TakesGradients:
-    """A mixin for a `keras.Variable` that gets its gradient by `assign`.
+    """A mixin for a `keras.Variable` that gets its gradient through `assign`.
 
     Keras passes gradients to `assign` if `overwrite_with_gradient` is true. In
-    Keras, such a value replaces the variable. In this class it is a real
-    gradient, and a missing gradient is an error.
+    Keras, the value passed to `assign` then replaces the value of the variable.
+    In this class, the value is an ordinary gradient, and a missing gradient
+    raises an error.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -88,12 +96,14 @@ class TakesGradients:
 
 
 class TrainsItself(TakesGradients):
-    """A mixin for a `keras.Variable` with an `_optimizer` and a `_write`.
+    """A mixin for a `keras.Variable` that a `RowOptimizer` trains.
 
-    Because of `overwrite_with_gradient`, the model's optimizer passes the
-    gradient to `assign` inside its `apply` and creates no slot variables. At
-    that time, the tape has already joined the gradients of all calls of the
-    step. Predicting, or only computing gradients, trains nothing.
+    The class of the variable must define `_optimizer`, the `RowOptimizer`, and
+    `_write`, a method that assigns a value. `overwrite_with_gradient` is true.
+    The model's optimizer therefore creates no slot variables for the weight,
+    and passes the gradient to `assign` in `apply`. This gradient is the sum
+    over all calls of the layer in the step. The weight is not trained by
+    predictions, or by gradients that are computed and not applied.
     """
 
     _optimizer: Any
@@ -109,7 +119,7 @@ class TrainsItself(TakesGradients):
         return True
 
     def assign(self, value: Any) -> Any:
-        """Applies a gradient inside an optimizer's `apply`, else writes."""
+        """Assigns a value, or applies a gradient in `Optimizer.apply`."""
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             return self._write(value)
@@ -124,7 +134,7 @@ class TrainsItself(TakesGradients):
         return base_steps.missing_gradient_message(self.path, ())
 
     def accumulate(self, gradient: Any, steps: int, is_last: Any) -> None:
-        """Accumulates a gradient; with the last one applies the mean.
+        """Accumulates a gradient; applies the mean after the last gradient.
 
         Args:
           gradient: Gradient of the table.
@@ -152,10 +162,11 @@ def _divide(gradient: Any, divisor: float) -> Any:
 def overwrites(
     original: Callable[..., Any], optimizer: Any, variable: Any
 ) -> bool:
-    """Returns whether the loss scale is kept in a variable's gradient.
+    """Returns whether `overwrite_with_gradient` has Keras' meaning.
 
-    `LossScaleOptimizer` treats the gradient of a variable with
-    `overwrite_with_gradient` as a new value, and does not unscale it.
+    If the function returns True, `LossScaleOptimizer` treats the gradient as a
+    new value of the variable, and does not remove the loss scale. The result is
+    False for `TakesGradients`, which requires an ordinary gradient.
     """
     return not isinstance(variable, TakesGradients) and (
         original(optimizer, variable)
@@ -165,7 +176,7 @@ def overwrites(
 def check_finite(
     original: Callable[..., Any], optimizer: Any, grads: Any
 ) -> Any:
-    """Checks for NaN in the values of slices, without a dense copy."""
+    """Checks only the values of `tf.IndexedSlices`, without a dense copy."""
     return original(
         optimizer,
         [
@@ -181,9 +192,10 @@ def filter_empty(
     grads: Any,
     trainable_variables: Any,
 ) -> Any:
-    """Raises `ValueError` for a step without a gradient for a table.
+    """Raises `ValueError` if a table has no gradient in a step.
 
-    Keras skips such a variable, with a warning at most.
+    Keras itself skips a variable without a gradient, and does not always print
+    a warning.
     """
     grads, variables = list(grads), list(trainable_variables)
     for gradient, variable in zip(grads, variables):
@@ -199,10 +211,10 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Creates no gradient accumulator of the size of a table."""
+    """Creates a scalar instead of a gradient accumulator for a table."""
     if not isinstance(reference_variable, TrainsItself):
         return original(optimizer, reference_variable, *args, **kwargs)
-    # Optimizers require one variable per weight. This one is never used.
+    # Optimizers require one variable per weight. This variable is never used.
     return optimizer.add_variable((), name="unused")
 
 
@@ -212,9 +224,9 @@ def overwrite_or_accumulate(
     grads: Any,
     trainable_variables: Any,
 ) -> Any:
-    """Passes gradients to tables, which accumulate them.
+    """Passes gradients to tables. The tables accumulate the gradients.
 
-    Keras would keep the largest of several gradients.
+    Without this patch, Keras would use only the largest of several gradients.
     """
     steps = optimizer.gradient_accumulation_steps
     if steps:

@@ -1,11 +1,12 @@
 """Slot variables of sharded tables in Keras 3's optimizers.
 
 If a model's optimizer trains the shards of a table as weights, it creates slot
-variables for each shard. Every file holds the slot variables of one kind as one
-array, at the position of the slot variable of an unsharded embedding. The file
-can therefore be restored into any number of shards. Checkpoints iterate over an
-optimizer's lists, and weight files iterate over its `variables`. With the
-patches at the end of this module, both iterate over the joined slot variables.
+variables for each shard. In a file, the slot variables of the same kind are
+joined to one array, which has the position of the slot variable of an unsharded
+embedding. The file can therefore be restored into any number of shards.
+Checkpoints iterate over an optimizer's lists, and weight files iterate over its
+`variables`. The patches at the end of this module replace the slot variables of
+shards by the joined slot variables in these lists.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ _SLOT_TABLE_ATTRIBUTE = "_slot_table"
 
 
 class SlotTable:
-    """The slot variables of one kind, such as momenta, of a table's shards."""
+    """The slot variables of one kind, such as momenta, for a table's shards."""
 
     def __init__(self, table: ShardedVariable):
-        """Creates the object for the table that the slots belong to."""
+        """Creates the object for the slot variables of `table`."""
         self._table = table
         self._parts: dict[int, Any] = {}
         self._joined_table: ShardedVariable | None = None
@@ -41,7 +42,7 @@ class SlotTable:
 
     @property
     def joined_table(self) -> ShardedVariable | None:
-        """The slot variables as one table; None until all are added."""
+        """The slot variables as one table, or None if it is incomplete."""
         if self._joined_table is None and len(self._parts) == len(
             self._table.variables
         ):
@@ -62,7 +63,10 @@ class SlotTables:
         self._kinds: list[SlotTable] = []
 
     def add(self, shard: int, variable: Any) -> None:
-        """Adds a slot variable; all shards must use the same order of kinds."""
+        """Adds a slot variable.
+
+        The order of kinds must be equal for all shards.
+        """
         kind = next((kind for kind in self._kinds if not kind.has(shard)), None)
         if kind is None:
             kind = SlotTable(self._table)
@@ -79,15 +83,17 @@ def join_slots(
     variables: Iterable[Any],
     owner_of: Callable[[Any], Any | None] = slot_table_of,
 ) -> list[Any]:
-    """Returns `variables`, with parts replaced by the objects they belong to.
+    """Returns `variables`, with all parts of an object replaced by the object.
 
     Args:
       variables: Variables in the order of an optimizer.
-      owner_of: Returns the object that a variable is a part of, or None.
+      owner_of: Function that returns the object that a variable is a part of,
+        or None.
 
     Returns:
-      Each object at the position of its first part. Number and order of the
-      results therefore match an optimizer without shards.
+      The list, in which each object has the position of its first part. The
+      number and the order of the elements are therefore the same as for an
+      unsharded table.
     """
     found: dict[int, Any] = {}
     for variable in variables:
@@ -98,7 +104,7 @@ def join_slots(
 
 
 def save_slots(variables: Iterable[Any], store: Any) -> None:
-    """Writes an optimizer's variables, for `save_own_variables`."""
+    """Writes an optimizer's variables with joined slot variables."""
     for number, one in enumerate(join_slots(variables)):
         if isinstance(one, SlotTable):
             weight_files.save_table(store, str(number), _complete(one))
@@ -107,14 +113,15 @@ def save_slots(variables: Iterable[Any], store: Any) -> None:
 
 
 def load_slots(variables: Iterable[Any], store: Any) -> bool:
-    """Reads the file of `save_slots`, for any number of shards or none.
+    """Reads what `save_slots` wrote; the number of shards may differ.
 
     Returns:
-      Whether the file has the expected number of variables; if not, nothing is
-      read.
+      Whether the file has the expected number of variables. If the result is
+      False, no variable was changed.
 
     Raises:
-      ValueError: If an array has another shape. Nothing is changed then.
+      ValueError: If the shape of an array differs from its variable. In this
+        case, no variable is changed.
     """
     joined = [
         _complete(one) if isinstance(one, SlotTable) else one
@@ -133,7 +140,7 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
 
 
 def skipped_slots(optimizer: Any, store: Any) -> str:
-    """Returns the warning for a file that `load_slots` did not read."""
+    """Returns the warning text for a file that `load_slots` did not read."""
     return (
         f"The saved optimizer must have {len(join_slots(optimizer.variables))} "
         "variables, where slot variables of a table's shards count as one. "
@@ -157,7 +164,7 @@ _ATTRIBUTE = "_shard_slots"
 
 
 class ShardOfTable:
-    """A mixin for a `keras.Variable` that is shard `shard` of a `table`."""
+    """A mixin for a `keras.Variable` that holds one shard of a table."""
 
     table: ShardedVariable
     shard: int
@@ -168,7 +175,7 @@ class ShardOfTable:
 
 
 class _JoinedList(tf_private.Trackable):
-    """A list of an optimizer as seen by checkpoints, with parts joined."""
+    """The list that a checkpoint saves instead of an optimizer's list."""
 
     def __init__(self, variables: Any, owner_of: Any):
         self._variables = variables
@@ -199,18 +206,18 @@ class _JoinedList(tf_private.Trackable):
         self._self_update_uid = value
 
     def take_over_deferred(self) -> None:
-        """Takes over values that were restored before variables existed.
+        """Takes over the restored values of variables that do not exist yet.
 
-        The original list would select each variable by its number in the list.
-        In a file, however, the slot variables of all shards count as one
-        variable.
+        The optimizer's original list would select the value of a variable by
+        the variable's index in the list. In a file, however, the slot variables
+        of all shards count as one variable.
         """
         pending = self._variables._deferred_dependencies
         self._deferred_dependencies.update(pending)
         pending.clear()
 
     def restore_deferred(self) -> None:
-        """Restores all variables that exist by now."""
+        """Restores all variables that have been created since the last call."""
         if not self._deferred_dependencies:
             return
         for name, child in self._trackable_children().items():
@@ -219,7 +226,7 @@ class _JoinedList(tf_private.Trackable):
 
 
 class _ShardSlots:
-    """State of an optimizer that trains shards of tables."""
+    """Additional state of an optimizer that trains shards of tables."""
 
     def __init__(
         self,
@@ -227,7 +234,7 @@ class _ShardSlots:
         tables: dict[int, ShardedVariable],
         shards: dict[int, int],
     ):
-        """Creates the state from table and shard of each weight, by `id`."""
+        """Creates the state. The dicts have the key `id(weight)`."""
         self._tables = tables
         self._shards = shards
         self._slots = {
@@ -249,13 +256,13 @@ class _ShardSlots:
             self._weight = None
 
     def hold_deferred(self, optimizer: Any) -> None:
-        """Keeps values restored to lists that `build` fills one by one."""
+        """Stores values to restore until `build` has filled the lists."""
         pending = optimizer._deferred_dependencies
         self._held = dict(pending)
         pending.clear()
 
     def release_deferred(self, optimizer: Any) -> None:
-        """Restores the lists that `build` has filled."""
+        """Restores the variables in the lists that `build` has filled."""
         optimizer._deferred_dependencies.update(self._held)
         children = optimizer._trackable_children()
         for name in self._held.keys() & children.keys():
@@ -272,7 +279,7 @@ class _ShardSlots:
         self.joined.restore_deferred()
 
     def children(self, children: dict[str, Any]) -> dict[str, Any]:
-        """Returns the optimizer's children for a checkpoint."""
+        """Returns the checkpoint children with joined slot variables."""
         return {
             name: self._join(name, child)
             if isinstance(child, list | tuple)
@@ -282,7 +289,8 @@ class _ShardSlots:
         }
 
     def _join(self, name: str, variables: Any) -> _JoinedList:
-        # Checkpoints call this several times, and compare objects by identity.
+        # The object is cached, because a checkpoint calls this method several
+        # times and compares the results by identity.
         if name not in self._lists or self._lists[name][0] is not variables:
             self._lists[name] = (
                 variables,
@@ -298,9 +306,9 @@ class _ShardSlots:
 def _shards_of_tables(
     variables: Sequence[Any],
 ) -> tuple[dict[int, ShardedVariable], dict[int, int]]:
-    """Returns table and shard number of each shard in `variables`, by `id`.
+    """Returns two dicts: the table and the shard number by `id(variable)`.
 
-    A table is skipped if some of its shards are missing.
+    If `variables` does not contain all shards of a table, the table is skipped.
     """
     weights = [one for one in variables if isinstance(one, ShardOfTable)]
     shards_of: dict[int, set[int]] = {}
@@ -318,7 +326,7 @@ def _shards_of_tables(
 
 
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
-    """Builds an optimizer and records the shards among its variables."""
+    """Builds an optimizer and records which variables are shards of tables."""
     tables, shards = _shards_of_tables(variables)
     if not tables:
         return original(optimizer, variables)
@@ -338,7 +346,7 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Creates a variable and records it if it is a slot of a shard."""
+    """Creates a variable; records whether it is a slot variable of a shard."""
     slots = _slots_of(optimizer)
     with (
         contextlib.nullcontext()
@@ -351,7 +359,7 @@ def add_variable(
 def track_variable(
     original: Callable[..., Any], optimizer: Any, variable: Any
 ) -> None:
-    """Tracks a variable of an optimizer, which may be a slot of a shard."""
+    """Tracks a new variable of an optimizer, and restores its saved value."""
     original(optimizer, variable)
     slots = _slots_of(optimizer)
     if slots is not None:
@@ -364,7 +372,7 @@ def trackable_children(
     save_type: str = "checkpoint",
     **kwargs: Any,
 ) -> Any:
-    """Returns the children for a checkpoint, with slots of shards joined."""
+    """Returns an optimizer's checkpoint children with joined slot variables."""
     children = original(optimizer, save_type, **kwargs)
     slots = _slots_of(optimizer)
     if slots is None or save_type != "checkpoint":
@@ -375,7 +383,7 @@ def trackable_children(
 def save_own_variables(
     original: Callable[..., Any], optimizer: Any, store: Any
 ) -> Any:
-    """Writes an optimizer's variables to a file, with slots joined."""
+    """Writes an optimizer's variables to a file with joined slot variables."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
     return save_slots(optimizer.variables, store)
@@ -384,7 +392,7 @@ def save_own_variables(
 def load_own_variables(
     original: Callable[..., Any], optimizer: Any, store: Any
 ) -> Any:
-    """Reads an optimizer's variables from a file, with slots joined."""
+    """Reads an optimizer's variables from a file with joined slot variables."""
     if not _is_joined(optimizer):
         return original(optimizer, store)
     if not load_slots(optimizer.variables, store):

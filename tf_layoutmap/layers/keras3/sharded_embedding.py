@@ -3,8 +3,10 @@
 `KeyMask` computes the mask of a layer with an open vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import keras
 import tensorflow as tf
@@ -28,13 +30,16 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import InputShape, TensorLike
+
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class KeyMask(keras.Operation):
-    """Mask of ids without padding; `keras.ops.not_equal` rejects strings."""
+    """Mask that is False for padding; unlike Keras' ops, supports strings."""
 
     def call(self, ids: Any) -> tf.Tensor:
-        """Returns booleans of the shape of `ids`; True if not padding."""
+        """Returns a bool for each id: False if the id is padding."""
         return key_table.is_not_padding(tf.convert_to_tensor(ids))
 
     def compute_output_spec(self, ids: Any) -> keras.KerasTensor:
@@ -44,12 +49,12 @@ class KeyMask(keras.Operation):
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
-    """Turns ids into rows of a sharded table.
+    """Looks up ids in a sharded table, like `keras.layers.Embedding`.
 
-    It is used like `keras.layers.Embedding`. With an `optimizer`, a training
-    step reads and writes only the rows of the batch, so its time does not grow
-    with the table. Equal ids count as one row that gets the sum of their
-    gradients.
+    If `optimizer` is set, a training step reads and writes only the rows of the
+    batch. The duration of a step therefore does not depend on the size of the
+    table. If an id occurs several times in a batch, its row is updated once,
+    with the sum of the gradients.
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -67,29 +72,31 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
-    The table is initialized shard by shard, and is one array in `.keras` and
-    `.weights.h5` files and in checkpoints. They can be loaded into any number
-    of shards. This layer can also read a checkpoint of
-    `keras.layers.Embedding`, and `keras.layers.Embedding` can read a checkpoint
-    of this layer. An exported model uses TensorFlow's ops only.
+    The table is initialized shard by shard. The table is saved as one array in
+    `.keras` files, `.weights.h5` files and checkpoints, which can be loaded
+    into a layer with any number of shards. This layer can also read a
+    checkpoint of `keras.layers.Embedding`, and `keras.layers.Embedding` can
+    read a checkpoint of this layer. An exported model uses only TensorFlow's
+    own ops.
 
-    The table is updated when the model's optimizer is applied: in `fit` and
-    `train_on_batch`, and in a custom training loop by `apply_gradients` with
-    the gradients of `trainable_variables`. The layer may be called several
-    times in a step. The loss scale of the model's optimizer is removed from
-    the gradients. Its other settings (clipping, weight decay, averaging) do
-    not affect the table.
+    The table is updated when the model's optimizer is applied, in `fit` and
+    `train_on_batch`. In a custom training loop, it is updated when
+    `apply_gradients` is called with the gradients of `trainable_variables`. The
+    layer may be called several times in a step. If the model's optimizer scales
+    the loss, the scale is removed from the gradients of the table. Other
+    settings of the model's optimizer (clipping, weight decay, averaging) do not
+    affect the table.
 
     Under `ParameterServerStrategy` the shards and their slot variables are on
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
 
-    Under `tlm.layout_map_scope` the table is one weight on the mesh, whose
-    rows are sharded over the devices by the layout of `<layer>.embeddings`.
+    Under `tlm.layout_map_scope` the table is one weight on the mesh. The layout
+    of `<layer>.embeddings` shards the rows over the devices.
 
-    With a `tlm.OpenVocabulary` for `input_dim`, ids are keys: any int64 or
-    strings. A call that a tape records is a step of the vocabulary, in which
-    new keys are assigned rows. Evaluation, prediction and export look keys up
-    and change nothing.
+    If `input_dim` is a `tlm.OpenVocabulary`, ids are keys: any int64 values or
+    strings. A call that a tape records is a training step of the vocabulary, in
+    which new keys are assigned rows. Evaluation, prediction and exported models
+    look up keys and do not change the vocabulary.
 
     >>> words = tlm.OpenVocabulary(1000)
     >>> layer = tlm.layers.ShardedEmbedding(words, 2, optimizer="adagrad")
@@ -102,15 +109,32 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
-      num_shards: Number of shards of the table; ignored on a mesh, where the
-        layout shards the table.
+      num_shards: Number of shards of the table. On a mesh, the layout
+        determines the shards, and this number is ignored.
     """
 
     _keras = keras
     _row_optimizer = RowOptimizer
     _is_on_mesh = False
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    @overload
+    def __call__(
+        self, inputs: keras.KerasTensor, *args: object, **kwargs: object
+    ) -> keras.KerasTensor: ...
+
+    @overload
+    def __call__(
+        self, inputs: tf.RaggedTensor, *args: object, **kwargs: object
+    ) -> tf.RaggedTensor: ...
+
+    @overload
+    def __call__(
+        self, inputs: TensorLike, *args: object, **kwargs: object
+    ) -> tf.Tensor: ...
+
+    def __call__(
+        self, inputs: object, *args: object, **kwargs: object
+    ) -> object:
         """Calls the layer; see `call` for the arguments."""
         sharded_embedding.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
@@ -120,7 +144,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             )
         return super().__call__(inputs, *args, **kwargs)
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:
             return
@@ -165,7 +189,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self._marks = StepWeight(table)
 
     def _set_regularizer_and_constraint(self) -> None:
-        """Sets regularizer and constraint of the table on the last shard."""
+        """Sets the regularizer and the constraint of the last shard."""
         last = self._shard_weights[-1]
         if self.embeddings_regularizer is not None:
             last.regularizer = tables.FullTableRegularizer(
@@ -217,8 +241,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         ):
             return initializer
 
-        # The same function computes the values of one shard and of several
-        # shards, so the values are bitwise identical.
+        # The initial values are bitwise identical for any number of shards,
+        # because the same function computes the values of one shard and of
+        # several shards.
         def whole(shape: Any, dtype: Any = None) -> tf.Tensor:
             return initial_value.of_shard(
                 initializer,
@@ -239,24 +264,27 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             seed = tf.constant([seed, 0], tf.uint32)
         else:
             return None
-        # Keras converts seeds to int32 in the same way.
+        # Keras converts seeds to int32 by the same formula.
         if seed.dtype != tf.int32:
             seed = tf.cast(tf.math.floormod(seed, tf.int32.max - 1), tf.int32)
         return seed
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
-        """Returns reasons against a layout of the table, for layout maps."""
+        """Returns the reasons why the table cannot have the layout `axes`."""
         return mesh_weights.layout_problems(self, axes)
 
     @property
     def embeddings(self) -> Any:
         """The table, `[input_dim, output_dim]`.
 
-        It is a `ShardedVariable`. On a mesh, it is a `keras.Variable`.
+        The type of the table is `ShardedVariable`, or `keras.Variable` on a
+        mesh.
         """
         return self._embeddings if self._is_on_mesh else super().embeddings
 
-    def call(self, inputs: Any) -> Any:
+    def call(
+        self, inputs: TensorLike | tf.RaggedTensor
+    ) -> tf.Tensor | tf.RaggedTensor:
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
@@ -293,10 +321,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)
         if keras_private.is_abstract():
-            # Keras uses only the shape of the result.
+            # The values can be zeros, because Keras uses only the shape of the
+            # result.
             rows = tf.zeros(tf.concat([tf.shape(ids), [self.output_dim]], 0))
         elif tf_private.in_save_context() or (not ids.shape.is_fully_defined()):
-            # DTensor does not support unknown sizes, which occur in an export.
+            # TensorFlow's ops are used here, because DTensor does not support
+            # unknown sizes, which occur in an export.
             rows = tables.stock_gather(
                 [self._variable_on_mesh()], ids, self.name, self.input_dim
             )
@@ -315,22 +345,30 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             else self._embeddings.value
         )
 
-    # Shapes and masks, as in keras.layers.Embedding.
+    # The next methods return shapes and masks, as in keras.layers.Embedding.
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns whether ids are not padding; None without `mask_zero`."""
+    def compute_mask(
+        self,
+        inputs: TensorLike | tf.RaggedTensor | keras.KerasTensor,
+        mask: TensorLike | keras.KerasTensor | None = None,
+    ) -> tf.Tensor | keras.KerasTensor | None:
+        """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
         if self._key_table is not None:
             return KeyMask()(inputs)
-        return keras.ops.not_equal(inputs, 0)
+        return cast("tf.Tensor", keras.ops.not_equal(inputs, 0))
 
-    def compute_output_shape(self, input_shape: Any) -> tuple:
+    def compute_output_shape(
+        self, input_shape: Iterable[int | None]
+    ) -> tuple[int | None, ...]:
         """Returns `input_shape + (output_dim,)`."""
         return (*input_shape, self.output_dim)
 
-    def compute_output_spec(self, inputs: Any) -> Any:
+    def compute_output_spec(
+        self, inputs: keras.KerasTensor
+    ) -> keras.KerasTensor:
         """Returns the output as a `KerasTensor`."""
         return keras.KerasTensor(
             self.compute_output_shape(inputs.shape),
@@ -344,7 +382,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
-        # The weights and the table are the same rows; only one is listed.
+        # The shards are the same variables as the table, so only one of the two
+        # attributes is listed.
         if self._table is not None and not self.optimizer:
             children.pop("_shard_weights", None)
             if save_type == "checkpoint":
@@ -359,7 +398,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return {**config, "num_shards": None} if self._is_on_mesh else config
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "ShardedEmbedding":
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
         if mesh_context.active_context() is not None:
             # On a mesh, the layout determines the shards, and the saved number

@@ -1,10 +1,12 @@
-"""`TPUEmbedding` as a Keras 3 layer: nested features in, activations out.
+"""The Keras 3 version of the layer `TPUEmbedding`.
 
-`StepWeight` is the mark weight of layers whose tables an engine trains; see
-`layers.base.steps`.
+`StepWeight` is the class of mark weights. A layer has a mark weight if an
+engine trains its tables; see `layers.base.steps`.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -16,20 +18,23 @@ from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features, InputShape
+
 
 class StepWeight(TakesGradients, keras.Variable):
     """Mark weight: notifies a layer when the model's optimizer is applied.
 
-    Because of `overwrite_with_gradient`, the optimizer passes the gradient to
-    `assign` inside its `apply`. A call of `assign` therefore means that the
-    step is applied.
+    `overwrite_with_gradient` is true. The model's optimizer therefore passes
+    the gradient of the weight to `assign` when it applies a step, and `assign`
+    applies the step to the tables.
     """
 
     def __init__(self, steps: StepCommitHook):
-        """Creates the weight; `steps` receives the sums of marks."""
+        """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
-        # An initializer is passed, because Keras may be tracing and create the
-        # value later.
+        # An initializer is passed instead of a value, because Keras creates the
+        # value later if a function is being traced.
         super().__init__(
             keras.initializers.Zeros(),
             shape=steps.mark_shape,
@@ -56,11 +61,11 @@ class StepWeight(TakesGradients, keras.Variable):
         )
 
     def assign(self, value: Any) -> Any:
-        """Applies a step; must be called by an optimizer's `apply`.
+        """Applies a step to the tables, with a sum of marks as `value`.
 
         Raises:
-          RuntimeError: If `set_weights` is called, because the tables are not
-            among the weights.
+          RuntimeError: If the method is not called by an optimizer, but by
+            `set_weights` for example. Keras' weights do not contain the tables.
           ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()
@@ -81,20 +86,21 @@ class StepWeight(TakesGradients, keras.Variable):
         return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # A checkpoint holds only zeros for this weight, and under a strategy
-        # Keras would `assign` them.
+        # The saved value of this weight is always zero. The value is not
+        # restored, because under a strategy Keras would call `assign`.
         del restored_tensors
         return self.value
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
-    """Looks up all features of a model, in tables with their own optimizers.
+    """Looks up all features of a model in tables that have separate optimizers.
 
-    The layer holds a `tlm.TPUEmbedding`. In training, a call is one step of
-    it. The tables are updated when the model's optimizer is applied: by `fit`,
-    `train_on_batch`, or `apply_gradients` in a custom training loop. In
-    evaluation, prediction and export TensorFlow's ops look up the rows.
+    The layer contains a `tlm.TPUEmbedding`. In training, each call of the layer
+    is one step of the `tlm.TPUEmbedding`. The tables are updated when the
+    model's optimizer is applied: by `fit`, `train_on_batch`, or
+    `apply_gradients` in a custom training loop. In evaluation, prediction and
+    exported models, TensorFlow's own ops look up the rows.
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -109,42 +115,36 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     >>> layer.embedding_tables[words].numpy().ravel().tolist()
     [0.0, 1.0, 1.0, 0.0]
 
-    In a training step the layer is called once. The model's optimizer must not
-    accumulate gradients. Its loss scale is removed from the gradients, and its
-    other settings (clipping, decay) do not affect the tables. The next call
-    discards a step that was not applied. `.keras` and `.weights.h5` files and
-    checkpoints hold tables and slot variables; a `.keras` file requires
-    learning rates that are numbers.
+    Call the layer once in a training step. The model's optimizer must not
+    accumulate gradients. If the model's optimizer scales the loss, the scale is
+    removed from the gradients of the tables. Other settings of the model's
+    optimizer (clipping, weight decay) do not affect the tables. If a step was
+    not applied, the next call of the layer discards the step. Tables and slot
+    variables are saved in `.keras` files, `.weights.h5` files and checkpoints.
+    A model can be saved to a `.keras` file only if the learning rates are
+    numbers.
 
-    The layer supports `OneDeviceStrategy` and `MirroredStrategy`, if layer and
-    model are created in `strategy.scope()`. The tables stay one copy on the
-    host, and one step is applied per global batch. Gradients are summed
-    feature by feature, then in the order of the samples of the global batch,
-    so the tables match a run with one replica. The gradient of a row is not
-    divided by the number of replicas, because Keras' losses are already divided
-    by it.
+    The layer supports `OneDeviceStrategy` and `MirroredStrategy`. Create the
+    layer and the model in `strategy.scope()`. The host holds a single copy of
+    the tables, and one step is applied per global batch. Gradients are summed
+    feature by feature, then in the order of the samples in the global batch.
+    The tables therefore match a run with one replica. The gradient of a row is
+    not divided by the number of replicas, because Keras already divides the
+    loss by the number of replicas.
 
-    Under `ParameterServerStrategy` the tables are on the parameter servers,
-    and `fit` requires `tlm.ps.Datasets`; the layer is called once in a
-    training step.
+    Under `ParameterServerStrategy` the tables are on the parameter servers, and
+    `fit` requires `tlm.ps.Datasets`.
 
     Under `TPUStrategy`, real or emulated, the TPU executes steps and lookups.
-    Batches have one static size, dense inputs have one id per sample, and the
-    layer is called inside `strategy.run`, as in `fit`, `evaluate` and
-    `predict`.
+    All batches must have the same static size, and dense inputs must have one
+    id per sample. The layer must be called inside `strategy.run`, as in `fit`,
+    `evaluate` and `predict`.
 
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        # XLA has no kernels for the package's ops.
-        self.supports_jit = False
-
-    __init__.__doc__ = TPUEmbeddingCore.__init__.__doc__
-
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""
         del input_shape
         if self.built:
@@ -154,13 +154,18 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self._marks.trainable = self.trainable
         self.built = True
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: Features, *args: object, **kwargs: object
+    ) -> Any:
         """Calls the layer; only Keras 3 models may call it."""
         sharded_embedding.check_inputs(inputs, self.name)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
@@ -170,8 +175,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             or self._steps.is_packed(inputs)
         ):
             return self._cast(self._steps.zeros(inputs))
-        # With several replicas, `fit` traces with the mean of the replicas'
-        # ids, which is a float.
+        # If there are several replicas, `fit` traces the model with the mean of
+        # the replicas' ids, which is a float tensor.
         inputs = tf.nest.map_structure(
             lambda ids: tf.cast(ids, tf.int64), inputs
         )
@@ -186,7 +191,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         keras_version_guard.check_not_tf_keras(self, inputs)
 
     def compute_output_spec(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
         """Returns the activations as `KerasTensor` objects."""
         del weights, training

@@ -1,4 +1,4 @@
-"""Patches by which tf_keras' optimizers pass gradients to tables."""
+"""Patches with which tf_keras' optimizers pass gradients to tables."""
 
 import functools
 from collections.abc import Callable
@@ -15,10 +15,11 @@ from tf_layoutmap.sharded.mixin import table_of
 
 
 class SelfTrained:
-    """A mixin for a variable to which optimizers pass its gradients.
+    """A mixin for a variable that applies its gradients itself.
 
-    An optimizer creates no slot variables for such a weight, and does not
-    clip, decay or average it.
+    An optimizer passes the gradient to a method of the variable. The optimizer
+    creates no slot variables for the variable, and does not clip, decay or
+    average the variable.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -38,7 +39,7 @@ class SelfTrained:
         raise NotImplementedError
 
     def unlisted_tables(self) -> str | None:
-        """Returns the kind of the layer's tables that are not weights."""
+        """Returns why the tables are not weights; None if they are weights."""
         return None
 
 
@@ -49,11 +50,11 @@ def add_variable(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Creates no slot variables for a `SelfTrained` weight."""
+    """Creates a scalar instead of a slot variable of a `SelfTrained` weight."""
     if not isinstance(model_variable, SelfTrained):
         _check_slots_can_restore(optimizer, model_variable)
         return original(optimizer, model_variable, *args, **kwargs)
-    # Optimizers require one variable per weight. This one is never used.
+    # Optimizers require one variable per weight. This variable is never used.
     return optimizer.add_variable([], name="unused")
 
 
@@ -64,7 +65,7 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Passes gradients to tables, and applies all others."""
+    """Passes tables their gradients, and applies all other gradients."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
@@ -88,12 +89,13 @@ def legacy_apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Passes gradients to tables; `original` belongs to a legacy optimizer."""
+    """Does the same as `apply_gradients`, for legacy optimizers."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
-    # `tf.cond` requires the same result type of all branches.
+    # tf_keras calls this function in a branch of `tf.cond`, in which all
+    # branches must return the same type.
     count = functools.partial(
         optimizer.iterations.assign_add, read_value=tf.executing_eagerly()
     )
@@ -110,7 +112,7 @@ def legacy_apply_gradients(
 def finalize(
     original: Callable[..., Any], optimizer: Any, var_list: Any
 ) -> None:
-    """Writes averages into the weights that have an average."""
+    """Writes the moving averages to all weights that are not `SelfTrained`."""
     original(optimizer, _without_self_trained(var_list))
 
 
@@ -168,10 +170,11 @@ def _apply_separately(
 
 
 def _is_summed(optimizer, args, kwargs) -> bool:
-    """Returns whether the caller has summed the gradients over replicas.
+    """Returns whether the caller already summed the gradients over replicas.
 
-    The second positional argument has opposite meanings in legacy and later
-    optimizers. Later optimizers also accept the legacy argument by name.
+    The second positional argument of `apply_gradients` has opposite meanings in
+    legacy optimizers and in newer optimizers. The newer optimizers also accept
+    the keyword argument of the legacy optimizers.
     """
     if not kwargs.get("experimental_aggregate_gradients", True):
         return True
@@ -181,7 +184,7 @@ def _is_summed(optimizer, args, kwargs) -> bool:
 
 
 def _check_supports_shards(optimizer, pairs) -> None:
-    """Raises if the update of an optimizer depends on the full weight."""
+    """Raises if the optimizer does not support shards as weights."""
     for _, variable in pairs:
         table = _table_in_shards(variable)
         if table is not None:
@@ -193,17 +196,17 @@ def _check_supports_shards(optimizer, pairs) -> None:
 
 
 def _table_in_shards(variable) -> ShardedVariable | None:
-    """Returns the table of which a weight is one of several shards."""
+    """Returns the table if a weight is one of several shards of the table."""
     table = table_of(variable)
     return table if table is not None and len(table.variables) > 1 else None
 
 
 def _check_slots_can_restore(optimizer, model_variable) -> None:
-    """Raises if slots of shards are created after their checkpoint is restored.
+    """Raises if slot variables are created after a checkpoint is restored.
 
-    A file holds the slots of all shards as one. tf_keras assigns them by their
-    position in the lists of a built optimizer. If the optimizer is not built,
-    the slots stay at zero.
+    A checkpoint contains the slot variables of all shards of a table as one
+    array. tf_keras can restore this array only into the lists of an optimizer
+    that is already built. Otherwise the slot variables would stay at zero.
     """
     table = _table_in_shards(model_variable)
     if table is None or not optimizer._variables._deferred_dependencies:

@@ -1,6 +1,8 @@
 """`RowOptimizer` for tf_keras."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, NoReturn
 
 import tensorflow as tf
 import tf_keras
@@ -12,19 +14,19 @@ from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
-    """The optimizer inside a `tlm.layers.tf_keras.ShardedEmbedding`.
+    """The optimizer of a `tlm.layers.tf_keras.ShardedEmbedding`.
 
-    It works like `tlm.layers.RowOptimizer`; a learning rate may be a schedule
-    of `tf_keras.optimizers.schedules`.
+    The class works like `tlm.layers.RowOptimizer`, for tf_keras. The learning
+    rate may be a schedule of `tf_keras.optimizers.schedules`.
     """
 
     _keras = tf_keras
 
     def __init__(self, spec: OptimizerSpec, *, name: str | None = None):
-        """Creates the optimizer; `ShardedEmbedding` calls this.
+        """Creates the optimizer. Only `ShardedEmbedding` calls this method.
 
         Args:
-          spec: The rule. Its learning rate may also be a
+          spec: The rule. The learning rate may also be a
             `tf_keras.optimizers.schedules.LearningRateSchedule`.
           name: Name of the optimizer.
         """
@@ -57,12 +59,12 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         self._rate.assign(value)
 
     def apply_gradients(
-        self, grads_and_vars: Any, *args: Any, **kwargs: Any
-    ) -> None:
+        self, grads_and_vars: object, *args: object, **kwargs: object
+    ) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build(grads_and_vars)
 
-    def update_step(self, gradient: Any, variable: Any) -> None:
+    def update_step(self, gradient: object, variable: object) -> NoReturn:
         """Raises `RuntimeError`, like `build`."""
         self.build([variable])
 
@@ -78,8 +80,9 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
-        # The base class lists its children only once, so a checkpoint that was
-        # created before the layer was built would miss the slot variables.
+        # The base class caches its list of children. If a checkpoint was
+        # created before the layer was built, the cached list would not contain
+        # the slot variables.
         return super(tf_keras_private.BaseOptimizer, self)._trackable_children(
             save_type, **kwargs
         )

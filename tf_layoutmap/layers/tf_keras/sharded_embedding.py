@@ -1,9 +1,11 @@
 """`ShardedEmbedding` for tf_keras models.
 
-`TrainedTable` is the one weight of a layer with an optimizer.
+`TrainedTable` is the only weight of a layer that has an optimizer.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 import tf_keras
@@ -24,14 +26,17 @@ from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.tpu_embedding import StepVariable
 from tf_layoutmap.sharded import ShardedVariable
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import InputShape, ShapeLike, TensorLike
+
 
 class TrainedTable(SelfTrained, ShardedVariable):
     """A full table, trained by a `RowOptimizer`.
 
-    tf_keras sees one weight with the table's shape, and a tape computes one
-    gradient for it. The model's optimizer passes this gradient to the table
-    inside `apply_gradients` and creates no slot variables. Prediction trains
-    nothing.
+    For tf_keras, this is one weight with the table's shape, and a tape computes
+    one gradient for the weight. The model's optimizer passes this gradient to
+    the table inside `apply_gradients` and creates no slot variables.
+    Predictions do not train the table.
     """
 
     # tf_keras reads this attribute of every weight.
@@ -40,7 +45,7 @@ class TrainedTable(SelfTrained, ShardedVariable):
     def set_optimizer(self, optimizer: RowOptimizer) -> None:
         """Creates the slot variables of `optimizer`, which trains the table."""
         self._optimizer = optimizer
-        # tf_keras' `compile` reads this attribute of every weight.
+        # The method `compile` of tf_keras reads this attribute of every weight.
         self._distribute_strategy = strategy_in_scope()
         optimizer.create_slots(tables.table_for_strategy(self, optimizer._spec))
 
@@ -49,21 +54,24 @@ class TrainedTable(SelfTrained, ShardedVariable):
         return steps.missing_gradient_message(self.name, ())
 
     def apply_gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
-        """Applies a step; the model's optimizer calls this method."""
+        """Applies a step to the table.
+
+        The model's optimizer calls this method.
+        """
         self._optimizer.update(gradient)
 
     def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
-        """Applies a step; summed gradients need no other treatment."""
+        """Applies a step to the table, in the same way as `apply_gradient`."""
         del optimizer
         self.apply_gradient(gradient)
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
-    """Turns ids into rows of a sharded table.
+    """Looks up ids in a sharded table, like `tf_keras.layers.Embedding`.
 
-    This is `tlm.layers.ShardedEmbedding` for tf_keras, with the same arguments
-    and results.
+    This layer is the tf_keras version of `tlm.layers.ShardedEmbedding`, and has
+    the same arguments and results.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -83,10 +91,11 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
 
-    With an `optimizer` the table is one weight, which is updated inside the
-    `apply_gradients` of the model's optimizer; `tf_keras.optimizers.legacy`
-    is supported. Without an `optimizer` each shard is a weight. With a
-    `tlm.OpenVocabulary` for `input_dim`, ids are keys.
+    If `optimizer` is set, the table is one weight. The method `apply_gradients`
+    of the model's optimizer updates the table. Optimizers of
+    `tf_keras.optimizers.legacy` are also supported. If `optimizer` is None,
+    each shard is a weight. If `input_dim` is a `tlm.OpenVocabulary`, ids are
+    keys.
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.
@@ -101,11 +110,12 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         return TrainedTable if self.optimizer else ShardedVariable
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
-        # tf_keras would list the shards of an attribute as weights.
+        # Automatic tracking is disabled here, because tf_keras would list the
+        # shards of this attribute as weights.
         self.__dict__["embedding"] = embedding
         self._track_trackable(embedding, "embedding")
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:
             return
@@ -124,12 +134,14 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             super().build(input_shape)
             return
         table = self._make_table()
-        # Checkpoints of tf_keras.layers.Embedding hold the rows at this key.
+        # Checkpoints of tf_keras.layers.Embedding contain the rows under this
+        # key.
         self._track_trackable(table, "embeddings")
         if self.optimizer:
             with tf.init_scope(), tf.device(HOST):
                 table.set_optimizer(self.optimizer)
-        # `__dict__` bypasses Keras' tracking: these are the rows of the table.
+        # `__dict__` bypasses Keras' tracking, because the table is already
+        # tracked.
         self.__dict__["_shards"] = tf.Module()
         self._shards.variables_in_order = table.variables
         self._trainable_weights.extend(
@@ -158,7 +170,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         return tf_keras_private.stateless_seed_of(initializer)
 
     def _is_traced_for_shapes(self) -> bool:
-        # A functional model calls the layer with ids of the input's dtype.
+        # A functional model calls the layer with ids that have the dtype of the
+        # input.
         return (
             super()._is_traced_for_shapes()
             or tf_keras_private.is_building_a_model()
@@ -175,7 +188,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     ) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
         if save_type != "checkpoint" and self.built and not self.optimizer:
-            # The weights and the table are the same rows; only one is listed.
+            # The shards are the same variables as the table, so only one of the
+            # two attributes is listed.
             children.pop("embeddings", None)
             children["_shards"] = self._shards
         return children
@@ -183,15 +197,20 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _check_keras_version(self, inputs: Any) -> None:
         keras_version_guard.check_not_keras3(self, inputs)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """Returns whether ids are not padding; None without `mask_zero`."""
+    def compute_mask(
+        self,
+        inputs: TensorLike | tf.RaggedTensor,
+        mask: TensorLike | None = None,
+    ) -> tf.Tensor | None:
+        """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
         if self._key_table is not None:
             return key_table.is_not_padding(inputs)
-        return tf.not_equal(inputs, 0)
+        return tf.not_equal(cast("tf.Tensor", inputs), 0)
 
-    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+    def compute_output_shape(self, input_shape: ShapeLike) -> tf.TensorShape:
         """Returns `input_shape + (output_dim,)`."""
-        return tf.TensorShape(input_shape).concatenate([self.output_dim])
+        shape = tf.TensorShape(cast("Any", input_shape))
+        return shape.concatenate([self.output_dim])

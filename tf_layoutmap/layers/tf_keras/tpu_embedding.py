@@ -1,10 +1,12 @@
 """`TPUEmbedding` for tf_keras models.
 
-`StepVariable` is the mark weight of layers whose tables an engine trains; see
-`layers.base.steps`.
+`StepVariable` is the class of mark weights. A layer has a mark weight if an
+engine trains its tables; see `layers.base.steps`.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras
@@ -17,22 +19,27 @@ from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import Features, InputShape
+
 
 class StepVariable(SelfTrained, tf_private.ResourceVariable):
     """Mark weight: notifies a layer when the model's optimizer is applied.
 
-    Its gradient is a sum of marks, from which the loss scale is removed.
+    The gradient of this weight is a sum of marks. The optimizer has already
+    removed the loss scale from the gradient.
     """
 
-    # State of the layer, set by `create`; it is not part of the value.
+    # The layer's `EmbeddingSteps` or `KeyTable`. The method `create` sets this
+    # attribute, which is not a part of the variable's value.
     steps: key_table.KeyTable | EmbeddingSteps
 
     @classmethod
     def create(
         cls,
         steps: key_table.KeyTable | EmbeddingSteps,
-    ) -> "StepVariable":
-        """Creates the weight in the caller's strategy."""
+    ) -> StepVariable:
+        """Creates the weight for the strategy of the current scope."""
         with tf.device(steps.variable_device):
             found = cls(
                 tf.zeros(steps.mark_shape),
@@ -44,7 +51,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         return found
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns the value, if `set_weights` includes the tables.
+        """Assigns the value if the layer's weights include the tables.
 
         Raises:
           RuntimeError: If the tables are not among the weights.
@@ -62,7 +69,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         )
 
     def unlisted_tables(self) -> str | None:
-        """Returns the kind of the layer's tables that are not weights."""
+        """Returns why the tables are not weights; None if they are weights."""
         if isinstance(self.steps, key_table.KeyTable):
             return "with an open vocabulary"
         return (
@@ -70,7 +77,7 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         )
 
     def apply_gradient(self, gradient: tf.Tensor) -> None:
-        """Applies a step to the tables; the optimizer calls this method."""
+        """Applies a step to the tables. The optimizer calls this method."""
         self.steps.apply(gradient)
 
     def apply_summed_gradient(
@@ -79,8 +86,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         """Applies a step with a gradient that was summed over the replicas.
 
         Raises:
-          NotImplementedError: If the gradient was not summed by a loss scale
-            optimizer, because it may then be a mean.
+          NotImplementedError: If the caller is not a loss scale optimizer.
+            Other callers may pass a mean over the replicas instead of a sum.
         """
         num_replicas = self.steps.num_replicas
         if num_replicas > 1 and not getattr(
@@ -98,10 +105,11 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
-    """Looks up all features of a model, in tables with their own optimizers.
+    """Looks up all features of a model in tables that have separate optimizers.
 
-    This is `tlm.layers.TPUEmbedding` for tf_keras, with the same arguments and
-    results, also under `OneDeviceStrategy` and `MirroredStrategy`.
+    This layer is the tf_keras version of `tlm.layers.TPUEmbedding`, and has the
+    same arguments and results. The layer also supports `OneDeviceStrategy` and
+    `MirroredStrategy`.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -122,11 +130,12 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""
         if self.built:
             return
-        # tf_keras calls layers outside of TPU steps, as for functional models.
+        # tf_keras also calls layers outside of TPU steps, for example when a
+        # program creates a functional model.
         if self._steps.is_on_tpu:
             raise NotImplementedError(
                 f"Layer {self.name!r} does not support training on a TPU; use "
@@ -139,11 +148,15 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         super().build(input_shape)
 
     def call(
-        self, inputs: Any, weights: Any = None, training: bool | None = None
+        self,
+        inputs: Features,
+        weights: Features | None = None,
+        training: bool | None = None,
     ) -> Any:
-        # A lookup in tables that are sharded over processes requires all
-        # processes, and therefore a step. When a subclassed model is loaded, it
-        # is built with floats for all inputs.
+        # If tables are sharded over processes, all processes must take part in
+        # a lookup. The layer therefore returns zeros outside of a step. When a
+        # subclassed model is loaded, tf_keras builds the model with floats for
+        # all inputs.
         if tf_keras_private.is_building_a_model() or (
             self._steps.access.is_divided
             and tf_keras_private.is_only_for_shapes()

@@ -12,10 +12,12 @@ from tf_layoutmap.vocabulary.logger import VocabularyLoggerBase
 class VocabularyLogger(VocabularyLoggerBase, tf_keras.callbacks.Callback):
     """Adds statistics of open vocabularies to the logs of each epoch.
 
-    The progress bar and the history of `fit` show them as `"words/load"`, where
-    `words` is the table. TensorBoard, if a log directory is set, shows them as
-    `"vocabulary/words/load"`. For several tables the progress bar shows
-    totals over all tables, as `"vocabularies/load"` and so on.
+    The progress bar and the history of `fit` contain each statistic under a key
+    such as `"words/load"`, where `words` is the name of the table. If a log
+    directory is set, the statistics are also written for TensorBoard, with
+    names such as `"vocabulary/words/load"`. If there are several tables, the
+    progress bar shows totals over all tables, with names such as
+    `"vocabularies/load"`.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm

@@ -1,5 +1,8 @@
 """Support for Keras 3 models on a mesh.
 
-Start with `context` (one layout map in use), `variable` (weights on a mesh) and
-`step` (the step that `fit`, `evaluate` and `predict` run).
+Start with these modules:
+
+* `context`: the layers and variables that use one layout map.
+* `variable`: weights on a mesh.
+* `step`: the step that `fit`, `evaluate` and `predict` run.
 """

@@ -26,22 +26,24 @@ def einsum(
     """Computes `keras.ops.einsum`; layers on a mesh use `tf.einsum`.
 
     Keras computes most equations as matrix products of reshaped operands.
-    DTensor shards the reshaped gradients differently from the weights, and then
-    cannot convert one layout to the other. If a weight and the other operand
-    have several labels in common, the other operand is sharded like the weight.
+    DTensor shards the gradients of these matrices differently from the weights,
+    and cannot convert the layout of the gradients to the layout of the weights.
+    If a weight and the other operand have several labels in common, the other
+    operand is sharded like the weight.
     """
     layer = keras_private.calling_layer()
     context = None if layer is None else context_of(layer)
     if context is None:
         return original(subscripts, *operands, **options)
-    # With any option, Keras calls `tf.einsum` instead of using matrix products.
-    # "greedy" is the default of `tf.einsum`.
+    # If any option is set, Keras calls `tf.einsum` instead of matrix products.
+    # The value "greedy" is the default of `tf.einsum`.
     options = {"optimize": "greedy", **options}
     subscripts = einsum_axes.without_ellipsis(
         subscripts, [len(x.shape) for x in operands]
     )
     divided = None
-    # In a function whose weights are gathered, nothing is sharded.
+    # If the weights of a function are gathered, none of its tensors are
+    # sharded, so no axes need to be pinned.
     if (
         tracing.traced_for_mesh()
         and len(operands) == 2
@@ -65,7 +67,7 @@ def einsum(
 def _axes_of_product(
     subscripts: str, operands: tuple[Any, ...], context: Any
 ) -> tuple[Any, ...] | None:
-    """Returns the axes of both operands and of the result.
+    """Returns the mesh axes that shard the operands and the result.
 
     Returns None if no operand is a weight, or if DTensor partitions the product
     correctly without pinned axes.
@@ -102,10 +104,11 @@ def _axes_in_layers(
 
 
 def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
-    """Computes `keras.ops.add`; on a mesh, without BiasAdd.
+    """Computes `keras.ops.add`; on a mesh, without the BiasAdd op.
 
-    Keras treats a second operand with one dimension above 1 as a bias. DTensor
-    can partition BiasAdd only if this dimension is the last one.
+    If only one dimension of the second operand is larger than 1, Keras adds the
+    operand with the BiasAdd op. DTensor can partition BiasAdd only if this
+    dimension is the last one.
     """
     shape = getattr(x2, "shape", ())
     if (
@@ -120,10 +123,10 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
 def repeat(
     original: Callable[..., Any], x: Any, repeats: Any, axis: int | None = None
 ) -> Any:
-    """Computes `keras.ops.repeat`; on a mesh, each sample is unsharded.
+    """Computes `keras.ops.repeat`; on a mesh, with unsharded samples.
 
-    DTensor does not tile sharded dimensions, such as the heads of
-    GroupQueryAttention.
+    DTensor cannot repeat elements along a sharded dimension, such as the heads
+    of GroupQueryAttention.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is None:
@@ -134,7 +137,7 @@ def repeat(
 
 
 def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:
-    """Returns `x`, sharded along the batch axis if `axis` is not the first."""
+    """Returns `x` with unsharded samples and an unsharded dimension `axis`."""
     batch_dim = tracing.batch_dim_of_trace()
     is_cut = (
         batch_dim is not None

@@ -1,8 +1,8 @@
-"""Contexts: one layout map in use, with its mesh and pending variables.
+"""Contexts: the layers and variables that use one layout map.
 
 Layers and variables that are created under a scope belong to its context. A
-context assigns layouts, initializes variables whose layer is built, and reports
-keys of the map that match no variable.
+context assigns a layout to each variable. It initializes the variables when
+their layer is built, and reports keys of the map that match no variable.
 """
 
 import threading
@@ -36,7 +36,7 @@ class Registry:
         self.warned: set[str] = set()
 
     def record(self, assigned: assignments.LayoutAssignment) -> None:
-        """Records the key that matched a variable and the keys it shadows."""
+        """Records which key matched a variable, and which keys it shadows."""
         if assigned.pattern is not None:
             self.matched.add(assigned.pattern)
         self.shadowed.update(assigned.shadowed)
@@ -49,7 +49,7 @@ _registries_lock = threading.Lock()
 
 
 class MeshContext:
-    """One use of a layout map: the map, its mesh and its `init` option."""
+    """A layout map with the mesh and the options of a scope."""
 
     def __init__(self, layout_map: Any, init: str, batch_dim: str | None):
         self.layout_map = layout_map
@@ -87,7 +87,7 @@ class MeshContext:
     def assign_layouts(
         self, variables: Iterable[Any]
     ) -> list[assignments.LayoutAssignment]:
-        """Returns the layout of each variable, by its current names."""
+        """Returns the layout that the current names of each variable select."""
         with self.registry.lock:
             return assignments.assign(
                 self.layout_map, variables, ObjectPaths(self.registry.layers)
@@ -102,7 +102,7 @@ class MeshContext:
     def initialize_pending(self, variable: Any = None) -> None:
         """Initializes the pending variables whose layer is built.
 
-        All variables share one search for their names in the models.
+        The names of all variables are found in one search of the models.
 
         Args:
           variable: Variable to initialize even if its layer is not built.
@@ -148,7 +148,7 @@ class MeshContext:
         self.registry.record(assigned)
 
     def check_all_patterns_used(self) -> None:
-        """Warns about keys that match no variable; raises for a strict map.
+        """Warns about keys that match no variable; raises if the map is strict.
 
         Does nothing until all layers are built.
         """
@@ -224,7 +224,7 @@ def set_standing_context(context: MeshContext | None) -> None:
 
 
 class activated:  # noqa: N801 - context managers have lowercase names.
-    """Scope in which new Keras objects of this thread belong to `context`."""
+    """Context manager in which new objects of this thread use `context`."""
 
     def __init__(self, context: MeshContext):
         self._context = context
@@ -240,21 +240,22 @@ class activated:  # noqa: N801 - context managers have lowercase names.
 
 
 def context_of(thing: Any) -> MeshContext | None:
-    """Returns the context of a layer, optimizer or variable, or None."""
+    """Returns the context of a Keras object, or None if it has none."""
     return getattr(thing, "__dict__", {}).get("_mesh_context")
 
 
 def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
-    """Returns the context, owner and kind of a variable being created.
+    """Returns the context and owner of the variable that is being created.
 
-    The innermost creator that has a context determines the context. A layer
-    that is built later therefore keeps the context in which it was created. If
-    no creator has a context, the open scope determines it.
+    The innermost creator that has a context determines the context. Therefore,
+    variables of a layer that is built later belong to the context in which the
+    layer was created. If no creator has a context, the open scope determines
+    it.
 
     Returns:
       The context or None; a weak reference to the layer that creates the
-      variable, or None; and whether the creator is not a layer, as for state of
-      metrics and optimizers.
+      variable, or None; and whether the variable is state, which means that its
+      creator is not a layer but, for example, a metric or an optimizer.
     """
     callers = keras_private.name_scope_callers()
     context = next(

@@ -1,8 +1,8 @@
 """Lookups and updates of Keras tables whose rows are sharded over a mesh.
 
-DTensor gathers the full table to look up a row, and gathers it again to divide
-an update by a slot variable. The functions of this module let each device look
-up and update only the rows that it owns.
+DTensor gathers the full table for each lookup of rows. It also gathers the full
+table when an optimizer divides an update by a slot variable. The functions of
+this module let each device look up and update only the rows that it owns.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def embedding_call(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Calls a `keras.layers.Embedding` without gathering the table."""
+    """Calls a `keras.layers.Embedding` layer without gathering its table."""
     weight = vars(layer).get("_embeddings")
     if (
         not isinstance(weight, MeshVariable)
@@ -58,7 +58,8 @@ def embedding_call(
         or layer.quantization_mode is not None
         or not isinstance(inputs, tf.Tensor)
         or axis_of(weight) is None
-        # DTensor requires static sizes; exported functions do not have them.
+        # DTensor requires static sizes, and an exported function has no static
+        # batch size.
         or tf_private.in_save_context()
         or not inputs.shape.is_fully_defined()
         or captured_tensors.current() is not None
@@ -73,13 +74,14 @@ def embedding_call(
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, in the order of `ids`, replicated.
+    """Returns the rows of `ids`, as a replicated tensor.
 
     Args:
       weight: Table for which `axis_of` is not None.
       ids: int32 or int64 tensor of any shape, on the mesh.
     """
-    # `ids` is replicated first: DTensor cannot reshape every layout.
+    # `ids` is replicated before the reshape, because DTensor cannot reshape
+    # tensors of every layout.
     ids = dtensor.relayout(
         ids, dtensor.Layout.replicated(weight.mesh, ids.shape.rank)
     )
@@ -105,7 +107,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         if isinstance(variable, MeshVariable)
         else variable
     )
-    # Runs a step of gradient descent with learning rate 1.
+    # The rows are added by a step of gradient descent with learning rate 1.
     dtensor_ops.update_rows(
         table,
         [],
@@ -121,7 +123,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
 def gather(
     table: tf.Tensor, ids: tf.Tensor, mesh: Mesh, axis: str
 ) -> tf.Tensor:
-    """Returns rows of a tensor whose rows are sharded along `axis` of `mesh`.
+    """Returns rows of a tensor that is sharded by rows.
 
     Args:
       table: Tensor of shape `[num_rows, dim]`, on `mesh`.

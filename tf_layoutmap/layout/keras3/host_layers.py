@@ -1,11 +1,15 @@
 """Preprocessing layers of a model that run on the host before a step.
 
-The devices of a mesh cannot exchange strings or hold lookup tables. Two kinds
-of layers directly after the inputs of a Functional or Sequential model are
-therefore computed on the host for each batch: layers that look up strings or
-integers (`StringLookup`, `TextVectorization`, `Hashing`), and layers that were
-adapted before the model was created (`Normalization` of a `FeatureSpace`).
-Their results are copied to the mesh, where the rest of the model runs.
+The devices of a mesh cannot exchange strings or hold lookup tables. Therefore,
+the host computes some layers of a Functional or Sequential model for each
+batch, if they are directly after the inputs of the model:
+
+* layers that look up strings or integers, such as `StringLookup`,
+  `TextVectorization` and `Hashing`;
+* layers that were adapted before the model was created, such as the
+  `Normalization` layer of a `FeatureSpace`.
+
+The results are copied to the mesh, where the rest of the model runs.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ _LOOKUPS = (
     keras.layers.HashedCrossing,
 )
 
-# Layers that have weights after `adapt`, none of them trainable.
+# Layers whose weights are created by `adapt` and are not trainable.
 _ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
 # The `HostLayers` of the model that this thread runs, and the host results.
@@ -78,7 +82,7 @@ class HostLayers:
 def use_host_results(
     split: HostLayers | None, results: list[Any]
 ) -> AbstractContextManager[None]:
-    """Returns a scope in which calls of a model use these host results.
+    """Returns a context manager in which calls of a model use `results`.
 
     Args:
       split: Host layers of the model, or None if it has none.
@@ -100,7 +104,7 @@ def host_layers_of(model: Any) -> HostLayers | None:
         return None
     found = vars(functional)
     if _SPLIT not in found:
-        # With `setattr`, Keras would track the object as a layer.
+        # Keras would track the object as a layer if it were set with `setattr`.
         found[_SPLIT] = _split(functional)
     return found[_SPLIT]
 
@@ -122,7 +126,7 @@ def host_weights_of(model: Any) -> list[Any]:
 def run_through_graph(
     original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Runs a Functional model; on a mesh, with the host results in scope."""
+    """Runs a Functional model; on a mesh, it uses the current host results."""
     split, results = _active_split.get()
     if split is None or split.functional is not model:
         return original(model, inputs, *args, **kwargs)
@@ -130,10 +134,10 @@ def run_through_graph(
 
 
 def _is_called_once(model: Any) -> bool:
-    """Returns whether a step calls the model once, with unchanged inputs.
+    """Returns whether a step calls the model only with the inputs of the batch.
 
-    The host computes results for the inputs of the batch. A `train_step` or
-    `call` in user code may call the model with other inputs.
+    The host results are valid only for these inputs. User code can override
+    `train_step` or `call`, and call the model with other inputs.
     """
     return all(
         getattr(getattr(model, name), "__func__", None) is getattr(kind, name)
@@ -177,7 +181,7 @@ def _split(functional: Any) -> HostLayers | None:
 
 
 def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
-    """Returns whether a node of a model runs on the host.
+    """Returns whether the host computes a node of a model.
 
     Args:
       node: Call of a layer or an operation.

@@ -1,8 +1,11 @@
 """Creates the DVariable of a weight from its initializer and layout.
 
-Constants are filled on each device. Random initializers of Keras draw each
-shard on its device if `init="sharded"`. All other initial values are computed
-on the host and then sharded.
+The module creates the initial values in one of three ways:
+
+* Each device fills its shard with a constant.
+* With `init="sharded"`, each device draws its shard with a random initializer
+  of Keras.
+* In all other cases, the host computes the initial value and then shards it.
 """
 
 import copy
@@ -32,9 +35,9 @@ from tf_layoutmap.layout.ops import random_ops
 
 dtensor = tf.experimental.dtensor
 
-# "sharded": every device draws its own shard, so no device holds a full
-# weight. "host": the weight is drawn on the host and then sharded; its values
-# are bitwise identical to the values without a mesh.
+# "sharded": every device draws its own shard, so no device holds a full weight.
+# "host": the weight is drawn on the host and then sharded; its values are
+# bitwise identical to the values of a model without a mesh.
 INITS = ("sharded", "host")
 
 _CONSTANTS = {
@@ -43,14 +46,15 @@ _CONSTANTS = {
     keras.initializers.Constant: lambda i: i.value,
 }
 
-# One function per (initializer, shape, dtype, layout), shared by all weights
-# that differ only in their seed. Compiling a function takes 50 to 100 ms.
+# Maps (initializer, shape, dtype, layout) to a function. All weights that
+# differ only in their seed share one function, because the compilation of a
+# function takes 50 to 100 ms.
 _drawn: dict[tuple, Callable[..., Any]] = {}
 _drawn_lock = threading.Lock()
 
 
 class SeedArgument(keras.random.SeedGenerator):
-    """Seed tensor in the form of a SeedGenerator, which Keras accepts."""
+    """A SeedGenerator that returns a given seed tensor."""
 
     def __init__(self, seed: Any):
         self._seed = seed
@@ -71,12 +75,12 @@ def initial_value(
     Args:
       initializer: Callable; `initializer(shape, dtype=dtype)` returns the full
         value.
-      shape: Shape of the full variable. Rows are padded if `layout` does not
-        divide them evenly.
+      shape: Shape of the full variable. Rows of padding are added if `layout`
+        does not divide the number of rows evenly.
       dtype: Keras' name of the dtype.
       layout: `dtensor.Layout` of the variable.
-      init: One of INITS. With "sharded", an initializer that DTensor cannot
-        partition falls back to the host.
+      init: One of INITS. If it is "sharded" and DTensor cannot partition the
+        initializer, the host computes the value.
 
     Returns:
       An eager DTensor.
@@ -98,7 +102,7 @@ def initial_value(
 
 
 def on_host(make: Callable[[], Any]) -> Any:
-    """Returns `make()`, computed on the host, as an eager host tensor."""
+    """Calls `make` on the host and returns the result as an eager tensor."""
     with tf.init_scope(), tf.device("CPU:0"):
         value = make()
         if tracing.on_mesh(value):
@@ -124,7 +128,7 @@ def _filled(
 def _drawn_on_mesh(
     initializer: Any, shape: tuple[int, ...], dtype: str, layout: Layout
 ) -> Any:
-    """Draws each shard on its device; returns None if DTensor cannot do it."""
+    """Draws each shard on its device; returns None if this is not possible."""
     if not isinstance(initializer, keras_private.RandomInitializer) or (
         isinstance(initializer, keras_private.Orthogonal)
     ):
@@ -135,7 +139,8 @@ def _drawn_on_mesh(
     if padded != shape and isinstance(
         initializer, keras.initializers.VarianceScaling
     ):
-        # The variance depends on the shape, and the padding would change it.
+        # The variance of the initial values depends on the shape, so padding
+        # would change it.
         return None
     shape = padded
     seed = initializer.seed
@@ -166,8 +171,9 @@ def _draw_function(
             template = copy.copy(initializer)
             template.seed = None
 
-            # The layout of a function call applies only to its result. Without
-            # the function, it would apply to every intermediate tensor.
+            # `call_with_layout` applies the layout to the result of a function,
+            # but not to its intermediate tensors. Without the function, the
+            # layout would apply to every intermediate tensor.
             @tf.function(autograph=False)
             def draw(seed: Any) -> Any:
                 drawing = copy.copy(template)
@@ -192,8 +198,9 @@ def make_variable(
       value: Initial value, a DTensor.
       name: Name of the variable.
       trainable: Whether gradient tapes watch the variable.
-      shape: Shape of the unpadded variable, with fewer rows than `value` if the
-        last rows are padding. None for the shape of `value`.
+      shape: Shape of the variable without padding. If the last rows of `value`
+        are padding, the variable has fewer rows than `value`. None selects the
+        shape of `value`.
     """
     if shape is not None and shape != tuple(value.shape):
         return PaddedVariable.of(

@@ -1,11 +1,11 @@
 """Optimizers and other state of Keras 3 models on a mesh.
 
-They place the optimizer variables on the mesh of the weights, and apply sparse
-gradients to sharded tables without gathering them.
+Optimizer variables are placed on the mesh of the weights. Sparse gradients are
+applied to sharded tables without gathering the tables.
 
 `move_model_state` moves metrics, seeds and optimizer variables that were
-created outside a scope to the mesh of the model. It does not move weights; they
-raise `ValueError`.
+created outside a scope to the mesh of the model. It does not move weights: a
+weight that was created outside the scope raises `ValueError`.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,10 +29,10 @@ dtensor = tf.experimental.dtensor
 
 
 def move_variable(variable: Any, context: MeshContext) -> None:
-    """Replicates a metric, seed or optimizer variable on the mesh of `context`.
+    """Moves a state variable to the mesh of `context`, where it is replicated.
 
-    The variable stays the same object. A variable that is already on a mesh is
-    not changed.
+    The Keras variable object stays the same; only its value is replaced. A
+    variable that is already on a mesh is not changed.
     """
     if isinstance(variable, MeshVariable) or type(variable) is not (
         keras.Variable
@@ -89,11 +89,13 @@ def move_model_state(model: Any, context: MeshContext) -> None:
 def build(
     original: Callable[..., Any], optimizer: Any, variables: Iterable[Any]
 ) -> Any:
-    """Builds an optimizer after moving its counters and learning rate.
+    """Builds an optimizer whose variables are on a mesh.
 
-    The original method creates the slot variables. Keras passes them the
-    layout of their weight, and `_mesh_context` places the other variables on
-    the mesh.
+    First, the counters and the learning rate are moved to the mesh.
+
+    The original method then creates the slot variables. Keras passes the layout
+    of the weight to each slot variable. The attribute `_mesh_context` places
+    all other variables of the optimizer on the mesh.
     """
     variables = list(variables)
     context = next(
@@ -112,7 +114,7 @@ def apply(
     grads: Any,
     trainable_variables: Any = None,
 ) -> Any:
-    """Applies gradients; in eager mode, on the mesh of the variables."""
+    """Applies gradients; in eager mode, runs on the mesh of the variables."""
     variables = (
         optimizer._trainable_variables
         if trainable_variables is None
@@ -142,7 +144,8 @@ def apply(
         )
 
 
-# The context of the weights, and for each shape the axis that shards rows.
+# The context of the weights, and a dict from the shape of a weight to the mesh
+# axis that shards its rows.
 _apply_state: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
     (None, {})
 )
@@ -166,11 +169,12 @@ def _apply_scope(
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
-    """Divides; on a mesh, divides rows of an update by the rows of a slot.
+    """Divides; on a mesh, divides only the rows that a sparse update contains.
 
-    Keras also searches for rows where the divisor is zero. Their number is
-    known only at run time, and DTensor requires static sizes. An update has no
-    such rows because the divisors of optimizers are above zero.
+    Keras also searches for rows in which the divisor is zero. This function
+    does not, because the number of such rows is known only at run time and
+    DTensor requires static sizes. An optimizer's update has no such rows,
+    because the divisors of optimizers are above zero.
     """
     context, axes = _apply_state.get()
     if (
@@ -202,10 +206,11 @@ def adagrad_step(
     variable: Any,
     learning_rate: Any,
 ) -> Any:
-    """Runs one Adagrad step; for sharded tables, only on the gradient's rows.
+    """Runs one Adagrad step; reads only the updated rows of sharded tables.
 
-    Keras computes the square root of the full accumulator and then gathers
-    rows. This function gathers the rows first, with the same result.
+    Keras computes the square root of the full accumulator, and then gathers the
+    rows of the gradient. This function gathers the rows first. The result is
+    the same.
     """
     if not _is_sparse_update_of_sharded(variable, gradient):
         return original(optimizer, gradient, variable, learning_rate)
@@ -221,10 +226,10 @@ def adagrad_step(
     return embedding_rows.add(variable, tf.IndexedSlices(steps, ids), -1)
 
 
-# DTensor does not support scatter updates of a variable. The optimizer's
-# arithmetic on the rows of a sparse gradient is unchanged, also for repeated
-# rows. Only the last step, adding rows to a variable, becomes dense, so results
-# match Keras without a mesh.
+# DTensor does not support scatter updates of a variable. Therefore, adding rows
+# to a variable is computed as a dense addition on a mesh. All other operations
+# on a sparse gradient are unchanged, so results match Keras without a mesh,
+# even if rows are repeated.
 
 
 def assign_add(
@@ -239,7 +244,7 @@ def assign_add(
 def assign_sub(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Subtracts a dense value, or the rows of a sparse value."""
+    """Subtracts a dense or sparse value from a variable."""
     if _is_sparse_update_of_sharded(variable, value):
         return embedding_rows.add(variable, value, -1)
     return original(optimizer, variable, _dense_for_mesh(variable, value))
@@ -248,7 +253,7 @@ def assign_sub(
 def assign(
     original: Callable[..., Any], optimizer: Any, variable: Any, value: Any
 ) -> Any:
-    """Assigns a dense value; raises `ValueError` for sparse values."""
+    """Assigns a dense value to a variable; rejects a sparse value."""
     if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
         raise ValueError(
             f"Optimizer {optimizer.name!r} overwrites single rows of variable "
@@ -297,10 +302,11 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 
 
 def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
-    """Returns a gradient with the layout of its weight.
+    """Returns a gradient that has the same layout as its weight.
 
-    Otherwise layouts propagate back from the optimizer into the gradient, where
-    some operations do not support the layouts of the optimizer's sums.
+    Without this, DTensor propagates layouts from the optimizer back into the
+    computation of the gradient. Some operations there do not support these
+    layouts.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
         gradient, tf.Tensor
@@ -312,8 +318,8 @@ def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
 def _static_num_rows(rows: Any) -> int | None:
     """Returns the static number of rows of a reshaped tensor, or None.
 
-    The gradient of a lookup is reshaped to a dynamic number of rows. The number
-    follows from the shape before the reshape.
+    TensorFlow reshapes the gradient of a lookup to a dynamic number of rows.
+    This function computes the number from the shape before the reshape.
     """
     if not tf.is_symbolic_tensor(rows) or rows.op.type != "Reshape":
         return None

@@ -2,12 +2,12 @@
 
 The module contains three groups of functions:
 
-* `call` calls a layer on a mesh with tensors from the host.
+* `call` calls a layer on a mesh, and moves its inputs from the host.
 * The `make_*_function` functions return the step that `fit`, `evaluate` and
   `predict` run for each batch.
-* `update_state` and the functions after it replace parts of metrics and losses
-  that DTensor does not support, or that it computes incorrectly for a sharded
-  sample. Their results are the same.
+* `update_state` and the functions after it replace parts of metrics and losses.
+  DTensor does not support the original functions, or computes them incorrectly
+  if a sample is sharded. The results match Keras without a mesh.
 """
 
 import threading
@@ -42,8 +42,8 @@ _is_inside = ThreadValue(False)
 def call_on_host() -> AbstractContextManager[None]:
     """Returns a scope in which `call` moves no inputs to the mesh.
 
-    In the scope, layers that belong to a mesh but have no weights on it run on
-    the host.
+    In this scope, a layer that belongs to a mesh but has no weights on the mesh
+    runs on the host.
     """
     return _is_inside.set_to(True)
 
@@ -51,11 +51,11 @@ def call_on_host() -> AbstractContextManager[None]:
 def call(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `layer`, after moving inputs from the host to its mesh.
+    """Calls `layer` after moving inputs from the host to the mesh of the layer.
 
-    If any input is on the host, the outputs are replicated, so that they can be
-    read like any tensor. If all inputs are on the mesh, the outputs keep their
-    layouts.
+    If any input is on the host, the outputs are replicated, so that user code
+    can read them like any other tensor. If all inputs are on the mesh, the
+    outputs keep their layouts.
     """
     context = context_of(layer)
     if context is None or keras_private.is_abstract():
@@ -79,8 +79,8 @@ def call(
         replicated_ops.strict_eager_ops(context.layout_map.strict),
     ):
         if from_host:
-            # Strings stay on the host: devices cannot exchange them, and no
-            # layer on the mesh uses them.
+            # Strings stay on the host, because devices cannot exchange strings,
+            # and no layer on the mesh uses them.
             args, kwargs, results = cast(
                 Any,
                 keras.tree.map_structure(
@@ -108,20 +108,21 @@ def _is_string(x: Any) -> bool:
 def _traced(
     original: Callable[..., Any], layer: Any, mesh: Mesh, args: Any, kwargs: Any
 ) -> Any:
-    """Calls `layer` in a function; keeps some layers batch-parallel.
+    """Calls `layer` during tracing; pins samples of some layers as unsharded.
 
     DTensor supports convolutions only for unsharded kernels and images, and
-    recurrent layers only for unsharded features. Layouts propagate back from
-    the layers that follow, so inputs and outputs are pinned.
+    recurrent layers only for unsharded features. DTensor propagates layouts
+    from later layers backwards, so the layouts of both the inputs and the
+    outputs are pinned.
     """
-    # A graph that is not traced for a mesh may be an export, which must also
-    # run without a mesh.
+    # A graph that is not traced for a mesh may belong to an exported model,
+    # which must also run without a mesh.
     if not isinstance(layer, assignments.BATCH_PARALLEL) or (
         not tracing.traced_for_mesh()
     ):
         return original(layer, *args, **kwargs)
-    # TimeDistributed moves time to the first dimension, which loses the
-    # sharding of the batch.
+    # TimeDistributed moves the time dimension to the front, so its tensors
+    # cannot keep the sharding of the batch.
     pin = (
         tracing.pin_replicated
         if isinstance(layer, keras.layers.TimeDistributed)
@@ -134,8 +135,8 @@ def _traced(
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 
-# `is_on_mesh`: whether the model whose `fit`, `evaluate` or `predict` started
-# most recently in this thread is on a mesh.
+# The attribute `is_on_mesh` records whether the model whose `fit`, `evaluate`
+# or `predict` started most recently in this thread is on a mesh.
 _thread = threading.local()
 
 
@@ -211,8 +212,8 @@ def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
 def _check_no_context_is_open(model: Any, kind: str, is_new: bool) -> None:
     """Raises `RuntimeError` for a model that was created before the scope.
 
-    The slot variables and metrics that Keras creates for it would be placed on
-    a mesh that the weights are not on.
+    Keras would create the slot variables and metrics of the model on the mesh
+    of the scope, but the weights of the model are not on this mesh.
     """
     context = active_context()
     makes_variables = not model.built if kind == "predict" else is_new
@@ -281,8 +282,9 @@ def get_metrics_result(original: Callable[..., Any], model: Any) -> Any:
 def _build_for_training(
     model: Any, batch: Any, step: Callable[..., Any]
 ) -> None:
-    # A custom step need not call the model or use the batch as (x, y). The
-    # layers that it uses are built while the step is traced.
+    # A custom step does not have to call the model, and the batch does not have
+    # to be a tuple (x, y). The layers that a custom step uses are built while
+    # the step is traced.
     is_custom_step = not _is_of_keras(step)
     if is_custom_step and type(model).call is keras.Model.call:
         return
@@ -325,7 +327,7 @@ def _without_optional(x: Any) -> Any:
 def update_state(
     original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Updates compiled metrics with samples that are not sharded.
+    """Updates compiled metrics; each sample is unsharded.
 
     Metrics that rank the classes, such as top-k accuracy, require all classes
     of a sample on one device.
@@ -346,8 +348,9 @@ def update_state(
 def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Computes the connectionist temporal classification loss, replicated.
 
-    The loss scatters into a tensor of the size of the batch. DTensor shards
-    this tensor, but does not adapt the indices.
+    The loss scatters values into a tensor that contains the full batch. DTensor
+    shards this tensor, but does not convert the indices to positions in a
+    shard.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is not None:
@@ -370,8 +373,8 @@ def one_hot(
 ) -> Any:
     """Computes `keras.ops.one_hot` with all classes of a sample on one device.
 
-    Predictions with sharded classes would otherwise propagate their layout to
-    the result, and DTensor cannot shard the classes of a one-hot tensor.
+    If the classes of the predictions are sharded, DTensor would propagate this
+    layout to the one-hot tensor, whose classes it cannot shard.
     """
     mesh = tracing.mesh_of_trace()
     out = original(x, num_classes, axis=axis, **kwargs)
@@ -390,9 +393,9 @@ def scatter(
     values: Any,
     shape: tuple[int, ...],
 ) -> Any:
-    """Computes `keras.ops.scatter` as a segment sum over flat indices.
+    """Computes `keras.ops.scatter`; on a mesh, as a segment sum.
 
-    An index outside the shape is an error, as without a mesh.
+    An index outside the shape raises an error on a mesh, too.
     """
     mesh = tracing.mesh_of_trace()
     indices = tf.convert_to_tensor(indices)
@@ -416,8 +419,8 @@ def scatter(
     cells = tf.reduce_sum(indices * strides, axis=-1)
     is_inside = tf.reduce_all((indices >= 0) & (indices < sizes), axis=-1)
     if tf.executing_eagerly():
-        # In eager mode, using a failed result on a mesh ends the process, so
-        # the indices are checked first.
+        # In eager mode, the process ends if an op on a mesh uses a result whose
+        # computation failed, so the indices are checked first.
         if not np.all(transfer.to_host(is_inside)):
             raise ValueError(
                 f"Argument `indices` must be inside the shape {shape}. "
@@ -430,8 +433,8 @@ def scatter(
     )
 
 
-# DTensor does not support ReverseV2, which metrics like AUC use, or
-# MatrixDiagPartV3, which metrics like IoU use.
+# DTensor does not support ReverseV2, which metrics such as AUC use, or
+# MatrixDiagPartV3, which metrics such as IoU use.
 
 
 def flip(original: Callable[..., Any], x: Any, axis: Any = None) -> Any:

@@ -1,9 +1,9 @@
 """`MeshVariable`, a Keras variable whose value is a DVariable.
 
 The DVariable is created when it is first used. Until then, the variable holds
-only its initializer: its layout depends on its name, and the name is known only
-after its layer is part of a model. `merged_lora_weight` merges
-LoRA weights for saving.
+only its initializer. The reason is that the layout of a variable depends on its
+name, and the name is known only after the layer is part of a model.
+`merged_lora_weight` merges LoRA weights for saving.
 
 `init_variable` and `new_layer` replace the Keras constructors that create
 variables and layers.
@@ -40,13 +40,14 @@ class MeshVariable(keras.Variable):
     """A `keras.Variable` on a mesh.
 
     Under a scope, `keras.Variable(...)` returns a `MeshVariable`. Reading,
-    assigning, saving and loading work as for any variable: values are full host
-    values for every layout.
+    assigning, saving and loading work as for any other variable. The value that
+    user code reads or assigns is the full value on the host, for every layout.
     """
 
-    # None until the variable is initialized, as in Keras' own variables.
+    # None until the variable is initialized, as in variables of Keras.
     _value: Any
-    # Whether rows are padded if the mesh does not divide them evenly.
+    # Whether rows of padding are added if the mesh does not divide the number
+    # of rows evenly.
     pads_rows = False
 
     def __init__(
@@ -66,8 +67,9 @@ class MeshVariable(keras.Variable):
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
-        # Gradient tapes watch variables that were trainable at creation. The
-        # layer may be frozen when the value is created and trained later.
+        # A gradient tape watches a DVariable only if it is created as
+        # trainable. The layer may be frozen at that time and trained later.
+        # Therefore, the initial value of `trainable` is stored.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
@@ -83,8 +85,9 @@ class MeshVariable(keras.Variable):
         self._mesh_context.add_variable(self)
 
     def _deferred_initialize(self) -> None:
-        # Keras calls this for variables that were built during shape tracing.
-        # The value is created at the end of the scope or at the first read.
+        # Keras calls this method for variables that it created while it
+        # inferred shapes. The value is created at the end of the scope or at
+        # the first read.
         self._mesh_context.add_variable(self)
 
     @property
@@ -92,9 +95,9 @@ class MeshVariable(keras.Variable):
         """The DVariable, which is initialized first if necessary.
 
         In the call of a layer, a variable that is sharded along the batch axis
-        is returned as a tensor that is gathered along this axis, so that
-        samples stay sharded. Layers and functions that require full weights get
-        a fully gathered tensor.
+        is returned as a tensor that is gathered along this axis. The batch then
+        stays sharded along the axis. If a layer or function requires the full
+        weight, the returned tensor is gathered along all axes.
         """
         self._initialize_if_pending()
         value = super().value
@@ -120,21 +123,21 @@ class MeshVariable(keras.Variable):
         )
         if not axes:
             return value
-        # Otherwise one axis would shard two dimensions of a product, for which
-        # DTensor raises an error or pairs the shards incorrectly. The gradient
-        # is scattered again.
+        # If the variable were not gathered, one mesh axis would shard two
+        # dimensions of a product. DTensor then raises an error or pairs the
+        # shards incorrectly. The gradient is sharded again.
         return captured_tensors.gathered_along(
             axes, tf.convert_to_tensor(value), self._value.layout
         )
 
     def _is_gathered(self) -> bool:
-        """Returns whether the layer of the variable requires it in full."""
+        """Returns whether the layer of this variable needs the full value."""
         owner, is_state = assignments.owner_of(self)
         return not is_state and assignments.gathers_weights(owner)
 
     @property
     def divided_value(self) -> DVariable:
-        """The sharded DVariable, even in the call of a layer."""
+        """The DVariable, which is not gathered even in the call of a layer."""
         return self._concrete_value()
 
     def _initialize_if_pending(self) -> None:
@@ -177,12 +180,12 @@ class MeshVariable(keras.Variable):
         return float(self.numpy()) if self.ndim == 0 else super().__float__()
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value that is on the host or on the mesh."""
+        """Assigns a value, which can be on the host or on the mesh."""
         if not tf.executing_eagerly() or keras_private.is_abstract():
             return super().assign(value)
         with tracing.default_mesh(self.mesh):
-            # A host value is sharded on the host. Under the mesh, every device
-            # would get a full copy.
+            # The host shards a host value. If the value were converted on the
+            # mesh, every device would get a full copy.
             if not tracing.on_mesh(value) and not isinstance(
                 value, MeshVariable
             ):
@@ -206,7 +209,7 @@ class MeshVariable(keras.Variable):
         )
 
     def _add_on_host(self, value: Any, sign: int) -> Any:
-        """Adds to the full value on the host, which has no padding rows."""
+        """Adds a value on the host, where the variable has no padding rows."""
         if tracing.on_mesh(value):
             value = transfer.to_host(value)
         return self.assign(self.numpy() + sign * np.asarray(value, self.dtype))
@@ -240,7 +243,9 @@ class MeshVariable(keras.Variable):
             value = dtensor.relayout(target.with_padding(value), target.layout)
         elif captured_tensors.current() is not None:
             value = dtensor.relayout(
-                # Otherwise DTensor would shard the inputs of the value.
+                # The value is pinned as replicated. Otherwise DTensor would
+                # propagate the layout of the variable to the tensors from which
+                # the value is computed.
                 tracing.pin_replicated(value, self.mesh),
                 target.layout,
             )
@@ -249,7 +254,8 @@ class MeshVariable(keras.Variable):
             and tracing.traced_for_mesh()
             and self._mesh_context.batch_dim in target.layout.sharding_specs
         ):
-            # The variable was gathered when it was read.
+            # The value is not sharded along the batch axis, because the
+            # variable is gathered along this axis when it is read.
             value = dtensor.relayout(value, target.layout)
         target.assign(tf.cast(value, target.dtype))
 
@@ -257,8 +263,8 @@ class MeshVariable(keras.Variable):
         self._initialize_if_pending()
         return self._value
 
-    # These two methods replace Keras' methods, which do not support saving a
-    # variable in slices.
+    # The next two methods replace methods of Keras that cannot save a variable
+    # in slices.
     def _gather_saveables_for_checkpoint(self) -> dict[str, Callable]:
         return self.divided_value._gather_saveables_for_checkpoint()
 
@@ -276,7 +282,8 @@ class MeshVariable(keras.Variable):
 
 
 # Keras names unnamed variables after their class, and layout maps match names.
-# The names must therefore equal the names of the same model without a mesh.
+# The class has the same name as the class of Keras, so that a model has the
+# same variable names with and without a mesh.
 MeshVariable.__name__ = "Variable"
 
 
@@ -291,11 +298,11 @@ class _Constant:
 
 
 def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
-    """Returns the weight of `layer` with its LoRA part added.
+    """Returns the weight of `layer`, including its LoRA update.
 
-    Keras adds the product of the two small matrices to the weight and writes
-    the sum to the file. On a mesh the sum is a sharded tensor, which files do
-    not support, so the sum is gathered on the host.
+    Keras adds the product of the two LoRA matrices to the weight and writes the
+    sum to the file. On a mesh the sum is a sharded tensor, which files do not
+    support, so the sum is gathered on the host.
     """
     context = context_of(layer)
     if context is None:
@@ -306,7 +313,8 @@ def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
 
 
 def _on_host(value: Any) -> Any:
-    # Without a LoRA part, the value is the variable, which supports saving.
+    # If the layer has no LoRA matrices, the value is the variable itself, which
+    # files support.
     if isinstance(value, keras.Variable | tf.Variable) or (
         not tracing.on_mesh(value)
     ):
@@ -318,8 +326,9 @@ def init_variable(
     original: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Initializes a variable as a `MeshVariable` under a layout map scope."""
-    # `__new__` is not replaced: after a class has had its own `__new__`, Python
-    # does not restore the original behavior when that `__new__` is deleted.
+    # The replaced method is not `__new__`, because Python does not restore the
+    # original behavior of a class when a `__new__` that was added to the class
+    # is deleted.
     if type(variable) is keras.Variable:
         context, owner, is_state = context_of_new_variable()
         if context is not None:

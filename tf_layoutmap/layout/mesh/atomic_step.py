@@ -1,18 +1,19 @@
 """Atomic training steps: a step on a mesh writes all its variables or none.
 
 Each device runs a step at its own speed and writes a variable as soon as the
-new value is computed. If another part of the step failed, some variables would
-already have been written, and only on some devices. Therefore all writes wait
-for all gradients on all devices: each written value depends on all gradients
-and on a token, the sum of one zero per device (`with_dependency`).
+new value is computed. If another device or op then fails, some variables are
+already written, perhaps only on some devices. Therefore all writes wait for all
+gradients on all devices: each written value depends on all gradients and on a
+token. The token is a sum to which each device contributes a zero
+(`with_dependency`).
 
 Other state (metrics, batch statistics, seeds) is written in the forward pass.
-In `fit`, these writes are collected during tracing and wait for the gradients,
-too (`full_step`).
+In `fit`, these writes are collected during tracing, and they also wait for the
+gradients (`full_step`).
 
 DTensor drops control dependencies, so an operation waits only for its inputs.
-A value that has to wait passes through one `IdentityN` together with the
-tensors for which it waits, or has the token subtracted.
+To make a value wait, this module passes it through one `IdentityN` together
+with the tensors for which it must wait, or subtracts the token from it.
 """
 
 import contextlib
@@ -51,7 +52,7 @@ def token_sink(mesh: Mesh) -> Any:
 
 
 def after_token(token: Any, value: Any) -> Any:
-    """Returns a tensor bitwise equal to `value` that waits for `token`.
+    """Returns a copy of `value` that waits for `token`.
 
     Args:
       token: Scalar that is always zero.
@@ -66,8 +67,9 @@ def after_token(token: Any, value: Any) -> Any:
 
 
 # Maximum number of operations that `is_waiting` visits. Keras' optimizers have
-# fewer operations between a gradient and the written value. With more of them,
-# the token is subtracted twice, which does not change the result.
+# fewer operations between a gradient and the written value. If an optimizer has
+# more operations, the token is subtracted twice, which does not change the
+# result.
 _MAX_VISITED_OPS = 200
 
 
@@ -77,7 +79,7 @@ def is_waiting(value: Any, token: Any, written: set[int]) -> bool:
     Args:
       value: A symbolic tensor.
       token: The token of the step.
-      written: Ids of the handles of variables whose writes waited for the
+      written: Ids of the handles of the variables that are written after the
         token.
     """
     seen, todo = {id(value.op)}, [value.op]
@@ -95,7 +97,7 @@ def is_waiting(value: Any, token: Any, written: set[int]) -> bool:
 
 
 def with_dependency(tensors: list[Any], mesh: Mesh) -> list[Any]:
-    """Returns `tensors` and a token that wait for `tensors` on all devices.
+    """Returns `tensors` and a token; all wait for `tensors` on all devices.
 
     Args:
       tensors: Symbolic tensors of a function for `mesh`.
@@ -106,7 +108,7 @@ def with_dependency(tensors: list[Any], mesh: Mesh) -> list[Any]:
     """
     names = mesh.dim_names
     zeros = tf.zeros([mesh.dim_size(name) for name in names])
-    # Each device holds one zero.
+    # With this layout, each device holds one element of `zeros`.
     zeros = dtensor.relayout(zeros, dtensor.Layout(names, mesh))
     *tensors, zeros = tf.identity_n([*tensors, zeros])
     return tf.identity_n([*tensors, tf.reduce_sum(zeros)])
@@ -118,8 +120,9 @@ _BRANCHES = ("CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph")
 def may_wait_for(token: Any) -> bool:
     """Returns whether the current graph may capture `token`.
 
-    This is the graph of the token, or a branch or loop body in it. Another
-    function could be called again outside of this graph.
+    Only the graph that contains the token, and the branches and loop bodies in
+    this graph, may capture it. Another function could also be called outside of
+    this graph, where the token does not exist.
     """
     graph = tf.compat.v1.get_default_graph()
     while graph is not token.graph and type(graph).__name__ in _BRANCHES:
@@ -128,17 +131,18 @@ def may_wait_for(token: Any) -> bool:
 
 
 def tensors_of_gradient(gradient: Any) -> list[Any]:
-    """Returns the tensors of a gradient."""
+    """Returns the values, and the indices if any, of a gradient."""
     if gradient is None:
         return []
     if isinstance(gradient, tf.IndexedSlices):
-        # The dense shape must stay a constant for DTensor.
+        # The dense shape is not included, because DTensor requires it to be a
+        # constant.
         return [gradient.values, gradient.indices]
     return [tf.convert_to_tensor(gradient)]
 
 
 def rebuilt_gradient(gradient: Any, parts: Iterator[Any]) -> Any:
-    """Returns a gradient like `gradient` with tensors from `parts`."""
+    """Returns a copy of `gradient` in which `parts` replace the tensors."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
@@ -148,16 +152,16 @@ def rebuilt_gradient(gradient: Any, parts: Iterator[Any]) -> Any:
 
 
 def wait_for(tensors: list[Any]) -> None:
-    """Waits until eager tensors are computed; raises the error if one fails."""
+    """Waits for eager tensors; raises the error if an op failed."""
     for tensor in tensors:
         if dtensor.is_dtensor(tensor):
             for part in dtensor.unpack(tensor):
                 part.numpy()
 
 
-# State of this thread: `step` is the step that is being traced, `applying` the
-# token for which writes wait, and `written` the ids of the handles of variables
-# whose writes waited.
+# State of this thread. `step` is the step that is being traced. `applying` is
+# the token for which writes wait. `written` contains the ids of the handles of
+# the variables that are written after the token.
 step_state = threading.local()
 
 
@@ -171,7 +175,7 @@ class AtomicStep:
         self.token: Any = None
 
     def release(self, tensors: list[Any]) -> list[Any]:
-        """Adds the pending writes; they wait for all values and `tensors`.
+        """Traces the pending writes, which wait for their values and `tensors`.
 
         Args:
           tensors: Symbolic tensors.
@@ -185,12 +189,13 @@ class AtomicStep:
         *passed, self.token = with_dependency([*new, *tensors], self.mesh)
         for (variable, _), value in zip(pending, passed):
             variable.write_now("assign", value)
-        # TensorFlow prunes unused outputs of an IdentityN.
+        # The token is written to a variable, because TensorFlow prunes the
+        # outputs of an IdentityN that no op uses.
         token_sink(self.mesh).assign(self.token)
         return passed[len(pending) :]
 
     def finish(self) -> None:
-        """Adds the remaining writes, which wait for the gradients, if any."""
+        """Traces the remaining writes, which wait for the gradients, if any."""
         if self.token is None:
             if self.pending:
                 self.release([])
@@ -201,7 +206,7 @@ class AtomicStep:
             variable.write_now("assign", after_token(self.token, value))
 
     def release_ungated(self, variable: Any) -> None:
-        """Adds the write of one variable now, for an inner function."""
+        """Traces the pending write of a variable now, without delay."""
         pending = self.pending.pop(id(variable), None)
         if pending is not None:
             with self.graph.as_default():
@@ -215,7 +220,7 @@ def traced_step() -> AtomicStep | None:
 
 @contextlib.contextmanager
 def full_step(mesh: Mesh) -> Iterator[None]:
-    """Delays writes until gradients are applied, or until the end of the step.
+    """Delays writes in a step until the gradients or the step are complete.
 
     In eager mode this has no effect.
 
@@ -268,8 +273,8 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
         step_state.applying = None
 
 
-# Attribute of variables whose writes are not delayed, because an inner function
-# reads or writes them.
+# Attribute that is set on variables that an inner function reads or writes.
+# Their writes are not delayed.
 _NEVER_DELAYED = "_written_in_inner_functions"
 
 
@@ -278,7 +283,7 @@ class AllOrNothingVariable(dtensor.DVariable):
 
     @property
     def handle(self) -> Any:
-        """The resource handle. Using it first adds the pending write."""
+        """The resource handle; a pending write is traced first."""
         step = traced_step()
         if (
             step is not None
@@ -292,17 +297,19 @@ class AllOrNothingVariable(dtensor.DVariable):
         step = traced_step()
         if step is not None and not tf.executing_eagerly():
             pending = self._pending_value(step)
-            # A tape watches the variable, not its pending value.
+            # Trainable variables are read from the handle, because a gradient
+            # tape watches the variable but not its pending value.
             if pending is not None and not self.trainable:
                 return pending
         return super()._read_variable_op(no_copy)
 
     def _pending_value(self, step: AtomicStep) -> Any:
-        """Returns the pending value of this variable, or None."""
+        """Returns the pending value of this variable; None if it has none."""
         if step.graph is tf.compat.v1.get_default_graph():
             return step.pending.get(id(self), (None, None))[1]
-        # This is a function or a branch inside the step. It may be called again
-        # without a trace, and then its reads and writes are not known.
+        # The current graph is a function or a branch inside the step. Later
+        # calls of this function may not trace it again, so the reads and writes
+        # of these calls are not known.
         setattr(self, _NEVER_DELAYED, True)
         step.release_ungated(self)
         return None

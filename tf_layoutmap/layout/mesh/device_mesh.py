@@ -1,15 +1,16 @@
-"""Device names, device meshes as `dtensor.Mesh`, and process preparation.
+"""Device names, device meshes, and the preparation of a process for DTensor.
 
-A mesh that is passed to this package is registered; DTensor's behavior is
-corrected only on registered meshes (`is_registered`). `prepare_process`
-installs the corrections before DTensor is used.
+If a program passes a mesh to this package, the mesh is registered. The package
+corrects the behavior of DTensor only on registered meshes (`is_registered`).
+`prepare_process` installs the corrections before DTensor is used.
 
 `grappler_disabled` disables Grappler, TensorFlow's graph optimizer, for
 functions on a mesh. DTensor creates a function for each device, and Grappler
-optimizes each of them separately. This takes about a third of the first step,
-and later steps are not faster with Grappler (`docs/benchmarks.md`). In
-addition, Grappler's cost model cannot infer the shapes of some matrix products
-and writes "Incompatible Matrix dimensions" to stderr for each trace of a step.
+optimizes each of them separately. This optimization takes about a third of the
+time of the first step, and it does not make later steps faster
+(`docs/benchmarks.md`). In addition, Grappler's cost model cannot infer the
+shapes of some matrix products and writes "Incompatible Matrix dimensions" to
+stderr for each trace of a step.
 """
 
 import contextlib
@@ -44,14 +45,16 @@ def register_mesh(mesh: Mesh) -> None:
     """Registers a mesh that a program passes to this package."""
     _registered.add(mesh.to_string())
     if mesh.device_type() != "CPU":
-        # Datasets and checkpoints use the host mesh.
+        # The host mesh is also registered, because datasets and checkpoints use
+        # it.
         _registered.add(mesh.host_mesh().to_string())
 
 
 def is_registered(mesh: Mesh) -> bool:
     """Returns whether `mesh` was passed to this package.
 
-    On other meshes, TensorFlow's results and errors are not changed.
+    On meshes that are not registered, this package does not change the results
+    and errors of TensorFlow.
     """
     return mesh.to_string() in _registered
 
@@ -122,14 +125,15 @@ class DevicesInAGrid(Protocol):
         ...
 
 
-# The type of arguments of `to_dtensor_mesh`.
+# Types that `to_dtensor_mesh` accepts.
 AnyMesh = DevicesInAGrid | Mesh
 
 
 def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
     """Checks the arguments of a DeviceMesh.
 
-    Each message contains the text of the same error in keras.distribution.
+    Each error message contains the message that keras.distribution raises in
+    the same case.
 
     Args:
       shape: Number of devices along each axis.
@@ -238,13 +242,12 @@ def axis_sizes(mesh: AnyMesh) -> dict[str, int]:
 def prepare_process(mesh: Mesh | None = None) -> None:
     """Installs the patches that meshes need, on the first call.
 
-    Called whenever this package creates a mesh, a layout map or a tensor on a
-    mesh, because the patches should be installed before DTensor's device is
-    created.
+    The package calls this function whenever it creates a mesh, a layout map or
+    a tensor on a mesh. The reason is that the patches should be installed
+    before DTensor's device is created.
 
     Args:
-      mesh: The mesh that the program passes to this package, which is
-        registered. None if it is not known yet.
+      mesh: The mesh to register. None if the mesh is not known yet.
     """
     if mesh is not None:
         register_mesh(mesh)
@@ -273,9 +276,9 @@ _thread = threading.local()
 def grappler_disabled() -> Iterator[None]:
     """Compiles functions that are called inside the context without Grappler.
 
-    Nothing changes if user code has called
-    `tf.config.optimizer.set_experimental_options`, because options such as
-    `auto_mixed_precision` are implemented by Grappler.
+    The function does not disable Grappler if user code has called
+    `tf.config.optimizer.set_experimental_options`, because Grappler implements
+    some of the options, such as `auto_mixed_precision`.
     """
     before = tf_private.function_call_options()
     if before is getattr(_thread, "without", None):
@@ -294,7 +297,7 @@ def grappler_disabled() -> Iterator[None]:
     try:
         yield
     finally:
-        # TensorFlow drops the options when its configuration changes.
+        # TensorFlow discards these options when its configuration changes.
         if tf_private.function_call_options() is _thread.without:
             tf_private.set_function_call_options(before)
 

@@ -1,15 +1,20 @@
-"""Errors of steps on a mesh: clear messages, and each error raised once.
+"""Errors of steps on a mesh: clear messages, and no repeated errors.
 
 `explain_error` converts TensorFlow's errors about ops that DTensor does not
 support to messages with a remedy.
 
-By default an op on a mesh fails on the queue of a device, and the program gets
-the error when it reads a result. The queue raises the error again in the next
-op, which did not cause it. After a copy to the mesh, every later op raises the
-error. If several devices hold an error, TensorFlow frees memory twice, which
-ends the process. Therefore ops on a mesh run synchronously here: they return
-when all devices are done, and raise the cause (`reset_device`, `errors_once`).
-`queued_error` handles programs that used DTensor before this package.
+By default, each device runs ops from a queue, and the program gets the error of
+an op only when it reads a result. This has three disadvantages:
+
+* The queue raises the error again in the next op, which did not cause it.
+* If the error occurs before a copy to the mesh, every later op raises it.
+* If the queues of several devices contain an error, TensorFlow frees memory
+  twice, which ends the process.
+
+Therefore, this package runs ops on a mesh synchronously: an op returns when all
+devices are done, and raises its own error (`reset_device`, `errors_once`). If a
+program used DTensor before this package, its device has queues. `queued_error`
+removes the errors in them.
 """
 
 import contextlib
@@ -28,11 +33,12 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
-# The text that marks errors of DTensor's compiler.
+# Errors of DTensor's compiler contain this text.
 _COMPILER = "dtensor_graph_to_mlir_pass"
-# The location of an eager op, which contains only its name.
+# Matches the location of an eager op. A location contains only the name of the
+# op.
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
-# The op at which the compiler stopped.
+# Matches the type of the op at which the compiler stopped.
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
 # The compiler's name for the type of string tensors, which devices cannot
@@ -44,7 +50,7 @@ _IN_THE_DATA = (
     "and use dataset.map(lambda x, y: (layer(x), y))."
 )
 
-# The user of an unsupported op in Keras, and the remedy.
+# Maps each unsupported op to the Keras feature that uses it, and to a remedy.
 _LOOPS = (
     "The gradient of a loop whose number of steps depends on tensor values "
     "needs it: make the number of steps a Python int."
@@ -74,7 +80,7 @@ class UnsupportedByDTensorError(NotImplementedError):
 
 
 class LayoutMapWarning(UserWarning):
-    """Warning that the layouts of a layout map are not fully used.
+    """Warning that a layout of a layout map is not used.
 
     Examples are keys that match no variable, and operations that are
     replicated because DTensor cannot shard them.
@@ -85,13 +91,13 @@ class LayoutMapWarning(UserWarning):
 def explain_error(
     model: Any, kind: str, graph: Callable[[], Any] = lambda: None
 ) -> Iterator[None]:
-    """Converts TensorFlow's errors about unsupported ops to clear messages.
+    """Converts TensorFlow's error about an unsupported op to a clear message.
 
     Args:
       model: Model whose step runs.
       kind: Step of the model: `"train"`, `"test"` or `"predict"`.
-      graph: Function that returns the graph of the step, or None. Called only
-        after an error.
+      graph: Function that returns the graph of the step, or None. It is called
+        only after an error.
 
     Raises:
       UnsupportedByDTensorError: If DTensor does not support an op of the step.
@@ -113,14 +119,14 @@ def layer_of(name: str, model: Any) -> str | None:
       model: Model of Keras 3 or tf_keras.
 
     Returns:
-      The quoted name of the layer, or several names if their name scopes are
-      ambiguous. None outside of layers.
+      The quoted name of the layer. If the name scope matches several layers,
+      their names. None if no layer contains the operation.
     """
     layers = model._flatten_layers(include_self=False)
     names = [layer.name for layer in layers]
     for scope in reversed(name.split("/")[:-1]):
-        # TensorFlow appends a number to a scope that is entered again, so the
-        # scope dense_1 may belong to the layer `dense`.
+        # TensorFlow appends a number to the name of a scope that is entered
+        # again, so the scope dense_1 may belong to the layer `dense`.
         found = sorted(
             {
                 f"{one!r}"
@@ -134,13 +140,13 @@ def layer_of(name: str, model: Any) -> str | None:
 
 
 def stopped_at(error: str) -> str | None:
-    """Returns the type of the operation at which DTensor's compiler stopped."""
+    """Returns the type of the op at which DTensor's compiler stopped."""
     found = _STOPPED_AT.search(error)
     return None if found is None else found.group(1)
 
 
 def finding_of(error: str) -> str | None:
-    """Returns the reason in an error of DTensor's compiler, or None."""
+    """Returns the reason that DTensor's compiler gives in an error, or None."""
     if _COMPILER not in error:
         return None
     # The message starts with the position in user code; the reason follows.
@@ -195,8 +201,8 @@ def error_of_function(
 
     Args:
       name: Name of the function.
-      error: Message of DTensor's compiler; another text if the compiler did not
-        run.
+      error: Error message of DTensor's compiler, or any other message if the
+        compiler did not run.
       why: Reason why the function cannot be sharded.
       is_strict: Whether the layout map does not allow replication.
     """
@@ -235,11 +241,11 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def errors_once(mesh: Mesh) -> Iterator[None]:
-    """Raises an error of an operation on a mesh once and clears the queues."""
+    """Raises an error in the context only once, by clearing the queues."""
     try:
         yield
     except tf.errors.OpError as error:
-        # During tracing nothing runs, so there is no queued error.
+        # No op runs during tracing, so the error is not from a queue.
         again = queued_error(mesh) if tf.executing_eagerly() else None
         if isinstance(error, tf.errors.CancelledError) and (
             again is not None
@@ -269,7 +275,7 @@ def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
 
 
 def _probe_of(mesh: Mesh) -> Any:
-    """Returns a tensor on `mesh` whose copy raises queued errors (0.1 ms)."""
+    """Returns a tensor on `mesh`; a copy of it raises queued errors."""
     key = mesh.to_string()
     with _lock:
         probes = tf_private.kept_with_device("probes")
@@ -282,15 +288,15 @@ def _probe_of(mesh: Mesh) -> Any:
 
 
 def complete_groups(mesh: Mesh) -> None:
-    """Runs one reduction on each group of devices of `mesh`, once per mesh.
+    """Runs one reduction per group of devices of `mesh`, on the first call.
 
-    If a step fails in which a group of devices communicates for the first
-    time, all later collective operations of the process fail. After a first
-    successful reduction, an error does not have this effect.
+    If a step fails while a group of devices communicates for the first time,
+    all later collective operations of the process fail. After one successful
+    reduction, a failed step does not have this effect.
     """
     key = mesh.to_string()
-    # Skipped with several processes, which would have to run this at the same
-    # time.
+    # With several processes, this function does nothing, because all processes
+    # would have to call it at the same time.
     complete = tf_private.kept_with_device("complete_groups")
     if (
         key in complete
@@ -322,7 +328,7 @@ def complete_groups(mesh: Mesh) -> None:
 
 
 def reset_device(original: Callable[..., None], is_async: bool) -> None:
-    """Creates DTensor's device without queues, which would keep errors."""
+    """Creates DTensor's device without queues, because queues repeat errors."""
     del is_async
     original(is_async=False)
 
@@ -340,8 +346,9 @@ def copy_to_mesh(
         and is_registered(layout.mesh)
         and (not tf_private.has_output_layout())
     ):
-        # A step failed, and the program has not read its results. The error is
-        # raised here, as the copy would do, but the next copy succeeds.
+        # If a step failed and the program has not read its results, its error
+        # is still queued. The error is raised here, as TensorFlow's copy would
+        # raise it, but the next copy succeeds.
         error = queued_error(layout.mesh)
         if error is not None:
             raise error

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 def axes_problems(
     axes: Sequence[str | None], mesh: Mapping[str, int]
 ) -> list[str]:
-    """Returns problems of `axes` on `mesh` that do not depend on a tensor.
+    """Returns the problems of `axes` that do not depend on a tensor's shape.
 
     >>> axes_problems((None, "modle"), {"batch": 2, "model": 2})
     ["mesh axis 'modle' is unknown; the mesh has 'batch', 'model': did you \
@@ -68,7 +68,8 @@ divide: use a multiple of 2 (next: 6), or leave the dimension unsharded"]
 def suggest_axes(axes: Sequence[str | None], rank: int) -> str:
     """Returns an example of axes with `rank` dimensions, as Python code.
 
-    The last axes are kept, because the feature dimension of a layer is last.
+    If `axes` has too many elements, the first elements are removed, because the
+    feature dimension of a layer is the last one.
 
     >>> suggest_axes((None, "model"), 1)
     "('model',)"
@@ -100,7 +101,7 @@ def local_shape(
 def padded_rows(
     axes: Sequence[str | None], shape: Sequence[int], mesh: Mapping[str, int]
 ) -> tuple[int, ...]:
-    """Returns `shape` with rows rounded up to a multiple of the first axis.
+    """Returns `shape` with the number of rows padded for the first axis.
 
     >>> padded_rows(("model", None), (5, 6), {"model": 2})
     (6, 6)
@@ -128,7 +129,7 @@ unsharded"]
     parts, rows = mesh[axis], shape[0]
 
     def fits(rows: int) -> bool:
-        # At most one device may hold only padding.
+        # All devices except one must hold at least one row that is not padding.
         return not rows % parts or (parts - 2) * -(-rows // parts) < rows
 
     if fits(rows):

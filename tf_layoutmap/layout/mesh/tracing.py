@@ -1,15 +1,16 @@
-"""The mesh of the current thread, the stage of its trace, and pinned layouts.
+"""The mesh of the current trace, the stage of the trace, and pinned layouts.
 
 `default_mesh` sets the mesh and the axis that shards batches. A `TraceStage`
-describes how a `tf.function` of user code is traced. The trace shows that the
-function runs on a mesh when the function first reads a weight (`require_mesh`).
-It shows that the function must be replicated when it reaches a loop that cannot
-be unrolled (`require_replication`).
+describes how a `tf.function` of user code is traced. When the function first
+reads a weight on a mesh, the package finds that it must run on this mesh, and
+traces it again (`require_mesh`). When the function reaches a loop that cannot
+be unrolled, the package finds that it must be replicated, and traces it again
+(`require_replication`).
 
-Some ops fail or return another shape if a sample is sharded. DTensor propagates
-layouts backwards from the consumers of a result, so such a sharding can appear
-although the inputs were not sharded. `pin_*` functions fix ("pin") the layout
-of a tensor with a relayout.
+Some ops fail or return another shape if a sample is sharded. Because DTensor
+propagates layouts backwards from the consumers of a result, a sample can become
+sharded although the inputs are not sharded. `pin_*` functions fix ("pin") the
+layout of a tensor with a relayout.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
 
 
 def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` with all dimensions except the first one unsharded.
+    """Returns `x` with unsharded dimensions, except the first dimension.
 
     The first dimension keeps its sharding.
 
@@ -56,16 +57,17 @@ def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
 
 
 def pin_replicated(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` replicated; see `unsharded_samples`."""
+    """Returns `x` replicated; see `pin_unsharded_samples` for the arguments."""
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
 def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     """Returns `x` with the layout `axes`, and gives its gradient this layout.
 
-    The first dimension is set, too. If it kept its sharding, the layout could
-    contain the same axis twice, which ends the process. TensorFlow's gradient
-    would have the previous layout of `x`, which DTensor does not always know.
+    The layout of the first dimension is also set. If the first dimension kept
+    its sharding, the layout could contain the same axis twice, which ends the
+    process. TensorFlow's own gradient of a relayout has the previous layout of
+    `x`, which DTensor does not always know.
     """
     if not _can_be_pinned(x):
         return x
@@ -88,10 +90,10 @@ def pin_keeping_rows(
     DTensor's gradient of a relayout converts `tf.IndexedSlices` to a dense
     tensor, which sums repeated ids. Keras' optimizers on TensorFlow apply
     repeated ids one by one, so an optimizer that squares gradients would
-    compute another update.
+    compute a different update.
 
     Args:
-      pin: `replicated` or `unsharded_samples`.
+      pin: `pin_replicated` or `pin_unsharded_samples`.
       x: A tensor of any rank.
       mesh: `dtensor.Mesh` of a symbolic tensor.
     """
@@ -109,7 +111,8 @@ def pin_keeping_rows(
 
         return pin(x, mesh), gradient
 
-    # A name scope keeps the op names in the surrounding scope unchanged.
+    # The ops of the relayout are created in a separate name scope, so that the
+    # names of other ops do not change.
     with tf.name_scope("layoutmap_keeping_rows"):
         return pinned(x)
 
@@ -132,8 +135,8 @@ def pin_like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
 
 def on_mesh(value: Any) -> bool:
     """Returns whether `value` is an eager tensor on a mesh."""
-    # The device name is checked first because this is fast, and every eager
-    # slice calls this function.
+    # The device name is checked first because this check is fast, and every
+    # eager slice calls this function.
     return (
         tf.is_tensor(value)
         and not tf.is_symbolic_tensor(value)
@@ -148,9 +151,9 @@ def on_registered_mesh(value: Any) -> bool:
 
 
 def _can_be_pinned(x: Any) -> bool:
-    # During tracing, a tensor that is not symbolic is a constant of the graph.
-    # In `dtensor.call_with_layout` every eager result gets the same layout, so
-    # a relayout to another one fails.
+    # During tracing, an eager tensor is a constant of the graph and cannot be
+    # pinned. In `dtensor.call_with_layout`, every eager result gets the same
+    # layout, so a relayout to a different layout fails.
     return tf.is_symbolic_tensor(x) or (
         tf.executing_eagerly()
         and on_mesh(x)
@@ -256,8 +259,8 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
         except BaseException as raised:
             error = raised
     if error is not None:
-        # The error is raised outside of the scope, because `errors_once` runs
-        # operations to read queued errors from the devices.
+        # `errors_once` encloses the scope, because it runs operations that read
+        # queued errors from the devices.
         with errors.errors_once(mesh):
             raise error
 
@@ -273,13 +276,14 @@ def mesh_of_trace() -> Mesh | None:
 
 
 def mesh_of_operation() -> Mesh | None:
-    """Returns the mesh for which an operation is created, or None.
+    """Returns the mesh on which a new operation runs, or None.
 
     TensorFlow's own `default_mesh` is included if the mesh was passed to this
     package. Functions of `tf.data` run on the host, so the result is None.
     """
     mesh = mesh_of_trace()
-    # After an error, TensorFlow resets the device but not the default mesh.
+    # If an error occurs, TensorFlow's `default_mesh` resets the device, but
+    # does not reset the default mesh.
     if mesh is None and DEVICE in tf_private.current_device():
         mesh = dtensor.get_default_mesh()
         if mesh is not None and not is_registered(mesh):
@@ -293,7 +297,7 @@ def batch_dim_of_trace() -> str | None:
 
 
 def with_replicated_batches() -> contextlib.AbstractContextManager[None]:
-    """Replicates the batches of functions traced inside the context."""
+    """Replicates the batches of functions that are traced in the context."""
     return _trace.set_to((mesh_of_trace(), None))
 
 
@@ -307,7 +311,7 @@ def _is_in_dataset_function() -> bool:
 
 
 class TraceStage(enum.Enum):
-    """The way in which a function is traced."""
+    """Specifies how a function is traced."""
 
     UNKNOWN = 1
     """Traced for one device; the function may not use a mesh."""
@@ -317,15 +321,17 @@ class TraceStage(enum.Enum):
     """Traced for a mesh with all tensors replicated, without corrections."""
 
 
-# The base class is not Exception, because AutoGraph and Keras catch these and
-# raise other exceptions with longer messages.
+# The base class is not Exception, because AutoGraph and Keras catch exceptions
+# of this class and raise different exceptions with longer messages.
 class TraceAgain(BaseException):
-    """Ends a trace because the function must be traced in another way.
+    """Ends a trace because the function must be traced differently.
 
     Attributes:
       mesh: Mesh of the function.
-      is_strict: Whether the layout map raises if an op cannot be sharded.
-      why: Reason why the function must be replicated; None if it need not be.
+      is_strict: Whether the layout map raises an error if an op cannot be
+        sharded.
+      why: Reason why the function must be replicated; None if it does not have
+        to be replicated.
     """
 
     def __init__(self, mesh: Mesh, is_strict: bool, why: str | None = None):
@@ -335,7 +341,8 @@ class TraceAgain(BaseException):
         self.why = why
 
 
-# The stage, and whether the layout map raises if an op cannot be sharded.
+# The stage of the trace, and whether the layout map raises an error if an op
+# cannot be sharded.
 _stage: ThreadValue[tuple[TraceStage | None, bool]] = ThreadValue((None, False))
 
 

@@ -6,16 +6,19 @@ transfer one tensor. `to_batch` transfers one tensor of a batch to the mesh.
 `iterate` and `get_next` correct two defects of `dtensor.DTensorDataset` in
 TensorFlow 2.21, at least on the CPU:
 
-* It computes the number of clients from the number of all devices of a kind
-  instead of the devices of its mesh. On four of eight devices it repeats each
-  batch for a second client, which does not exist, without an error.
-* At the end of the data, an error occurs inside the thread of each device and
-  stays there. Every later operation on a mesh fails with "Function was
+* `DTensorDataset` computes the number of clients from the number of all devices
+  instead of the number of devices in the mesh. If a mesh uses four of eight
+  devices, each batch is repeated for a second client, which does not exist. No
+  error is raised.
+* At the end of the data, an error occurs in the thread of each device and is
+  not removed. Every later operation on a mesh fails with "Function was
   cancelled".
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +33,9 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     prepare_process,
 )
 from tf_layoutmap.layout.mesh.tracing import on_mesh, on_registered_mesh
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
 
 dtensor = tf.experimental.dtensor
 
@@ -113,7 +119,7 @@ def _padded(part: Any, num_rows: int) -> Any:
         return tf.pad(part, padding)
 
 
-def to_mesh(value: Any, layout: Layout) -> Any:
+def to_mesh(value: TensorLike, layout: Layout) -> tf.Tensor:
     """Copies a value to a mesh.
 
     Args:
@@ -123,17 +129,21 @@ def to_mesh(value: Any, layout: Layout) -> Any:
       layout: `dtensor.Layout` of the result.
 
     Returns:
-      An eager DTensor. Its components are copies.
+      An eager DTensor. It shares no memory with `value`, except that a value on
+      a mesh with the same layout is returned unchanged.
 
     Raises:
       ValueError: If `layout` does not fit the shape.
     """
     prepare_process(layout.mesh)
     if on_mesh(value):
+        value = cast("tf.Tensor", value)
         if dtensor.fetch_layout(value) == layout:
             return value
         value = to_host(value)
-    tensor = value if tf.is_tensor(value) else np.asarray(value)
+    tensor = (
+        cast("tf.Tensor", value) if tf.is_tensor(value) else np.asarray(value)
+    )
     check_fits(layout, tensor.shape)
     return padded_to_mesh(tensor, layout)
 
@@ -168,21 +178,23 @@ def check_fits(layout: Layout, shape: Any) -> None:
 
 def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
     if not tf.is_tensor(tensor):
-        # TensorFlow may reference a numpy array instead of copying it.
+        # The array is copied, because TensorFlow may reference it instead of
+        # copying it.
         return np.array(tensor[slices], order="C")
-    # The caller may be inside `default_mesh`, so the device is set explicitly.
+    # The device is set explicitly, because the caller may be inside
+    # `default_mesh`.
     with tf.device(tensor.device):
         return tensor[slices]
 
 
-def to_host(tensor: Any) -> np.ndarray:
-    """Returns the unsharded value of an eager DTensor or variable as an array.
+def to_host(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
+    """Returns the unsharded value of a DTensor or variable as an array.
 
     With several clients this is a collective operation: all clients must call
     it.
     """
     prepare_process()
-    shape = tuple(tensor.shape)
+    shape = cast("tuple[int, ...]", tuple(tensor.shape))
     if isinstance(tensor, tf.Variable):
         tensor = read_divided(tensor)
     layout = dtensor.fetch_layout(tensor)
@@ -191,21 +203,22 @@ def to_host(tensor: Any) -> np.ndarray:
 
 
 def numpy_of(original: Callable[[Any], Any], tensor: Any) -> Any:
-    """Returns the value of an eager tensor; gathers it if it is sharded.
+    """Returns the value of an eager tensor; gathers a sharded tensor.
 
-    Tensors on meshes that were not passed to this package raise DTensor's
-    error.
+    For a sharded tensor on a mesh that was not passed to this package,
+    DTensor's error is raised.
 
     Args:
-      original: Function that reads a tensor that is on one device or
-        replicated.
+      original: TensorFlow's function, which can read only tensors that are
+        replicated or on one device.
       tensor: An eager tensor.
     """
     try:
         return original(tensor)
     except tf.errors.UnimplementedError:
-        # TensorFlow also reads tensors to create constants of functions. It
-        # captures a tensor if the read raises.
+        # TensorFlow also reads a tensor in order to create a constant in a
+        # function. If the read raises an error, TensorFlow captures the tensor
+        # instead.
         if (
             not tf.executing_eagerly()
             or not on_registered_mesh(tensor)
@@ -306,8 +319,8 @@ def to_replicated(x: Any, mesh: Mesh) -> Any:
     """Returns a host value as a replicated tensor on `mesh`."""
     if not is_host_value(x):
         return x
-    # Unlike `pack`, `copy_to_mesh` propagates gradients. It is correct for a
-    # copy from the host to a replicated layout.
+    # `copy_to_mesh` is used because it propagates gradients, unlike `pack`. Its
+    # result is correct because `x` is on the host and the layout is replicated.
     with tf.device("CPU:0"):
         tensor = tf.convert_to_tensor(x)
     moved = dtensor.copy_to_mesh(
@@ -320,7 +333,7 @@ def to_replicated(x: Any, mesh: Mesh) -> Any:
 
 
 def readable_tensor(x: Any) -> Any:
-    """Returns `x`, replicated if it is on a mesh, so `numpy()` can read it."""
+    """Returns a tensor that `numpy()` can read; replicates it on its mesh."""
     if not tracing.on_mesh(x):
         return x
     layout = dtensor.fetch_layout(x)
@@ -371,7 +384,8 @@ def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
     """
     left = getattr(iterator, "_num_batches_left", None)
     if left is None or not tf.executing_eagerly():
-        # A function may take any number of batches.
+        # A traced function may read any number of batches, so the remaining
+        # number is unknown.
         iterator._num_batches_left = None
         return original(iterator)
     if left == 0:
@@ -379,7 +393,7 @@ def get_next(original: Callable[[Any], Any], iterator: Any) -> Any:
     try:
         batch = original(iterator)
     except (StopIteration, tf.errors.CancelledError) as error:
-        # The type of the error depends on the order of the devices.
+        # The type of the error depends on the order in which the devices fail.
         if left > 0 and not isinstance(error, StopIteration):
             raise
         raise RuntimeError(

@@ -1,28 +1,29 @@
 """The `DVariable` of a weight, and how `tf.train.Checkpoint` saves it.
 
 Checkpoints of TensorFlow write a DVariable with a DTensor op that does not
-support slices. With this module a variable is written as slices of one tensor,
-each from the device that holds it. A reader gets the unsharded tensor, so a
-checkpoint can be restored on any mesh or without a mesh, and one checkpoint
-can contain variables on a mesh and tables in shards.
+support slices. This module writes a variable as slices of one tensor. Each
+slice is read from the device that holds it. In the checkpoint, the tensor is
+unsharded. Therefore, a checkpoint can be restored on any mesh or without a
+mesh. One checkpoint can contain both variables on a mesh and sharded tables.
 
-DTensor's documentation passes
+In DTensor's documentation, checkpoints are saved with the option
 `tf.train.CheckpointOptions(experimental_io_device=dtensor.device_name())`.
-This device accepts only tensors on a mesh, but the slices are on the host, so
-`save` and `restore` remove the option.
+`save` and `restore` remove this option, because DTensor's device accepts only
+tensors on a mesh, and the slices are on the host.
 
 `PaddedVariable` holds a table whose number of rows the mesh does not divide.
-Its DTensor has padding after the last row, which is not visible in its shape,
-its reads, files and exports.
+Its DTensor has rows of padding after the last row. Shapes, reads, files and
+exports of the variable do not contain the padding.
 
-`make` removes the variable name from handles. DTensor compiles each op once per
-set of attributes. Because the name is an attribute, every weight would
-otherwise need a separate compilation.
+`make` removes the variable name from handles. The name is an attribute of an
+op, and DTensor compiles an op again for each set of attributes. With names, the
+op would be compiled separately for each weight.
 
-A layer can also hold a `tf.Variable` on the host that Keras does not track.
-Reads of such a variable on a mesh are correct. Writes are not, because every
-device writes: on four devices a counter is incremented four times. Eager writes
-run on the host; a write in a function for a mesh raises an error.
+A layer can also hold a `tf.Variable` on the host that Keras does not track. An
+op on a mesh can read such a variable correctly, but cannot write it correctly.
+The reason is that every device writes: four devices increment a counter four
+times. Therefore, eager writes run on the host, and a write in a function for a
+mesh raises an error.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def save(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    """Calls `original` with options that save from the host."""
+    """Saves a checkpoint; removes DTensor's I/O device if necessary."""
     with _tensors_for(saver):
         return original(
             saver,
@@ -72,17 +73,17 @@ def save(
 def restore(
     original: Callable, saver: Any, save_path: Any, options: Any = None
 ) -> Any:
-    """Calls `original` with options that restore to the host."""
+    """Restores a checkpoint; removes DTensor's I/O device if necessary."""
     with _tensors_for(saver):
         return original(saver, save_path, _options_for(saver, options))
 
 
 def are_slices() -> bool:
-    """Returns whether checkpoints of this thread write variables as slices.
+    """Returns whether this thread saves variables as slices.
 
-    With several clients, each client holds only its shards, and only DTensor's
-    own ops write the full variable. `DTensorCheckpoint` supports only these
-    ops, too.
+    The result is False in two cases. If there are several clients, each client
+    holds only its own shards, and only DTensor's own ops can write the full
+    variable. A `DTensorCheckpoint` also supports only these ops.
     """
     return dtensor.num_clients() == 1 and not _in_dtensor_checkpoint.get()
 
@@ -134,7 +135,7 @@ _KEY = tf_private.VARIABLE_VALUE_KEY
 class StoredVariable(AllOrNothingVariable):
     """A `dtensor.DVariable` that checkpoints store as slices of one tensor."""
 
-    # Number of eager assignments; processes compare it.
+    # Number of eager assignments. The processes of a mesh compare their counts.
     times_set = 0
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -142,7 +143,7 @@ class StoredVariable(AllOrNothingVariable):
         freed_gradients.free_with_variables([self])
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns `value`; counts the assignment if it is eager."""
+        """Assigns `value`; counts eager assignments."""
         if tf.executing_eagerly():
             self.times_set += 1
         return super().assign(value, *args, **kwargs)
@@ -158,8 +159,8 @@ def saveables(original: Callable, variable: DVariable) -> dict:
 
     Args:
       original: The replaced function of TensorFlow.
-      variable: A variable. TensorFlow saves it if it is stored as bfloat16
-        (`save_as_bf16`).
+      variable: A variable. The variable. If it is stored as bfloat16
+        (`save_as_bf16`), TensorFlow's function is used.
     """
     if variable.save_as_bf16 or not are_slices():
         return original(variable)
@@ -182,7 +183,8 @@ class _ShardsSaveable(tf_private.SaveableObject):
             or all(start < stop for start, stop in shard.bounds)
         ]
         if variable.dtype not in tf_private.SLICEABLE_DTYPES:
-            # Dtypes without slices are written as one tensor.
+            # If TensorFlow cannot read slices of a dtype, the variable is
+            # written as one tensor.
             self._shards = self._shards[:1]
         is_sharded = len(self._shards) > 1
         super().__init__(
@@ -208,7 +210,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
                         return _part(variable, device, slices)
                     with tf.device("CPU:0"):
                         return tf.constant(transfer.to_host(variable))
-            # The variable of an export is not on a mesh.
+            # While a model is exported, the variable is not on a mesh.
             value = variable.read_value()
             return value if slices is None else value[slices]
 
@@ -271,7 +273,7 @@ def _part(
 def _joined(
     starts: list[tuple[int, ...]], parts: list[tf.Tensor], axis: int = 0
 ) -> tf.Tensor:
-    """Returns the tensor that consists of `parts`, which begin at `starts`."""
+    """Returns a tensor assembled from `parts` that begin at `starts`."""
     if len(parts) == 1:
         return parts[0]
     rows = []
@@ -320,16 +322,17 @@ class PaddedVariable(StoredVariable):
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         value = super()._read_variable_op(no_copy)
         if self._num_rows is None or tf_private.in_save_context():
-            # The constructor is running, or this is an export, which has no
-            # padding.
+            # Either the constructor is still running, or a model is being
+            # exported. The variables of an exported model have no padding.
             return value
-        # The result is replicated, because the mesh does not divide its rows.
+        # The result is replicated, because the size of the mesh axis does not
+        # divide the number of rows.
         return dtensor.relayout(
             value, dtensor.Layout.replicated(self.layout.mesh, self._shape.rank)
         )[: self._num_rows]
 
-    # TensorFlow's versions of these reads use the handle, so that an id could
-    # select a row of padding.
+    # TensorFlow's versions of the next two methods read from the handle. With
+    # these versions, an id could select a row of padding.
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         if tf_private.in_save_context():
@@ -369,15 +372,15 @@ class PaddedVariable(StoredVariable):
         return [self.handle]
 
 
-# The name of all variables on a mesh in messages of TensorFlow's ops.
+# Messages of TensorFlow's ops use this name for every variable on a mesh.
 HANDLE_NAME = "variable_on_a_mesh"
 
 
 def make(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Creates a handle; on a mesh with the same `debug_name` for all.
+    """Creates a handle; all handles on a mesh have the same `debug_name`.
 
     The name is an attribute of the op, and DTensor compiles an op again for
-    each set of attributes. TensorFlow uses it only in messages.
+    each set of attributes. TensorFlow uses the name only in error messages.
     """
     if (
         "debug_name" in kwargs
@@ -396,7 +399,8 @@ def host_write_method(
     @functools.wraps(original)
     def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
         handle = variable.handle
-        # Variables on a mesh and in graphs of TensorFlow 1 are not changed.
+        # Writes to variables on a mesh, and to variables in graphs of
+        # TensorFlow 1, are not changed.
         if tracing.DEVICE in handle.device or tf.is_symbolic_tensor(handle):
             return original(variable, *args, **kwargs)
         return replacement(variable, *args, **kwargs)
@@ -438,7 +442,7 @@ def add_to_host_variable(
     value: Any,
     name: str | None = None,
 ) -> Any:
-    """Runs an op that adds to, or subtracts from, the variable of a handle.
+    """Runs an op that adds a value to a variable, or subtracts it.
 
     Args:
       original: Function that creates the op.
@@ -452,7 +456,8 @@ def add_to_host_variable(
     """
     handle = resource
     if not tf.executing_eagerly():
-        # In loops and branches the handle is a captured placeholder.
+        # In a loop or branch, the handle is a placeholder that captures the
+        # original handle.
         handle = tf_private.captured_by_trace(resource)
     if (
         not isinstance(handle, tf.Tensor)
@@ -473,7 +478,7 @@ def add_to_host_variable(
 
 
 def _runs_on_mesh(*values: Any) -> bool:
-    """Returns whether an eager op with these inputs runs on a mesh."""
+    """Returns whether an eager op with the inputs `values` runs on a mesh."""
     return tracing.mesh_of_operation() is not None or any(
         map(tracing.on_registered_mesh, values)
     )

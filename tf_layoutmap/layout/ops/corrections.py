@@ -1,18 +1,18 @@
-"""Ops that DTensor computes incorrectly without an error, corrected.
+"""Corrections for ops that DTensor computes incorrectly without an error.
 
 `correct` wraps an op of TensorFlow's Python API, so the correction applies to
 every caller. The corrected op is called while a function is traced for a mesh
 of this package, and eagerly if an input is on such a mesh. Otherwise the
-original op is called without changes, also in `dtensor.call_with_layout`, which
-gives every eager result the same layout.
+original op is called. The original op is also called in
+`dtensor.call_with_layout`, because it gives every eager result the same layout.
 
-Most corrections replicate inputs, because DTensor lets each device apply the op
-to its shard as if it were the full tensor. One example is a concatenation along
-a sharded dimension. Another example is an op with positions as input: DTensor
-passes positions in the full tensor to each device, but only the device's shard
-of the tensor. A position outside of the shard is an error; any other position
-gives a wrong result. Gradients of `tf.math.top_k`, `tf.sort` and `tf.gather_nd`
-scatter with positions.
+Most corrections replicate inputs. Without a correction, each device applies the
+op to its shard as if the shard were the full tensor. One example is a
+concatenation along a sharded dimension. Another example is an op with positions
+as input. Each device gets the positions in the full tensor, but only a shard of
+the tensor. A position outside of the shard raises an error, and all other
+positions give wrong results. The gradients of `tf.math.top_k`, `tf.sort` and
+`tf.gather_nd` contain such ops.
 
 The module also contains functions that compute the static value of a tensor
 during tracing (`static_value`, `is_shape`).
@@ -31,8 +31,9 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
 from tf_layoutmap.layout.ops import einsum_axes
 
-# Ops that compute shapes. Their inputs are on the host and never sharded, and
-# TensorFlow must be able to infer the static shapes of the results.
+# Ops with which TensorFlow computes shapes. The inputs of such a computation
+# are on the host and never sharded. TensorFlow must be able to infer static
+# shapes from its results.
 _SHAPE_OPS = frozenset(
     {
         "Shape",
@@ -68,7 +69,7 @@ _SHAPE_OPS = frozenset(
 
 
 def static_array(x: Any) -> np.ndarray | None:
-    """Returns the static value of `x` as an array; None if it is unknown.
+    """Returns the static value of `x` as an array, or None if it is unknown.
 
     Args:
       x: Value that can be converted to a tensor, for example a list of tensors.
@@ -79,8 +80,8 @@ def static_array(x: Any) -> np.ndarray | None:
 def as_constant(x: Any) -> Any:
     """Returns `x` as a constant if it is an integer with a static value.
 
-    DTensor needs constants for many sizes and positions, and evaluates fewer
-    ops than TensorFlow.
+    DTensor requires constants for many sizes and positions. It can evaluate
+    fewer ops than TensorFlow, so this function evaluates them before DTensor.
     """
     if (
         not tf.is_symbolic_tensor(x)
@@ -100,12 +101,12 @@ def is_shape(x: Any, depth: int = 8) -> bool:
 
     Args:
       x: A tensor.
-      depth: Maximum number of ops on a path to the shapes.
+      depth: Maximum number of ops between the shapes and `x`.
     """
     if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
         return True
-    # DTensor must find the constant of a permutation, for example, without a
-    # relayout in between.
+    # A constant is not pinned, because DTensor must find constants, such as a
+    # permutation, without a relayout between the constant and the op.
     if _is_small_integer(x) and static_value(x) is not None:
         return True
     if depth == 0 or x.op.type not in _SHAPE_OPS:
@@ -142,9 +143,10 @@ def vector_entries(x: Any) -> list[Any] | None:
 
 
 def static_value(x: Any) -> Any:
-    """Returns the value of `x` during tracing; None if it is unknown.
+    """Returns the value of `x` during tracing, or None if it is unknown.
 
-    If `tf.get_static_value` returns None, TensorFlow evaluates the ops of `x`.
+    If `tf.get_static_value` returns None, this function evaluates the ops that
+    compute `x`.
     """
     if not tf.is_symbolic_tensor(x):
         return (
@@ -160,8 +162,9 @@ def static_value(x: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# Name scope of einsums whose operands already have matching shardings, which
-# are not changed. Their gradients are created in this scope, too.
+# Name scope of einsums whose operands already have matching shardings. These
+# shardings are not changed. The gradients of such einsums are created in the
+# same scope.
 SAME_SHARDING = "same_sharding"
 
 
@@ -174,8 +177,8 @@ def concat(
 ) -> Any:
     """Computes `tf.concat` with unsharded samples.
 
-    If a consumer shards the concatenated dimension, DTensor concatenates the
-    shards of each device, in the wrong order.
+    If a consumer of the result shards the concatenated dimension, each device
+    concatenates its own shards, and the order of the elements is wrong.
     """
     if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
         return original(values, axis, name=name)
@@ -193,9 +196,9 @@ def concat(
 
 
 def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
-    """Returns the parts that are not empty, or all parts if all are empty.
+    """Returns the parts that are not empty; all parts if all are empty.
 
-    The gradient of an empty part ends the process.
+    Empty parts are removed because their gradient ends the process.
     """
     parts = [
         x
@@ -233,7 +236,8 @@ def cut(
         not 0 <= start <= end <= length
         for start, end, length in zip(starts, ends, input.shape)
     ):
-        # The original raises an error; a strided slice would truncate.
+        # If the slice is out of range, the original op raises an error, but a
+        # strided slice would return fewer elements.
         return original(input, begin, size, name=name)
     return tf_private.gen_array_ops.strided_slice(
         input,
@@ -251,12 +255,13 @@ def sparse_cross_entropy(
     labels: Any,
     name: str | None = None,
 ) -> Any:
-    """Computes the sparse cross entropy; NaN for an out-of-range label.
+    """Computes the sparse cross entropy; out-of-range labels give NaN.
 
-    If the classes are sharded, DTensor matches labels with shards only for
-    float32 and float16, so features of other dtypes are gathered. DTensor
-    returns a finite loss for an out-of-range label. TensorFlow raises an error
-    on a CPU and returns NaN on a GPU.
+    If the classes are sharded, DTensor assigns labels to shards correctly only
+    if the logits are float32 or float16. Therefore, logits of other dtypes are
+    gathered. For an out-of-range label, DTensor returns a finite loss.
+    TensorFlow without DTensor raises an error on a CPU and returns NaN on a
+    GPU.
     """
     if features.dtype not in (tf.float32, tf.float16):
         features = tracing.pin_unsharded_samples(features, mesh)
@@ -272,10 +277,10 @@ def einsum(
     equation: str,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.einsum`, with unsharded samples if it sums several labels.
+    """Computes `tf.einsum`; if it sums several labels, with unsharded samples.
 
-    See `einsum_axes.sums_several_labels`. Ellipses, which DTensor does not
-    support, are replaced by labels.
+    See `einsum_axes.sums_several_labels`. Ellipses are replaced by labels,
+    because DTensor does not support ellipses.
     """
     inputs = [tf.convert_to_tensor(x) for x in inputs]
     ranks = [x.shape.rank for x in inputs]
@@ -308,7 +313,7 @@ def bias_add(
     data_format: str = "NHWC",
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.nn.bias_add`, as an addition if channels are not last.
+    """Computes `tf.nn.bias_add`; as an addition if channels are not last.
 
     DTensor always treats the last dimension as channels. The result has the
     layout of `value`; each device gets the bias of its channels.
@@ -316,7 +321,8 @@ def bias_add(
     value, bias = tf.convert_to_tensor(value), tf.convert_to_tensor(bias)
     if data_format != "NCHW" or value.shape.rank in (None, 2):
         return original(value, bias, data_format=data_format, name=name)
-    # The bias is replicated, because a dimension of size 1 cannot be sharded.
+    # The bias is replicated, because it gets dimensions of size 1, which cannot
+    # be sharded.
     bias = tf.reshape(
         tracing.pin_replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
     )
@@ -337,7 +343,8 @@ def correct(
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
-            # Eager tensors on a mesh record their mesh.
+            # The mesh is None in eager mode, because an eager tensor on a mesh
+            # records its mesh.
             mesh = None
             applies = any(map(_on_mesh, (*args, *kwargs.values()))) and (
                 not tf_private.has_output_layout()
@@ -376,7 +383,7 @@ def scatter_nd(
     )
     static = tf.get_static_value(tf.convert_to_tensor(shape))
     if static is not None and np.prod(static, dtype=np.float64) < 2**31:
-        # DTensor emits shapes in int32, independent of the dtype of indices.
+        # DTensor emits shapes in int32, even if the indices have another dtype.
         indices = tf.cast(indices, tf.int32)
         shape = tf.constant(static, tf.int32)
     return tracing.pin_replicated(
@@ -391,7 +398,7 @@ def reverse(
     axis: Any,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.reverse`, which DTensor lacks, with negative strides."""
+    """Computes `tf.reverse` with negative strides, which DTensor supports."""
     tensor = tf.convert_to_tensor(tensor)
     axes = tf.get_static_value(tf.convert_to_tensor(axis))
     if axes is None or tensor.shape.rank is None:
@@ -410,8 +417,9 @@ def where(
 ) -> Any:
     """Computes `tf.where(condition)`, which `tf.boolean_mask` uses.
 
-    The condition is replicated. Otherwise each device would return positions in
-    its shard, and different numbers of them.
+    The condition is replicated. Otherwise each device would return the
+    positions in its own shard, and the devices would return different numbers
+    of positions.
     """
     return original(
         tracing.pin_replicated(tf.convert_to_tensor(condition), mesh), name=name
@@ -427,9 +435,9 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.gather`; with `batch_dims` its gradient has a static shape.
+    """Computes `tf.gather`; its gradient with `batch_dims` has a static shape.
 
-    TensorFlow's gradient computes the shape with ops, which DTensor cannot
+    TensorFlow's gradient computes this shape with ops that DTensor cannot
     evaluate.
     """
     call = functools.partial(
@@ -438,8 +446,8 @@ def gather(
     params, indices = map(tf.convert_to_tensor, (params, indices))
     if not batch_dims:
         if not indices.shape.is_fully_defined():
-            # Indices of unknown length, for example from `tf.where`, cannot be
-            # sharded.
+            # Indices whose number is unknown, for example from `tf.where`,
+            # cannot be sharded.
             params = tracing.pin_keeping_rows(
                 tracing.pin_replicated, params, mesh
             )

@@ -1,4 +1,4 @@
-"""Shardings of the operands of an einsum that DTensor computes correctly."""
+"""Operand shardings with which DTensor computes an einsum correctly."""
 
 import string
 from collections.abc import Sequence
@@ -19,8 +19,9 @@ def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
       ranks: Rank of each operand.
 
     Returns:
-      The new equation. It is unchanged if there is no ellipsis, or if the
-      ellipses have different lengths, which means broadcasting.
+      The new equation. The result is `equation` if it has no ellipsis. It is
+      also `equation` if the ellipses have different lengths, because the
+      operands are then broadcast.
     """
     equation = equation.replace(" ", "")
     hidden = {
@@ -39,9 +40,10 @@ def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
 def sums_several_labels(equation: str) -> bool:
     """Returns whether the einsum sums over several labels.
 
-    The first operand may then be sharded along one summed label and the second
-    operand along another one by the same mesh axis, and DTensor sums wrong
-    pairs.
+    If an einsum sums over several labels, the same mesh axis may shard one
+    summed label in the first operand, and a different summed label in the
+    second operand. DTensor then multiplies and sums elements that do not belong
+    together.
 
     >>> sums_several_labels("abde,dec->abc")
     True
@@ -57,7 +59,8 @@ def sums_several_labels(equation: str) -> bool:
 def first_dim_may_be_sharded(equation: str) -> list[bool]:
     """Returns whether the first dimension of each operand may be sharded.
 
-    If all other dimensions are unsharded, at most one summed label is sharded.
+    All other dimensions must be unsharded. The first dimensions of both
+    operands may then be sharded, unless both have different summed labels.
 
     >>> first_dim_may_be_sharded("abde,dec->abc")
     [True, True]
@@ -82,9 +85,10 @@ def axes_of_product(
     """Returns the mesh axes of both operands and of the result.
 
     Each dimension has the axis of the weight's dimension with the same label.
-    Without this, DTensor may shard another dimension by the same axis and then
-    sum wrong pairs. The batch stays sharded: a weight that is sharded by the
-    batch axis is gathered along this axis.
+    With other axes, DTensor may shard a different dimension along the same mesh
+    axis, and then sum elements that do not belong together. The batch stays
+    sharded. If the batch axis also shards the weight, the weight is gathered
+    along this axis.
 
     >>> axes_of_product("abd,dec->aec", 1, ("batch", "model", None), "batch")
     (('batch', None, None), (None, 'model', None), ('batch', 'model', None))
@@ -98,9 +102,9 @@ def axes_of_product(
 
     Returns:
       The axes of the first operand, the second operand and the result. None if
-      DTensor computes the einsum correctly without a change: the other operand
-      and the result each contain only one label of the weight, as in a matrix
-      product.
+      no change is necessary, because the other operand and the result each
+      contain only one label of the weight, as in a matrix product. DTensor
+      computes such an einsum correctly.
     """
     left, arrow, result = equation.partition("->")
     terms = left.split(",")

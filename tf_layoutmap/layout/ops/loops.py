@@ -1,11 +1,12 @@
 """Loops, arrays and recurrent layers on a mesh, unrolled during tracing.
 
-A loop stores the tensors that it reads, writes and needs for its gradient in
-TensorLists, which DTensor cannot place. If the number of steps is known during
-tracing, the steps are traced one after another instead. This is the case in
-`fit`, which keeps static shapes. All loops of TensorFlow's Python API are
-created in one function (`while_loop`): recurrent layers, `tf.while_loop`,
-`map_fn`, `scan`, and the loops of AutoGraph and keras.ops.
+A loop uses TensorLists to store the tensors that it reads, writes and needs for
+its gradient. DTensor cannot place a TensorList on a mesh. Therefore, if the
+number of steps is known during tracing, the steps are traced one after another
+without a loop. In `fit`, the number of steps is known, because all shapes are
+static. TensorFlow creates all loops in one Python function, which `while_loop`
+replaces. Such loops are in recurrent layers, `tf.while_loop`, `map_fn`, `scan`,
+AutoGraph and keras.ops.
 
 `UnrolledArray` replaces `tf.TensorArray` by a list of tensors. `rnn` sets
 `unroll=True` in the function that runs the recurrent layers of Keras 3 and
@@ -26,7 +27,7 @@ from tf_layoutmap.layout.ops.corrections import static_value
 
 
 def location() -> str:
-    """Returns the current layer in words, for messages."""
+    """Returns a description of the current layer for error messages."""
     scope = tf.get_current_name_scope()
     return f"in {scope!r}" if scope else "outside of any layer"
 
@@ -44,8 +45,8 @@ def unknown_steps_message() -> str:
 class UnrolledArray:
     """Implementation of `tf.TensorArray` with a Python list of tensors.
 
-    As in other graphs, a write returns a new array and does not change this
-    one.
+    A write returns a new array and does not change the existing array, as in
+    any graph.
     """
 
     def __init__(
@@ -93,7 +94,8 @@ class UnrolledArray:
 
     @property
     def flow(self) -> Any:
-        # TensorFlow reads the flow to pass the array to a branch or a loop.
+        # TensorFlow reads the attribute `flow` in order to pass the array to a
+        # branch or a loop.
         raise errors.UnsupportedByDTensorError(
             "On a mesh a tf.TensorArray must not be returned from a tf.cond "
             "or passed to a loop whose number of steps is unknown during "
@@ -151,7 +153,7 @@ class UnrolledArray:
     def read(self, index: Any, name: str | None = None) -> Any:
         static = static_value(index)
         if static is None:
-            # The index is a tensor, for example in a tf.cond.
+            # The index is unknown during tracing, for example in a tf.cond.
             return tf.gather(self.stack(), index, name=name)
         return self._item(self._position(static, "read", len(self._items)))
 
@@ -254,7 +256,7 @@ class UnrolledArray:
 
 
 def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
-    """Returns `x` with an unsharded first dimension, which is unstacked.
+    """Returns `x` with an unsharded first dimension, so it can be unstacked.
 
     The other dimensions keep their sharding; in recurrent layers the second
     dimension is the batch.
@@ -270,8 +272,8 @@ def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
     )
 
 
-# Maximum number of steps of an unrolled loop. The compilation of a longer loop
-# would take hours.
+# Maximum number of steps of an unrolled loop. A longer loop would take hours to
+# compile.
 MAX_STEPS = 2000
 
 
@@ -297,12 +299,13 @@ def array_for_graphs(original: type, corrected: Any) -> type:
     del corrected
 
     class GraphTensorArray(original):
-        """TensorFlow's array implementation, or an `UnrolledArray`."""
+        """TensorFlow's array implementation; an `UnrolledArray` on a mesh."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             mesh = _current_mesh()
             if mesh is None or kwargs.get("flow") is not None:
-                # The array exists already and is passed to a loop, for example.
+                # An array with a flow already exists. For example, it is passed
+                # to a loop.
                 return super().__new__(cls)
             return UnrolledArray(mesh, *args, **kwargs)
 
@@ -365,8 +368,8 @@ def _unrolled(
                 "create the layer outside the scope."
             )
         after = body(*values)
-        # As in TensorFlow, a body with one loop variable may return it without
-        # a list.
+        # As in TensorFlow, the body of a loop with only one loop variable may
+        # return the variable without a list.
         if not isinstance(after, list | tuple):
             after = [after]
         tf.nest.assert_same_structure(
@@ -405,7 +408,7 @@ def _is_composite(x: Any) -> bool:
 
 
 def _after(x: Any, before: Any) -> Any:
-    """Returns a loop variable after a step; counters become constants."""
+    """Returns the new value of a loop variable, as a constant if possible."""
     if isinstance(x, tf.TensorArray) or _is_composite(x):
         return x
     x = tf.convert_to_tensor(x, before.dtype)

@@ -1,8 +1,9 @@
 """Random ops on a mesh that return the same numbers as on one device.
 
-With DTensor each device draws its shard from a different seed, or the op is
-not supported. Here every device draws all numbers from the same seed and uses
-its shard.
+DTensor does not support some random ops. For other random ops, each device
+draws its shard from a different seed. With the functions of this module, every
+device draws all numbers from the same seed, and uses only the numbers of its
+shard.
 """
 
 import functools
@@ -35,8 +36,9 @@ def correct(
 ) -> Callable[..., Any]:
     """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
-    Unlike `corrections.correct`, it also corrects an eager op that runs on a
-    mesh without inputs on the mesh, because a random op may need only a shape.
+    `corrections.correct` corrects an eager op only if an input is on a mesh.
+    The only input of a random op can be a shape, so this function corrects
+    every eager op that runs on a mesh.
 
     Args:
       original: An op of TensorFlow's Python API.
@@ -61,10 +63,10 @@ def correct_on_all_meshes(
 ) -> Callable[..., Any]:
     """Returns the correction of an op that DTensor does not support.
 
-    `dtensor_ops` enables these ops on all meshes, also on meshes that are not
-    registered. On an unregistered mesh an eager op runs on the host, as in
-    TensorFlow. In a function the op gets seeds, because each device would draw
-    different numbers without them.
+    `dtensor_ops` enables these ops on all meshes, even if a mesh is not
+    registered. On an unregistered mesh, an eager op runs on the host, as in
+    TensorFlow. An op in a function gets seeds, because without seeds each
+    device would draw different numbers.
 
     Args:
       original: An op of TensorFlow's Python API.
@@ -94,7 +96,8 @@ def uniform(
 ) -> Any:
     """Draws uniform numbers with an op of this package.
 
-    DTensor rejects the names of TensorFlow's ops.
+    The op has a different name than TensorFlow's op, because DTensor rejects
+    TensorFlow's op by its name.
     """
     signature = inspect.signature(original)
     op = (
@@ -117,7 +120,7 @@ def seeded(
         bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
     drawn = original(**bound)
     if mesh is None and tf.is_symbolic_tensor(drawn):
-        # The mesh was not passed to this package.
+        # The mesh is unknown, because it was not passed to this package.
         return drawn
     return tracing.pin_replicated(drawn, mesh)
 
@@ -144,7 +147,7 @@ def _new_seed() -> int:
     with _lock:
         if not _seeds:
             _seeds.append(_initial_seed())
-        # All processes advance the same Weyl sequence.
+        # All processes draw their seeds from the same Weyl sequence.
         _seeds[0] = (_seeds[0] + 0x9E3779B97F4A7C15) % 2**63
         return _seeds[0] or 1
 

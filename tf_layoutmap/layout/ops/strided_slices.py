@@ -2,14 +2,15 @@
 
 DTensor has three defects, which this module works around:
 
-* For a slice that adds a dimension and omits others, such as `x[:, None]`, it
-  reads past the end of the slice and ends the process.
-* For a negative stride it treats each shard as the full tensor.
-* If the end of the slice is computed, it returns an empty slice; this raises
-  an error here.
+* If a slice adds a dimension and omits other dimensions, such as `x[:, None]`,
+  DTensor reads past the end of the slice and ends the process.
+* If a stride is negative, DTensor treats each shard as the full tensor.
+* If the end of the slice is computed, DTensor returns an empty slice. The
+  functions of this module raise an error instead.
 
-TensorFlow packs a slice into vectors and bit masks and omits dimensions.
-`expand_slice` converts it to one `DimSlice` per dimension.
+TensorFlow describes a slice with vectors and bit masks, and can omit
+dimensions. `expand_slice` converts this description to one `DimSlice` per
+dimension.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from tf_layoutmap.layout.ops.loops import location
 
 @dataclasses.dataclass(frozen=True)
 class DimSlice:
-    """The slice of one dimension.
+    """A slice of one dimension.
 
     Attributes:
       start: Start as in `slice`: an int, a tensor, or None for the first
@@ -121,9 +122,9 @@ def expand_slice(
 
 
 def normalized(part: DimSlice, size: int | None) -> DimSlice:
-    """Returns an equal slice of `size` elements with nonnegative bounds.
+    """Returns an equivalent slice of `size` elements with bounds of at least 0.
 
-    A slice that selects all elements in order becomes `FULL`.
+    If the slice selects all elements in order, the result is `FULL`.
 
     >>> normalized(DimSlice(-3, 8), 8)
     DimSlice(start=5, end=8, step=1, index=None)
@@ -134,25 +135,25 @@ def normalized(part: DimSlice, size: int | None) -> DimSlice:
         or part.index is not None
         or not all(value is None or isinstance(value, int) for value in values)
     ):
-        # The values of computed tensors are unknown.
+        # The value of a bound that is a tensor is unknown.
         return part
     start, end, step = slice(*values).indices(size)
     if (start, end, step) == (0, size, 1):
         return FULL
-    # A negative `end` cannot mean "before element 0", because -1 means the last
-    # element. None means it.
+    # An `end` of -1 means the last element, so it cannot express "before
+    # element 0". None is used instead. None means it.
     return DimSlice(start, None if end < 0 else end, step)
 
 
 def arguments(parts: Sequence[DimSlice]) -> dict[str, Any]:
-    """Returns the arguments of `tf.strided_slice` for `parts`."""
+    """Converts `parts` to the arguments of `tf.strided_slice`."""
     indexed = [part.index is not None for part in parts]
     starts = [
         part.start if part.index is None else part.index for part in parts
     ]
     return {
         "begin": [0 if start is None else start for start in starts],
-        # The end of an indexed dimension is ignored.
+        # TensorFlow ignores the end of a dimension that is indexed.
         "end": [0 if part.end is None else part.end for part in parts],
         "strides": [part.step for part in parts],
         "begin_mask": _bits([start is None for start in starts]),
@@ -230,7 +231,7 @@ def strided_slice_gradient(
     name: str | None = None,
     **masks: int,
 ) -> Any:
-    """Computes the gradient of `strided_slice` with the same pinned layout."""
+    """Computes the gradient of `strided_slice` in the same layout."""
     sizes = static_array(shape)
     expanded = (
         None
@@ -335,7 +336,7 @@ def _squeezed(x: Any, added: list[int]) -> Any:
 
 
 def _pin_for(parts: list[DimSlice], mesh: Mesh | None) -> Callable[[Any], Any]:
-    """Returns a function that gathers the dimensions with negative steps."""
+    """Returns a function that gathers dimensions with a negative step."""
 
     def is_forward(part: DimSlice) -> bool:
         return part.index is not None or (
@@ -363,5 +364,6 @@ def _goes_forward(strides: Any) -> bool:
 
 
 def _is_shape_tensor(x: Any) -> bool:
-    # An eager tensor is on a mesh here, so it is not a shape.
+    # Eager tensors in this function are always on a mesh, so they are not
+    # shapes.
     return tf.is_symbolic_tensor(x) and is_shape(x)

@@ -1,10 +1,10 @@
 """Checks before each step that all processes of a mesh run the same step.
 
-A step on a mesh over several processes is one program. If one process has a
-batch of another size, or no batch, the processes wait for each other forever.
-If a model, optimizer or batch differs, training gives wrong results without an
-error. Processes therefore exchange a description of each step, and all of them
-raise the same error if the descriptions differ.
+If a mesh spans several processes, all of them must run the same step together.
+If the batch of one process is missing or has a different size, the processes
+wait for each other forever. If a model, optimizer or batch differs, training
+gives wrong results without an error. Processes therefore exchange a description
+of each step, and all of them raise the same error if the descriptions differ.
 
 `set_process_checks` sets the options. `ProcessChecks` runs the checks for one
 kind of step of a model, and shortens batches to a size that all processes have.
@@ -55,18 +55,20 @@ def first_samples(batch: Any, size: int) -> Any:
     )
 
 
-# Per thread: `step` is the number of the last step in this epoch. `awaited` is
-# the `ProcessChecks` whose next message the other processes wait for.
-# `is_stopped` tells whether all processes ended the epoch together.
+# State of this thread. `step` is the number of the last step in this epoch. The
+# other processes wait for the next message of the `ProcessChecks` object
+# `awaited`. `is_stopped` records whether all processes ended the epoch
+# together.
 state = threading.local()
 
 
 @contextlib.contextmanager
 def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
-    """Wraps Keras' `catch_stop_iteration`, which encloses an epoch's steps.
+    """Wraps `catch_stop_iteration` of Keras, which encloses an epoch's steps.
 
-    If Keras knows the number of steps, it requests no further batch after the
-    last one. This function then reports the end to the other processes.
+    If Keras knows the number of steps of an epoch, it does not try to read a
+    batch after the last step, so the data does not signal the end of the epoch.
+    This function then reports the end to the other processes.
     """
     before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
@@ -75,8 +77,9 @@ def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
             try:
                 yield
             except StopIteration:
-                # Keras would warn that the data ended too early, and tf_keras
-                # would train no further epoch.
+                # The exception is not passed to Keras. Otherwise Keras would
+                # warn that the data ended too early, and tf_keras would not
+                # train the next epoch.
                 if not state.is_stopped:
                     raise
         if state.awaited is not None:
@@ -91,12 +94,12 @@ def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
 
 dtensor = tf.experimental.dtensor
 
-# Text of TensorFlow's error for a step that another process aborted.
+# If another process aborts a step, TensorFlow's error contains this text.
 _ABORTED = "Collective ops is aborted by:"
 
 
 class StepExchange:
-    """Exchange of messages about one kind of step of a model."""
+    """Exchanges messages about the steps of a model with other processes."""
 
     def __init__(
         self, model: Any, mesh: Mesh, batch_dim: str | None, kind: str
@@ -109,9 +112,9 @@ class StepExchange:
         self.is_enabled = messages.is_possible(mesh)
 
     def count_step(self) -> None:
-        """Increments the step, which starts at 1 in each epoch.
+        """Increments the number of the step, which starts at 1 in each epoch.
 
-        Outside an epoch, steps are counted per object.
+        Outside of epochs, each object has its own counter.
         """
         if getattr(state, "step", None) is None:
             self.step += 1
@@ -120,7 +123,7 @@ class StepExchange:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Encloses a step; if the step fails, no other process waits for it.
+        """Runs a step in the context; reports its failure to other processes.
 
         Raises:
           ProcessError: The step of another process failed.
@@ -147,14 +150,16 @@ class StepExchange:
         try:
             return messages.exchange(kind, body, what)
         except ProcessError:
-            # The other processes get the error from this exchange.
+            # The other processes also raise an error in this exchange, so no
+            # further message is sent to them.
             state.awaited = None
             raise
 
     def announce(self, kind: str, why: str = "") -> None:
-        """Reports to the other processes that this one runs no further step."""
+        """Reports to the other processes that this process has stopped."""
         state.awaited = None
-        # The process that stores the messages may have ended already.
+        # The error is ignored, because the process that stores the messages may
+        # have ended already.
         with contextlib.suppress(tf.errors.OpError):
             messages.send(kind, why)
 
@@ -182,7 +187,7 @@ _options = {"every_step": False}
 
 
 class UnevenDataWarning(UserWarning):
-    """Warning about different sizes or numbers of batches in processes."""
+    """Warning that processes have batches of different sizes or numbers."""
 
 
 def set_process_checks(
@@ -193,18 +198,22 @@ def set_process_checks(
     """Sets what the processes of a mesh compare, and how long they wait.
 
     Before each step of `fit`, `evaluate` and `predict`, all processes compare
-    the number and kind of the step, the structure, dtypes and sizes of the
-    batch, and how often weights were set outside a step. Before the first step
-    of a model, they also compare the names, shapes and layouts of its weights,
-    a sample of their values, the optimizer, the loss, and the values of batches
-    that processes share.
+    the following:
+
+    * the number of the step, and whether it trains, evaluates or predicts;
+    * the structure, dtypes and sizes of the batch;
+    * how often user code has set weights outside a step.
+
+    Before the first step of a model, they also compare its optimizer, its loss,
+    the values of batch shards that several processes hold, and its weights
+    (names, shapes, layouts and a sample of the values).
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.set_process_checks(deadline_seconds=60)
 
     Args:
-      every_step: Whether everything is compared before each step. Must be the
-        same in all processes.
+      every_step: Whether all of these comparisons are made before each step.
+        The value must be the same in all processes.
       deadline_seconds: Maximum time, in seconds, to wait for another process
         before a step.
 
@@ -218,21 +227,21 @@ def set_process_checks(
 
 
 class ProcessChecks(StepExchange):
-    """Checks that all processes run the same step, for one kind of step.
+    """Checks that all processes run the same training, test or predict step.
 
     On a mesh of one process, the checks do nothing.
     """
 
-    # Whether the model has not been compared yet, and whether everything is
-    # compared before this step.
+    # `_is_new` is true until the model has been compared. `_is_full` is true if
+    # the processes compare everything before this step.
     _is_new = True
     _is_full = True
 
     def next_batch(self, iterator: Any) -> Any:
-        """Returns the next batch, shortened to the size all processes have.
+        """Returns the next batch, shortened to the smallest batch of a process.
 
         Raises:
-          StopIteration: This process or another one has no further batch.
+          StopIteration: This process or another process has no further batch.
           ProcessError: Another process runs a different step.
         """
         if not self.is_enabled:
@@ -248,7 +257,7 @@ class ProcessChecks(StepExchange):
         return self.common_batch(batch)
 
     def common_batch(self, batch: Any) -> Any:
-        """Returns a batch, shortened to the size that all processes have.
+        """Returns a batch, shortened to the smallest batch of a process.
 
         Raises:
           StopIteration: Another process has no further batch.
@@ -273,8 +282,8 @@ class ProcessChecks(StepExchange):
         if self.batch_dim is not None and (
             size is None or size % self.mesh.dim_size(self.batch_dim)
         ):
-            # The batch will be replicated, so its values must be equal in all
-            # processes.
+            # The batch cannot be sharded and will be replicated, so its values
+            # must be equal in all processes.
             message["contents"] = [
                 digest.checksum(np.asarray(x))
                 for _, x in leaves
@@ -347,7 +356,7 @@ class ProcessChecks(StepExchange):
         raise StopIteration
 
     def _common_size(self, found: list[dict[str, Any]]) -> int | None:
-        """Returns how many samples all processes use; None for all samples."""
+        """Returns the number of samples to use; None to use all samples."""
         sizes = [compare.batch_size(other["batch"]) for other in found]
         if (
             len(set(sizes)) == 1

@@ -1,7 +1,7 @@
-"""Compares the messages of processes. Pure Python, without TensorFlow.
+"""Compares the messages of processes. The module does not use TensorFlow.
 
 A batch is described as `[[path, dtype, shape], ...]`; None has the dtype
-`"None"`. Lists of messages are in the order of process indices.
+`"None"`. Lists of messages are sorted by process index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ ACTIVITIES = {
 
 
 def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
-    """Returns the number of samples of a batch; None if tensors disagree.
+    """Returns the number of samples of a batch; None if tensors differ.
 
     >>> batch_size([["0", "float32", [8, 3]], ["1", "int64", [8]]])
     8
@@ -27,7 +27,7 @@ def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
 
 
 def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
-    """Returns the first difference between the steps of processes, or None.
+    """Returns a description of the first difference between steps, or None.
 
     The number of samples is not compared.
 
@@ -83,7 +83,7 @@ def _without_samples(batch: Sequence[Sequence[Any]]) -> list[list[Any]]:
 def list_difference(
     kind: str, first: Sequence[Any], other: Sequence[Any], number: int
 ) -> str | None:
-    """Returns the first entry that differs between process 0 and another.
+    """Returns a description of the first entry that differs in two processes.
 
     >>> list_difference("weight", [["kernel", [2]]], [["kernel", [3]]], 1)
     'weight kernel is [2] in process 0 and [3] in process 1'
@@ -117,7 +117,7 @@ def _entry_text(entry: Sequence[Any]) -> str:
 
 
 def parts_difference(kind: str, found: Sequence[Sequence[Any]]) -> str | None:
-    """Returns the first shard for which two processes hold different values.
+    """Returns a description of the first shard with different values.
 
     >>> parts_difference("weight", [[["kernel", {"0:2": 5}]],
     ...                             [["kernel", {"0:2": 6, "2:4": 7}]]])

@@ -17,8 +17,9 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout
 
 dtensor = tf.experimental.dtensor
 
-# Number of values per shard that are compared. It is large enough to detect
-# another seed or another file, and fast compared with compiling the first step.
+# Number of values per shard that are compared. This number is large enough to
+# detect a different seed or file, and the comparison is fast relative to the
+# compilation of the first step.
 _NUM_VALUES = 4096
 
 
@@ -37,13 +38,14 @@ def variables_of(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     found = optimizer.variables
-    if callable(found):  # Legacy optimizers of tf_keras have a method.
+    # In legacy optimizers of tf_keras, `variables` is a method.
+    if callable(found):
         found = optimizer.variables()
     return list(found)
 
 
 def dvariable_of(variable: Any) -> Any:
-    """Returns the DVariable of a variable, or None."""
+    """Returns the DVariable of a Keras variable, or None."""
     if isinstance(variable, dtensor.DVariable):
         return variable
     value = getattr(variable, "_value", None)
@@ -68,7 +70,7 @@ def describe_weights(weights: Iterable[Any]) -> list[list[Any]]:
 
 
 def name_of(variable: Any) -> str:
-    """Returns the path of a Keras 3 variable, or the name of another one."""
+    """Returns the path of a Keras 3 variable; the name of other variables."""
     return getattr(variable, "path", None) or variable.name
 
 
@@ -76,7 +78,8 @@ def describe_optimizer(optimizer: Any) -> list[list[Any]]:
     """Returns the class and config of an optimizer; an empty list for None."""
     if optimizer is None:
         return []
-    # The name is not compared: Keras numbers names within a process.
+    # The name is not compared, because Keras adds a number to it that can
+    # differ between processes.
     return [["class", type(optimizer).__name__]] + sorted(
         [name, stable_text(value)]
         for name, value in optimizer.get_config().items()
@@ -85,7 +88,7 @@ def describe_optimizer(optimizer: Any) -> list[list[Any]]:
 
 
 def describe_loss(loss: Any) -> list[list[Any]]:
-    """Returns the losses that were passed to `compile`, as text."""
+    """Returns descriptions of the losses that were passed to `compile`."""
     return [
         [
             "function",
@@ -104,7 +107,7 @@ def describe_loss(loss: Any) -> list[list[Any]]:
 
 
 def times_set(model: Any) -> int:
-    """Returns how often weights and optimizer were set outside a step."""
+    """Returns how often weights and optimizer variables were set eagerly."""
     variables = [
         *model.weights,
         *variables_of(getattr(model, "optimizer", None)),
@@ -113,7 +116,7 @@ def times_set(model: Any) -> int:
 
 
 def stable_text(value: Any) -> str:
-    """Returns a text that is equal for equal values in all processes."""
+    """Returns a string that is equal in all processes for equal values."""
     if isinstance(value, np.generic | np.ndarray) or tf.is_tensor(value):
         value = np.asarray(value).tolist()
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
@@ -122,8 +125,8 @@ def stable_text(value: Any) -> str:
 def variable_checksums(variables: Iterable[Any]) -> list[list[Any]]:
     """Returns `[path, {bounds of shard: checksum}]` of each variable.
 
-    Only shards that this process and another one hold are included. For large
-    shards, only a sample of the values is used.
+    Only shards that both this process and another process hold are included.
+    For large shards, only a sample of the values is used.
     """
     found = []
     for one in variables:
@@ -158,7 +161,7 @@ def has_shared_shards(layout: Layout) -> bool:
 
 
 def shard_checksums(x: Any, layout: Layout) -> dict[str, int]:
-    """Returns a checksum per shard of a host value, if processes share any."""
+    """Returns a checksum per shard of a host value, for shared shards."""
     if not has_shared_shards(layout):
         return {}
     value = np.asarray(x)

@@ -1,8 +1,8 @@
 """Exchanges short messages between the processes of a mesh, with a deadline.
 
 Messages are stored in the key-value store of TensorFlow's coordination service.
-An error can therefore name the process that does not respond. A collective
-operation would wait forever instead.
+If a process does not respond, the error can therefore name it. In contrast, a
+collective operation would wait forever.
 """
 
 import contextlib
@@ -19,31 +19,33 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
 
-# Other processes may be writing a checkpoint or tracing their first step.
+# The default is long, because other processes may be writing a checkpoint or
+# tracing their first step.
 DEADLINE_SECONDS = 600.0
-# Timeout of one call. It is short so that a waiting program can be interrupted.
+# Timeout of one wait, in seconds. It is short so that the user can interrupt a
+# waiting program.
 _SLICE_SECONDS = 2.0
 
-# Kinds of messages of a process that runs no further step.
+# Kinds of the last message of a process that runs no further step.
 ENDED, FAILED = "ended", "failed"
 
-# Seconds until the step of other processes is aborted, if it does not fail,
-# too.
+# After this number of seconds, the step of other processes is aborted unless
+# their step also fails.
 _PATIENCE_SECONDS = 10.0
 
 _lock = threading.Lock()
 _deadline_seconds = DEADLINE_SECONDS
 _number = 0
-# Keys of this process that are still in the store.
+# Keys that this process has written to the store and not deleted yet.
 _own_keys: list[str] = []
 
 
 class ProcessError(RuntimeError):
-    """Error when the processes of a program differ or one is missing."""
+    """Error if the processes of a program differ, or a process is missing."""
 
 
 class ProcessEndedError(ProcessError):
-    """Error when another process has no further batch."""
+    """Error if another process has no further batch."""
 
 
 def set_deadline(seconds: float) -> None:
@@ -63,7 +65,7 @@ def set_deadline(seconds: float) -> None:
 
 
 def is_possible(mesh: Mesh) -> bool:
-    """Returns whether `mesh` spans several processes that can send messages."""
+    """Returns whether the processes of `mesh` exchange messages."""
     return (
         mesh.num_local_devices() < mesh.size
         and dtensor.num_clients() > 1
@@ -72,7 +74,7 @@ def is_possible(mesh: Mesh) -> bool:
 
 
 def send(kind: str, body: Any) -> int:
-    """Sends a message to all processes without waiting; returns its number."""
+    """Sends a message without waiting for others; returns its number."""
     global _number
     with _lock:
         _number += 1
@@ -84,7 +86,7 @@ def send(kind: str, body: Any) -> int:
 
 
 def exchange(kind: str, body: Any, what: str) -> list[Any]:
-    """Sends a message and returns the messages of all processes, in order.
+    """Sends a message and returns the messages of all processes.
 
     Args:
       kind: Kind of the message, the same in all processes.
@@ -109,8 +111,8 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
             "from a checkpoint."
         ) from error
     until = time.monotonic() + _deadline_seconds
-    # The message of this process also passes through JSON, so that it can be
-    # compared with the messages of other processes.
+    # The message of this process is also converted to JSON and back, so that it
+    # can be compared with the messages of other processes.
     found = [
         [kind, json.loads(json.dumps(body))]
         if client == me
@@ -139,7 +141,7 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the class and the first line of an error, for a message."""
+    """Returns the class and the first line of an error, to send to others."""
     line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {line[:300]}"
 
@@ -147,8 +149,9 @@ def first_line(error: BaseException) -> str:
 def report_failure(why: str) -> None:
     """Reports to the other processes that a step of this process failed.
 
-    Other processes wait for this process in their step, unless their step
-    fails, too. If they wait, the step is aborted in all processes.
+    Another process may wait forever for this process during its step.
+    Therefore, if another process does not send a message within a few seconds,
+    its step is aborted.
     """
     # The process that stores the messages may have ended already.
     with contextlib.suppress(tf.errors.OpError):
@@ -196,9 +199,10 @@ def _wait(number: int, client: int, until: float, what: str) -> str:
 
 
 def _replace(number: int, kind: str, body: Any) -> None:
-    """Replaces a message of this process, for processes that read it later.
+    """Replaces a message that this process has sent.
 
-    They must not start a step that this process has abandoned.
+    Processes that read the message later must not start the step, because this
+    process does not run it.
     """
     key = _key(number, dtensor.client_id())
     # The process that stores the messages may have ended.

@@ -2,9 +2,9 @@
 
 A layer (`self.ids = keras.ops.arange(n)`), a loss or a closure can hold host
 tensors. DTensor accepts only numbers and short lists of integers from the host.
-It rejects other host tensors before it runs the operation. Then the operation
-runs again with these tensors replicated on the mesh. If all inputs are on the
-mesh, there is no additional work.
+It rejects other host tensors before it runs the operation. In this case, this
+module replicates these tensors on the mesh and runs the operation again. If all
+inputs are on the mesh, no additional work is necessary.
 
 Functions that are fully replicated, and layers that need unsharded weights,
 read sharded variables through `GatheredReads`.
@@ -30,34 +30,39 @@ from tf_layoutmap.layout.replication import replicated_ops
 
 dtensor = tf.experimental.dtensor
 
-# DTensor's error for a host tensor, with the operation and the index of the
-# input. A function can also fail with this error of an operation inside it.
-# Then the function has started and must not run again.
+# DTensor's error for a host tensor. It contains the name of the op or function,
+# and the index of the input. If an op inside a function causes this error, the
+# name is different from the name of the function. In this case, the function
+# has already started and must not run again.
 _HOST_INPUT_ERROR = re.compile(
     r"The op/function (\S+) got a regular tensor for input "
     r"(\d+) "
 )
 
-# Attribute of a tensor with its copies, which live as long as the tensor.
+# Attribute of a tensor that holds its copies on meshes, so the copies are freed
+# together with the tensor.
 _COPIES = "_copies_on_meshes"
 
-# Indices of the host inputs of functions, by function name. They are copied
-# before the call, because DTensor's error is slow.
+# Maps the name of a function to the indices of its host inputs. These inputs
+# are copied before the call, because raising DTensor's error is slow.
 _host_inputs: dict[str, list[int]] = {}
 
 
 def unwrapped(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Returns `replacement` unwrapped, because each eager op calls it."""
+    """Returns `replacement` without a wrapper.
+
+    A wrapper would take time in each eager op.
+    """
     del original
     return replacement
 
 
 def run_fast(original: Callable[..., Any], *args: Any) -> Any:
-    """Runs an eager operation on TensorFlow's fast path.
+    """Runs an eager op on TensorFlow's fast path.
 
     If DTensor rejects an input, TensorFlow falls back to its general path,
-    which calls `run`. The general path converts all inputs to tensors, and
-    gradient tapes record the original tensors.
+    which calls `run`. The general path converts all inputs to tensors. Gradient
+    tapes record the original tensors instead of the copies on the mesh.
 
     Args:
       original: `TFE_Py_FastPathExecute`.
@@ -69,8 +74,9 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     try:
         return original(*args)
     except tf_private.OperationFailed as error:
-        # The original error is raised if there is no remedy. A second run is
-        # avoided, because DTensor can raise another error then.
+        # If the op cannot be run in another way, the original error is raised.
+        # The op does not run a second time, because the second run could raise
+        # a different error.
         inputs = tf.nest.flatten(args[3:])
         if _mesh_of(inputs) is None or (
             _refused_input(error, args[1]) is None
@@ -142,7 +148,8 @@ def packed(x: Any, mesh: Mesh) -> Any:
         return x
     if not hasattr(x, _COPIES):
         setattr(x, _COPIES, weakref.WeakKeyDictionary())
-    # Copies on an earlier DTensor device cannot be used.
+    # Copies are stored per DTensor device, because a copy cannot be used after
+    # the device is replaced.
     copies = getattr(x, _COPIES).setdefault(tf_private.dtensor_device(), {})
     if mesh not in copies:
         _compare(x, mesh)
@@ -170,7 +177,7 @@ def _compare(x: Any, mesh: Mesh) -> None:
 
 
 def _refused_input(error: Any, operation: str | bytes) -> int | None:
-    """Returns the index of a rejected host input; None for other errors."""
+    """Returns the index of the host input that DTensor rejected, or None."""
     found = _HOST_INPUT_ERROR.match(error.message)
     if found is None or found[1] != tf.compat.as_str(operation):
         return None
@@ -181,7 +188,8 @@ def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
     """Returns the registered mesh of this thread or of an input.
 
     Returns:
-      The mesh. None on other meshes, where DTensor's errors are not changed.
+      The mesh; None if the mesh is not registered. DTensor's errors are not
+      changed on meshes that are not registered.
     """
     mesh = tracing.mesh_of_operation()
     for x in inputs if mesh is None else ():
@@ -231,8 +239,8 @@ class GatheredReads:
             self.bytes[id(variable)] = (
                 variable.dtype.size * variable.shape.num_elements()
             )
-        # The relayout is outside of loops and branches, because some relayouts
-        # inside them end the process in DTensor's compiler.
+        # The relayout is created outside of loops and branches. In a loop or
+        # branch, some relayouts crash DTensor's compiler and end the process.
         with tf_private.outermost_graph().as_default():
             value = tf.convert_to_tensor(variable) if read is None else read()
             return (
@@ -245,7 +253,8 @@ class GatheredReads:
 def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
     """Gathers the weights of a tf_keras layer that is called in the context.
 
-    In Keras 3 this is not needed, because weights record their layer.
+    Layers of Keras 3 do not need this function, because their weights refer to
+    their layer.
     """
     return _in_layer.set_to(True)
 
@@ -256,7 +265,7 @@ def in_gathering_layer() -> bool:
 
 
 def current() -> GatheredReads | None:
-    """Returns the reads of the replicated function being traced, or None."""
+    """Returns the `GatheredReads` of the function being traced, or None."""
     return _current.get()
 
 
@@ -266,7 +275,7 @@ def gathered_along(
     layout: Layout,
     shards_gradient: bool = True,
 ) -> tf.Tensor:
-    """Returns `tensor` gathered along some mesh axes.
+    """Returns `tensor` gathered along the mesh axes `axes`.
 
     The gradient of a lookup stays `tf.IndexedSlices`. The gradient of DTensor's
     relayout would sum repeated ids, but Keras' optimizers square the gradient
@@ -294,7 +303,7 @@ def gathered_along(
                 return dy
             if not shards_gradient:
                 return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
-            # This is DTensor's gradient of a relayout.
+            # This op is also DTensor's own gradient of a relayout.
             return dtensor.relayout_like(dy, value)
 
         return dtensor.relayout(value, gathered), gradient

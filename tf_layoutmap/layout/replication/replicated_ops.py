@@ -1,9 +1,10 @@
 """Replication of single operations that DTensor cannot shard.
 
-DTensor has a rule for an operation, but rejects some layouts, and it selects
-the layouts only when it compiles a function. After an error the step is traced
-again with the operation marked (`ReplicationMarks`): its inputs and results
-are pinned to unsharded samples, or replicated. Eager operations run again on
+DTensor can reject the layouts of an operation even if it supports the
+operation. It selects layouts only when it compiles a function. If the
+compilation fails, the step is traced again with a mark on the operation
+(`ReplicationMarks`). The inputs and results of a marked operation are
+replicated, or their samples are unsharded. Eager operations run again on
 replicated inputs (`replicated_inputs`).
 """
 
@@ -24,8 +25,8 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import as_constant, is_shape
 
-# Attribute with the name of an operation, which appears in errors of the
-# compiler.
+# Attribute that contains the name of an operation. DTensor's compiler includes
+# the attribute in its errors.
 NAME_ATTRIBUTE = "_layoutmap_name"
 # Operations that are never marked, because they have no inputs.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
@@ -45,12 +46,12 @@ class Extent(enum.IntEnum):
 
 
 class ReplicationMarks:
-    """The operations of one function that are replicated.
+    """The operations of one function that must be replicated.
 
     Attributes:
-      extents: Extent by operation name in the graph of the function.
-      is_named: Whether operations get an attribute with their name. Set after
-        the first error of the function.
+      extents: Maps the name of an operation in the graph to its extent.
+      is_named: Whether operations get an attribute with their name. It is set
+        after the first error of the function.
     """
 
     def __init__(self):
@@ -67,17 +68,17 @@ class _Trace:
 
     A result is pinned separately for each of its uses. It cannot be pinned when
     its operation is created, because the gradient of the operation is recorded
-    afterwards. The pinned copy of one use must not serve another use, because a
-    `tf.GradientTape` that did not record when the copy was created would lose
-    the gradient. `tf.stop_gradient` stops all tapes, for example, and a tape
-    can start to watch the result later.
+    afterwards. Two uses must not share a pinned copy. If a `tf.GradientTape`
+    did not record when the copy was created, it would lose the gradient. For
+    example, `tf.stop_gradient` stops all tapes while it runs, and a tape can
+    start to watch the result later.
     """
 
     def __init__(self, marks: ReplicationMarks, mesh: Mesh):
         self.marks = marks
         self.mesh = mesh
-        # Results and extents by the `id` of the result. The entry keeps the
-        # result alive, so the id stays unique.
+        # Maps the `id` of a result to the result and its extent. The reference
+        # to the result ensures that the id stays unique.
         self.results: dict[int, tuple[Any, Extent]] = {}
 
     def result(self, x: Any, keeps_rows: bool) -> Any:
@@ -148,8 +149,8 @@ def create(
 
 
 def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
-    # DTensor evaluates positions and shapes, so no relayout may hide their
-    # constants.
+    # Positions and shapes are not pinned, because DTensor must evaluate them,
+    # and cannot evaluate a constant after a relayout.
     if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
         return x
     # Ops of the relayout must not be pinned themselves.
@@ -167,10 +168,10 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
 
 
 def same_scope_ops(name: str, names: Sequence[str]) -> list[str]:
-    """Returns the `names` that differ from `name` only in numbers.
+    """Returns the elements of `names` that differ from `name` only in digits.
 
-    Repeated layers contain the same operations, and DTensor rejects the
-    operation in all of them.
+    If only the digits of their names differ, operations usually belong to
+    repeated layers. DTensor rejects the operation in each of these layers.
     """
 
     def without_numbers(one: str) -> str:
@@ -183,10 +184,10 @@ def same_scope_ops(name: str, names: Sequence[str]) -> list[str]:
 dtensor = tf.experimental.dtensor
 
 _is_strict = ThreadValue(False)
-# Types of eager operations for which this process has warned.
+# Types of eager operations for which this process has issued a warning.
 _warned: set[str] = set()
 
-# These operations set a layout, so replicated inputs do not help.
+# These operations set a layout, so they would also fail on replicated inputs.
 _LAYOUT_OPS = frozenset(
     ("Relayout", "RelayoutLike", "CopyToMesh", "CopyToMeshGrad")
 )
@@ -202,7 +203,7 @@ def strict_eager_ops(is_strict: bool) -> AbstractContextManager[None]:
 def can_run_replicated(
     message: str, operation: str | bytes, inputs: Sequence[Any]
 ) -> bool:
-    """Returns whether a failed operation can run on replicated inputs.
+    """Returns whether a failed op can run on replicated inputs.
 
     Args:
       message: Message of its error.
@@ -210,8 +211,8 @@ def can_run_replicated(
       inputs: Inputs of the operation. Values that are not tensors are ignored.
 
     Returns:
-      False if the error has another cause than sharding, if no input is
-      sharded, or if an input cannot be gathered.
+      True if sharding caused the error, an input is sharded, and all inputs can
+      be gathered.
     """
     operation = tf.compat.as_str(operation)
     if (

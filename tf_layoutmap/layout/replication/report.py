@@ -25,11 +25,11 @@ class ReplicatedOp:
     """An operation that is replicated: every device computes it in full.
 
     Attributes:
-      operation: Type of the operation, for example `"GatherV2"`, or a text if
-        the full step is replicated.
+      operation: Type of the operation, for example `"GatherV2"`, or a
+        description if the full step is replicated.
       layer: Quoted name of the innermost layer that contains the operation;
-        None outside of layers.
-      why: Reason: the message of DTensor, or that it has no rule.
+        None if no layer contains it.
+      why: Reason of the replication, for example the error message of DTensor.
       bytes_per_device: Bytes of the inputs and results whose sizes are known.
         If the full step is replicated, bytes of the gathered weights.
       count: Number of such operations in the layer.
@@ -62,7 +62,8 @@ def replicated_ops_of_graph(
         replicated; None if it is sharded.
 
     Returns:
-      One entry per operation type, layer and reason, the largest first.
+      One entry per operation type, layer and reason. The entry with the most
+      bytes is first.
     """
     found: dict[tuple, ReplicatedOp] = {}
     for op in graph.get_operations():
@@ -133,14 +134,14 @@ def message(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> str:
     )
 
 
-# The replicated operations of each model, by kind of step.
+# Maps each model to its replicated operations per kind of step.
 _of_models: weakref.WeakKeyDictionary[
     Any, dict[str, tuple[ReplicatedOp, ...]]
 ] = weakref.WeakKeyDictionary()
 
 
 def replicated_ops_of_model(model: Any) -> tuple[ReplicatedOp, ...]:
-    """Returns the replicated operations of the steps of `model` that ran."""
+    """Returns the replicated operations of all steps that `model` has run."""
     kinds = _of_models.get(model, {})
     return tuple(
         dict.fromkeys(one for kind in sorted(kinds) for one in kinds[kind])

@@ -1,10 +1,11 @@
-"""Retracing of a step function with more of its operations replicated.
+"""Traces a step function again with more of its operations replicated.
 
-DTensor's compiler names the operation at which it stopped. `RetracedFunction`
-traces the function again with unsharded samples for this operation, and if
-that fails, too, with replicated inputs and results (`UnshardableOps`). If the
-operation cannot be identified, the full function is replicated; only the
-stored weights stay sharded.
+When DTensor's compiler fails, it names the operation at which it stopped.
+`RetracedFunction` then traces the function again with unsharded samples for
+this operation. If this trace also fails, the inputs and results of the
+operation are replicated (`UnshardableOps`). If the operation cannot be
+identified, the full function is replicated. In this case, only the stored
+weights stay sharded.
 
 A `tf.function` of user code that reads weights on a mesh, for example
 `generate` of a keras-hub model, is retraced in the same way.
@@ -35,7 +36,7 @@ _SHAPES = re.compile(r"_global_shape = \[([^\]]*)\]")
 
 
 class UnshardableOps:
-    """The operations of one function that DTensor cannot shard, and why."""
+    """The operations of a function that DTensor cannot shard, with reasons."""
 
     def __init__(self):
         self.marks = ReplicationMarks()
@@ -61,17 +62,17 @@ class UnshardableOps:
         name = self._name(str(error), operation, graph)
         is_first, self.marks.is_named = not self.marks.is_named, True
         if name is None and is_first:
-            # In the next trace operations have names, so the next error
-            # contains the name.
+            # In the next trace, operations have an attribute with their name,
+            # so the next error contains the name.
             return True
         names = [
             op.name for op in graph.get_operations() if op.type == operation
         ]
         if name is not None:
             names = replicated_ops.same_scope_ops(name, names) or [name]
-        # Without a name, DTensor stopped at an operation that it created
-        # itself with the type of the original, so all operations of this type
-        # are marked.
+        # If the error contains no name, DTensor itself created the operation,
+        # as a replacement for an operation of the same type. Therefore, all
+        # operations of this type are marked.
         extents = self.marks.extents
         extent = (
             Extent.ALL
@@ -120,15 +121,15 @@ def _shapes(op: Any) -> str:
     )
 
 
-# Attribute of each `tf.function` of a `RetracedFunction`.
+# Attribute that is set on each `tf.function` that a `RetracedFunction` calls.
 _IS_STEP = "_layoutmap_is_step"
 
 
 class RetracedFunction:
     """A `tf.function` of a model on a mesh that is retraced if DTensor fails.
 
-    DTensor raises an error during compilation, before anything is computed.
-    Then the function is traced again with more operations replicated, and the
+    DTensor raises an error during compilation, before anything is computed. The
+    function is then traced again with more operations replicated. The
     replicated operations are recorded in `report`.
     """
 
@@ -151,10 +152,11 @@ class RetracedFunction:
         self._mesh = context.mesh
         self._is_strict = getattr(context.layout_map, "strict", False)
         self._unshardable = UnshardableOps()
-        # Reads of a function that is fully replicated.
+        # None until the function must be replicated in full.
         self._reads: GatheredReads | None = None
         self._finding = ""
-        # Graphs without replicated operations, if the layout map is strict.
+        # Graphs that were checked for a strict layout map, and contain no
+        # replicated operations.
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +205,7 @@ class RetracedFunction:
     def _should_retrace(
         self, error: tf.errors.OpError, graph: Callable[[], Any]
     ) -> bool:
-        """Returns whether the next trace replicates more of the function."""
+        """Returns whether to trace again with more operations replicated."""
         finding = errors.finding_of(str(error))
         if finding is None or self._reads is not None:
             return False
@@ -213,7 +215,7 @@ class RetracedFunction:
         return True
 
     def graph(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the graph for the arguments; None if the trace fails."""
+        """Returns the graph of a call with these arguments, or None."""
         try:
             return self._function.get_concrete_function(*args, **kwargs).graph
         except Exception:  # The call of the function raises the error again.
@@ -249,7 +251,7 @@ def is_step_function(function: Any) -> bool:
 
 
 def replicated_arguments(args: Any, kwargs: Any) -> Any:
-    """Returns the arguments; eager tensors on a mesh are replicated."""
+    """Returns the arguments with all eager tensors on a mesh replicated."""
     return tf.nest.map_structure(
         lambda x: tracing.pin_replicated(x, None) if tracing.on_mesh(x) else x,
         (args, kwargs),
@@ -258,14 +260,14 @@ def replicated_arguments(args: Any, kwargs: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# Attribute of a function with the object that runs it on a mesh.
+# Attribute of a function. It holds the object that runs the function on a mesh.
 _RUN = "_layoutmap_run"
 
 
 def call(
     original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a `tf.function`, on a mesh if it reads weights on a mesh.
+    """Calls a `tf.function`; if it reads weights on a mesh, runs it there.
 
     Args:
       original: `Function.__call__`.
@@ -288,7 +290,8 @@ def call(
                     return original(function, *args, **kwargs)
             except TraceAgain as found:
                 run = _OnMesh(original, function, found.mesh, found.is_strict)
-                # The original function keeps the trace that was ended.
+                # A copy of the function is used, because the original function
+                # keeps the incomplete trace.
                 run.copy = function._clone(None)
         else:
             run = _OnMesh(original, function, mesh, is_strict=False)
@@ -298,7 +301,7 @@ def call(
 
 
 class _OnMesh:
-    """Runs one function on a mesh, sharded if DTensor supports it."""
+    """Runs one function on a mesh; replicates it if DTensor cannot shard it."""
 
     def __init__(
         self,
@@ -317,7 +320,8 @@ class _OnMesh:
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         if tracing.mesh_of_operation() is not None:
-            # The program has set the mesh itself and gets DTensors.
+            # User code has set a default mesh, so the results are not converted
+            # to tensors that are readable without a mesh.
             return self._run(args, kwargs, None)
         return tf.nest.map_structure(
             transfer.readable_tensor, self._run(args, kwargs, self._mesh)
@@ -369,8 +373,8 @@ class _OnMesh:
         try:
             outputs = self._run_replicated(reads, function, args, kwargs)
         except Exception:
-            # The first error is raised, because it describes the layouts, which
-            # the user can change.
+            # The first error is raised instead of this error, because it
+            # describes the layouts, which the user can change.
             raise unsupported from error
         self._reads, self.copy = reads, function
         warnings.warn(

@@ -1,5 +1,10 @@
-"""Support for tf_keras models on a mesh. Imported only if tf_keras is imported.
+"""Support for tf_keras models on a mesh.
 
-Start with `patches` (the scope and the replaced methods), `mapping` (variables)
-and `step` (the step that `fit`, `evaluate` and `predict` run).
+This package is imported only if tf_keras is imported.
+
+Start with these modules:
+
+* `patches`: the scope and the replaced methods.
+* `mapping`: variables on a mesh.
+* `step`: the step that `fit`, `evaluate` and `predict` run.
 """

@@ -21,7 +21,7 @@ from tf_layoutmap.layout.tf_keras.patches import (
 
 
 def build(model: Any, inputs: Any) -> None:
-    """Creates the weights of `model` for these inputs, on its mesh."""
+    """Creates the weights of `model` for `inputs`, on the mesh of the model."""
     is_pending = mapping.is_pending
     if model.built and not any(map(is_pending, model.weights)):
         return
@@ -44,10 +44,11 @@ def build(model: Any, inputs: Any) -> None:
 
 
 def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
-    """Returns whether tracing the step creates the weights of `model`.
+    """Returns whether `step` must be traced to create weights of `model`.
 
-    A model whose `train_step` uses its layers directly does not require `call`
-    (`tfrs.Model`, GANs), and may have several optimizers for different weights.
+    Some models, such as `tfrs.Model` and GANs, use their layers directly in
+    `train_step`. Such a model may have no `call` method, and may have several
+    optimizers for different weights.
     """
     if getattr(step, "__func__", None) is getattr(
         tf_keras.Model, f"{kind}_step"
@@ -61,10 +62,10 @@ def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
 
 
 def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
-    """Creates the weights and slot variables that `step` uses, on the mesh.
+    """Creates the weights and slot variables of a step, on the mesh.
 
-    The step is traced in a graph that never runs. In this graph, optimizers
-    update no variables.
+    The step is traced in a graph that is never executed. In this graph, the
+    optimizers do not update variables.
     """
     context = context_of(model)
     specs = tf.nest.map_structure(
@@ -97,7 +98,7 @@ def _takes_training(model: Any) -> bool:
 def build_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Builds a model from shapes and then initializes its weights."""
+    """Builds a model from input shapes, and then initializes its weights."""
     if context_of(model) is None or is_building.get():
         return original(model, *args, **kwargs)
     with using(model._layout_map), is_building.set_to(True):
@@ -109,12 +110,13 @@ def build_model(
 def call_model(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls `model` with tensors that are on the host or on the mesh."""
+    """Calls `model` with inputs that are on the host or on the mesh."""
     context = context_of(model)
     if context is None:
         return original(model, *args, **kwargs)
     if is_building.get() or not tf.executing_eagerly():
-        # `tf_keras.Model.__call__` would build the weights of an inner model.
+        # `tf_keras.Model.__call__` is not called, because it would build the
+        # weights of an inner model.
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     flat = tf.nest.flatten((args, kwargs))
     if (
@@ -148,7 +150,7 @@ def _with_shape(x: Any) -> Any:
 def call_layer(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a layer; on a mesh, keeps some layers batch-parallel."""
+    """Calls a layer; on a mesh, pins samples of some layers as unsharded."""
     mesh = mesh_of_step.get()
     if (
         mesh is None

@@ -1,9 +1,10 @@
 """Replaces the weights of a tf_keras model with DVariables, by their names.
 
 In tf_keras, the name of a weight is known only after its layer is part of a
-model. Weights are therefore first created without a value. `map_model` then
-assigns layouts by name, creates a `HostReadableVariable` for each weight, and
-replaces the weight in every place where the model holds it.
+model. Therefore, each weight is first created without a value. Later,
+`map_model` assigns layouts by name and creates a `HostReadableVariable` for
+each weight. It replaces the weight in all attributes, lists and dicts of the
+model that contain the weight.
 """
 
 import collections
@@ -35,14 +36,14 @@ dtensor = tf.experimental.dtensor
 
 
 class HostReadableVariable(StoredVariable):
-    """A DVariable that is read and written with host values.
+    """A DVariable whose value can be read and assigned on the host.
 
     tf_keras reads and writes weights as arrays to save, load and count them. A
-    plain DVariable returns its value only if it is replicated.
+    plain DVariable supports this only if it is replicated.
     """
 
     def value(self) -> tf.Tensor:
-        """Returns the value, gathered if the layer being traced requires it."""
+        """Returns the value; gathers it if the traced layer requires this."""
         axes = {*self.layout.sharding_specs} - {dtensor.UNSHARDED}
         if (
             not axes
@@ -58,7 +59,7 @@ class HostReadableVariable(StoredVariable):
         )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """Returns rows of the table; from the full table if it is gathered."""
+        """Returns rows of the table; gathers the table first if necessary."""
         if captured_tensors.in_gathering_layer():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)
@@ -69,7 +70,7 @@ class HostReadableVariable(StoredVariable):
             return transfer.to_host(self)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns a host value, which is sharded on the host, or a DTensor."""
+        """Assigns a DTensor, or a host value that the host shards."""
         if tf.executing_eagerly() and not (
             isinstance(value, tf.Variable) or tracing.on_mesh(value)
         ):
@@ -93,7 +94,7 @@ def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
     if isinstance(variable, HostReadableVariable):
         return variable
     if isinstance(variable, dtensor.DVariable):
-        # The object stays the same because other objects already hold it.
+        # The object is changed in place, because other objects already hold it.
         variable.__class__ = HostReadableVariable
         return variable
     with tf.init_scope():
@@ -108,7 +109,7 @@ def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
         )
 
 
-# Attributes with lists and dicts of objects that other attributes hold, too.
+# Attributes with lists and dicts of objects that are also in other attributes.
 CACHES = frozenset(tf_keras_private.LAYOUT_MODULE._KERAS_ATTRIBUTES_TO_SKIP)
 # Optimizers, losses and metrics are not weights. `_regularize` handles
 # regularizers.
@@ -124,7 +125,7 @@ _NOT_WEIGHTS = frozenset(
 
 
 class Found:
-    """A variable of a model, with all places that hold it."""
+    """A variable of a model, with all attributes and lists that hold it."""
 
     def __init__(self, variable: Any):
         self.variable = variable
@@ -148,7 +149,7 @@ class Found:
 
 
 class _Names:
-    """Names of found variables, with the interface that `assignments` uses."""
+    """Names of the found variables, in the form that `assignments` requires."""
 
     def __init__(self, found: Iterable[Found]):
         self._all = {
@@ -174,10 +175,11 @@ class _Names:
 
 
 def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
-    """Returns the variables of `model` that are `wanted`, in weight order.
+    """Returns the variables of `model` for which `wanted` returns true.
 
-    In subclassed models, names start with attributes. In Functional and
-    Sequential models, names start with the layer name, such as `"d1.kernel"`.
+    The order is the order of `model.weights`. In subclassed models, names start
+    with an attribute name. In Functional and Sequential models, names start
+    with the layer name, for example `"d1.kernel"`.
     """
     found: dict[int, Found] = {}
     for owner, prefix, path, variable in _paths(model):
@@ -216,7 +218,7 @@ def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:
 
 
 def is_pending(variable: Any) -> bool:
-    """Returns whether `variable` has no value, or a value outside a mesh."""
+    """Returns whether `variable` has no value on a mesh yet."""
     variable = getattr(variable, "_variable", variable)
     return isinstance(variable, tf.Variable) and not isinstance(
         variable, dtensor.DVariable
@@ -232,7 +234,7 @@ def assign_layouts(
     )
 
 
-# Counts pending weights in the order of their creation.
+# Assigns a number to each pending weight, in the order of creation.
 _numbers = itertools.count(1)
 
 
@@ -250,8 +252,8 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     assigned = assign_layouts(context.layout_map, found)
     assignments.raise_problems(assigned)
     swapped = {}
-    # Values are created in the order of the weights' creation because some
-    # initializers share one sequence of random numbers.
+    # The values are initialized in the order in which the weights were created,
+    # because some initializers share one sequence of random numbers.
     for one, target in sorted(
         zip(found, assigned, strict=True),
         key=lambda pair: _number_of(pair[0].variable),
@@ -275,23 +277,24 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
 
 
 def _number_of(variable: Any) -> int:
-    """Returns the position of a pending weight in the order of creation."""
+    """Returns the number of a pending weight in the order of creation."""
     variable = getattr(variable, "_variable", variable)
     return getattr(variable, "_layoutmap_number", 0)
 
 
 def draw_seed(variable: Any) -> None:
-    """Draws the seed of a pending weight, in the order used without a mesh."""
+    """Draws the seed of a pending weight, in the order of creation."""
     variable._layoutmap_number = next(_numbers)
     initializer = getattr(variable._initial_value, "func", None)
     _draw_seed_now(getattr(initializer, "_random_generator", None))
 
 
 def _draw_seed_now(generator: Any) -> None:
-    """Makes a generator of tf_keras draw its seed.
+    """Draws the seed of a random generator of tf_keras.
 
-    Initializers of TensorFlow (`tf.initializers`) have a generator with the
-    same name, which draws its seed when it is called.
+    Other generators are ignored. Initializers of TensorFlow (`tf.initializers`)
+    have a generator with the same name, which draws its seed only when the
+    initializer is called.
     """
     if isinstance(generator, tf_keras_private.RandomGenerator):
         generator._maybe_init()
@@ -316,8 +319,8 @@ def _create_variable(variable: Any, layout: Layout, init: str) -> Any:
 def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
     """Returns the initializer of a variable, its shape and its dtype.
 
-    With "sharded", returns the Keras 3 initializer with the same config, so
-    that each device draws its own shard.
+    If `init` is "sharded", the initializer is the Keras 3 initializer with the
+    same config, so that each device draws its own shard.
     """
     initial = variable._initial_value
     shape, dtype = tuple(variable.shape), variable.dtype.name
@@ -339,7 +342,7 @@ def _initializer(variable: Any, init: str) -> tuple[Any, tuple, str]:
 
 
 def _swap(found: Found, new: Any) -> None:
-    """Replaces `found` with `new` in every place that holds it."""
+    """Replaces `found` with `new` in all objects that hold `found`."""
     # Lists are updated first: setting an attribute of a layer appends the
     # variable to the list of weights if the list does not contain it.
     for root, path in sorted(
@@ -367,7 +370,7 @@ def _get_item(holder: Any, part: Any) -> Any:
 
 
 def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
-    """Creates the regularization losses of weights that are now initialized."""
+    """Creates the regularization losses of weights with new values."""
     pending = getattr(layer, "_captured_weight_regularizer", [])
     kept = []
     for name, variable, regularizer in pending:
@@ -380,7 +383,7 @@ def _regularize(layer: Any, swapped: dict[int, Any]) -> None:
 
 
 def _move_generator(generator: Any, mesh: Mesh) -> None:
-    """Replicates the state of a layer's random generator on the mesh."""
+    """Moves the state of a layer's random generator to the mesh."""
     _draw_seed_now(generator)
     inner = getattr(generator, "_generator", None)
     if inner is not None and not isinstance(
@@ -390,7 +393,7 @@ def _move_generator(generator: Any, mesh: Mesh) -> None:
 
 
 def _replace_dependencies(model: Any, swapped: dict[int, Any]) -> None:
-    """Replaces old variables with new ones in checkpoint dependencies."""
+    """Replaces old variables with new variables in checkpoint dependencies."""
     todo, seen = collections.deque([model]), {id(model)}
     while todo:
         holder = todo.popleft()

@@ -21,7 +21,7 @@ _state = threading.local()
 
 
 def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
-    """Moves the present and future variables of `optimizer` to `mesh`.
+    """Moves the variables of `optimizer`, also future variables, to `mesh`.
 
     Raises:
       ValueError: `optimizer` is a legacy optimizer, a loss-scaling optimizer or
@@ -65,7 +65,7 @@ def compile_model(
 
 
 def _move_variables(optimizer: Any, mesh: Mesh) -> None:
-    """Replicates the counters, rates and other scalars of `optimizer`."""
+    """Moves the counters, learning rate and other scalars to the mesh."""
     moved = {}
     for name, value in list(vars(optimizer).items()):
         if isinstance(value, tf.Variable):
@@ -87,7 +87,7 @@ def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
 
 @contextlib.contextmanager
 def recording(updates: list[tuple[Any, list[Any]]]) -> Iterator[None]:
-    """Returns a scope in which optimizers of this thread update no variables.
+    """Records updates of optimizers in the context instead of applying them.
 
     Args:
       updates: List to which each called optimizer and its variables are added.
@@ -134,10 +134,11 @@ def apply_gradients(
 def deduplicate(
     original: Callable[..., Any], optimizer: Any, gradients: Any
 ) -> Any:
-    """Sums repeated rows of a sparse gradient; on a mesh, returns it dense.
+    """Sums repeated rows of a sparse gradient; makes it dense on a mesh.
 
-    DTensor does not support scatter. The sparse update rules of tf_keras give
-    the same results as its dense rules, so only the time differs.
+    A dense gradient is used because DTensor does not support scatter updates.
+    The sparse and dense update rules of tf_keras give the same results, so only
+    the speed differs.
     """
     shapes = getattr(_state, "shapes", None)
     if getattr(optimizer, "_mesh", None) is None or shapes is None:
@@ -161,7 +162,11 @@ def _dense(gradient: Any, shape: Any) -> Any:
 def update(
     original: Callable[..., Any], optimizer: Any, grads_and_vars: Any
 ) -> Any:
-    """Updates weights and moving averages, which tf_keras skips on a mesh."""
+    """Updates weights and moving averages.
+
+    Without this function, tf_keras does not update the moving averages on a
+    mesh.
+    """
     result = original(optimizer, grads_and_vars)
     if getattr(optimizer, "_mesh", None) is None or not optimizer.use_ema:
         return result
@@ -172,7 +177,7 @@ def update(
         ]
         average.assign(momentum * average + (1 - momentum) * variable)
         if every:
-            # DTensor crashes for tf.where with a scalar condition.
+            # DTensor crashes if the condition of tf.where is a scalar.
             share = tf.cast(optimizer.iterations % every == 0, variable.dtype)
             variable.assign(share * average + (1 - share) * variable)
     return result
@@ -186,7 +191,7 @@ def add_slot(
     shape: Any = None,
     initial_value: Any = None,
 ) -> Any:
-    """Creates a slot variable with the layout of its weight."""
+    """Creates a slot variable that has the same layout as its weight."""
     weight = getattr(model_variable, "_variable", model_variable)
     if not isinstance(weight, mapping.HostReadableVariable):
         return original(

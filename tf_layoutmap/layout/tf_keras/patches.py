@@ -1,8 +1,9 @@
 """The layout map scope for tf_keras models, and replaced tf_keras methods.
 
-The DTensor code of tf_keras requires a mesh for each optimizer and metric, and
-batches that are already on the mesh. With `scope`, one scope is enough: models
-that are created in it hold a `TfKerasMap` with their context.
+In the DTensor code of tf_keras, user code must pass a mesh to each optimizer
+and metric, and copy each batch to the mesh. With `scope`, this is not
+necessary: each model that is created in the scope stores its context in a
+`TfKerasMap`.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.tf_keras import mapping
 
-# Whether a model is traced only to create its weights.
+# Whether this thread traces a model only in order to create its weights.
 is_building = ThreadValue(False)
-# Whether a model is called eagerly, with tensors on its mesh.
+# Whether this thread calls a model eagerly, with tensors on its mesh.
 is_calling = ThreadValue(False)
 # The mesh of the step that runs in this thread.
 mesh_of_step: ThreadValue[Mesh | None] = ThreadValue(None)
 
 
 class TfKerasMap:
-    """Context of a model, stored where tf_keras stores its layout map."""
+    """Stores the context of a model where tf_keras stores its layout map."""
 
     def __init__(self, context: Any):
         self.context = context
@@ -48,7 +49,7 @@ def context_of(model: Any) -> Any:
 
 @contextlib.contextmanager
 def using(layout_map: Any) -> Iterator[None]:
-    """Scope in which tf_keras creates models with `layout_map`."""
+    """Context manager in which tf_keras creates models with `layout_map`."""
     before = tf_keras_private.layout_map_in_use()
     tf_keras_private.use_layout_map(layout_map)
     try:
@@ -59,10 +60,11 @@ def using(layout_map: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scope(context: Any) -> Iterator[None]:
-    """Scope in which new tf_keras models of this thread belong to `context`."""
+    """Context manager in which new tf_keras models use `context`."""
     engine.ensure("tf_keras")
     experimental = tf_keras.backend.experimental
-    # DTensor supports the state of a generator, but not legacy random ops.
+    # Random generators of tf_keras are enabled, because DTensor does not
+    # support legacy random ops.
     had_generator = experimental.is_tf_random_generator_enabled()
     before = tf_keras_private.layout_map_in_use()
     experimental.enable_tf_random_generator()
@@ -78,7 +80,7 @@ def scope(context: Any) -> Iterator[None]:
 def add_weight(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Creates a weight; under a layout map, without a value at first."""
+    """Creates a weight; under a layout map, the value is created later."""
     if (
         isinstance(layer, tf_keras.metrics.Metric)
         or kwargs.get("layout")
@@ -102,9 +104,10 @@ def init_model(
 
 
 def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
-    """Returns whether layer normalization is fused; on a mesh, it is not.
+    """Returns whether layer normalization is fused; false on a mesh.
 
-    DTensor does not support the fused operation. The result is the same.
+    DTensor does not support the fused operation. The operations that are not
+    fused give the same result.
     """
     on_mesh = tracing.traced_for_mesh() or isinstance(
         tf_keras_private.layout_map_in_use(), TfKerasMap
@@ -113,11 +116,11 @@ def can_be_fused(original: Callable[..., Any], layer: Any, *args: Any) -> bool:
 
 
 def map_model(original: Callable[..., Any], model: Any, layout_map: Any) -> Any:
-    """Creates the variables of a model, by the names of its weights."""
+    """Replaces the pending weights of a model by variables on the mesh."""
     if not isinstance(layout_map, TfKerasMap):
         return original(model, layout_map)
-    # The weights of an inner model get their names when the outer model is
-    # built.
+    # While an outer model is being built, its inner models are not mapped,
+    # because their weights get their full names only at the end.
     if not is_building.get():
         mapping.map_model(model, context_of(model))
     return model
@@ -133,11 +136,11 @@ def assign_value(
 
 
 def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Selects the LSTM implementation; on a mesh, the standard one.
+    """Selects the LSTM implementation; on a mesh, the standard implementation.
 
-    tf_keras creates functions for CPUs and GPUs, and TensorFlow's placer
-    selects one of them. DTensor does not run the placer, and its compiler ends
-    the process.
+    By default, tf_keras creates one function for CPUs and another function for
+    GPUs, and TensorFlow's placer selects one of them. DTensor does not run the
+    placer, so its compiler crashes and ends the process.
     """
     on_mesh = tracing.traced_for_mesh()
     chosen = (

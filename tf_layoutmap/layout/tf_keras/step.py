@@ -13,7 +13,7 @@ from tf_layoutmap.layout.tf_keras.patches import context_of, mesh_of_step
 
 
 class _Step(MeshStep):
-    """One step of a tf_keras model on its mesh."""
+    """Runs one step of a tf_keras model on its mesh."""
 
     autograph = True
 
@@ -54,7 +54,7 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
 
 
 def _over_one_batch(step: _Step) -> Callable[[Any], Any]:
-    """Returns a function that predicts the next batch."""
+    """Returns a function that computes predictions for the next batch."""
     return lambda iterator: step(step.checks.next_batch(iterator))
 
 

@@ -1,1 +1,1 @@
-"""Routing of reads and writes of rows to the shards that own the rows."""
+"""Routes reads and writes of rows to the shards that own the rows."""

@@ -1,6 +1,6 @@
 """Assertions about tensors with readable error messages.
 
-An eager `tf.debugging.Assert` begins its message with "Expected
+In eager code, the message of `tf.debugging.Assert` begins with "Expected
 'tf.Tensor(False, shape=(), dtype=bool)' to be true. Summarized data:".
 """
 
@@ -26,12 +26,13 @@ def require(
 
     Args:
       condition: Bool scalar.
-      words: The message: strings, and tensors whose values are inserted.
+      words: Parts of the message: strings, and tensors, whose values are
+        inserted.
       summarize: Maximum number of values of each tensor in the message.
 
     Returns:
-      Control inputs for ops that require the condition; an empty list in eager
-      code.
+      The control inputs of all ops that require the condition. The list is
+      empty in eager code.
 
     Raises:
       tf.errors.InvalidArgumentError: `condition` is false, in eager code.

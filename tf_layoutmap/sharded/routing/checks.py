@@ -1,8 +1,8 @@
-"""`Shards`, and checks of ids and values that run before any shard is written.
+"""`Shards`, and checks of ids and values before any shard is written.
 
-XLA does not compile run-time checks. In a function that XLA compiles, an
-out-of-range id therefore gives NaN. A table whose dtype has no NaN raises an
-error when such a function is traced.
+XLA does not compile run-time checks. In a function that XLA compiles, the
+result for an out-of-range id is therefore NaN. If the dtype of the table has no
+NaN, an error is raised when the function is traced.
 """
 
 import dataclasses
@@ -21,16 +21,17 @@ class Shards:
     """The shards of a table and their partition.
 
     Attributes:
-      variables: One variable per shard, with equal dtype, and equal shape
-        except for `axis`.
+      variables: One variable per shard. All variables have the same dtype and,
+        except for `axis`, the same shape.
       partition: The partition of `axis` into shards.
       name: Name of the table, for messages.
-      axis: 0: each shard holds complete rows. 1: each shard holds some columns
-        of all rows.
-      is_exported: Whether a SavedModel is being traced, which must contain
-        TensorFlow's own operations only.
-      argument_devices: Device of each variable if the table is an argument of
-        a `tf.function`, where variables have no device.
+      axis: Axis that is sharded. 0: each shard holds complete rows. 1: each
+        shard holds some columns of all rows.
+      is_exported: Whether a SavedModel is being traced. A SavedModel must
+        contain only TensorFlow's own operations.
+      argument_devices: Device of each variable. Required if the table is an
+        argument of a `tf.function`, because the variables of an argument have
+        no device.
     """
 
     variables: Sequence[tf.Variable]
@@ -68,7 +69,7 @@ class Shards:
     @property
     def row_shape(self) -> Any:
         """`tf.TensorShape` of one row of the full table."""
-        # The annotation is Any because the type stub of tf.concat does not
+        # The return type is Any, because the type stub of tf.concat does not
         # accept shapes.
         return self.shape[1:]
 
@@ -124,10 +125,10 @@ ID_DTYPES = (tf.int32, tf.int64)
 
 
 def ids_of(shards: Shards, ids: Any) -> tf.Tensor:
-    """Returns `ids` as an int32 or int64 tensor; an empty list becomes int32.
+    """Returns `ids` as an int32 or int64 tensor; an empty list as int32.
 
     Raises:
-      TypeError: `ids` have another dtype.
+      TypeError: The dtype of `ids` is neither int32 nor int64.
     """
     tensor = tf.convert_to_tensor(ids)
     if isinstance(ids, (list, tuple)) and 0 in tensor.shape.as_list():
@@ -150,9 +151,9 @@ def in_xla() -> bool:
 def in_vectorized_map() -> bool:
     """Returns whether the loop body of tf.vectorized_map is being traced.
 
-    `tape.jacobian` uses the same loop. Only the name scope indicates the loop.
-    If a name scope of the user has the same name, results are equal, but are
-    computed more slowly.
+    `tape.jacobian` uses the same loop. The function recognizes the loop only by
+    its name scope. If a name scope in a user's program has the same name, the
+    results are the same, but the computation is slower.
     """
     return not tf.executing_eagerly() and any(
         scope.startswith("loop_body")
@@ -161,7 +162,7 @@ def in_vectorized_map() -> bool:
 
 
 def check_devices_in_xla(shards: Shards) -> None:
-    """Checks that a function that XLA compiles uses shards on one device only.
+    """Checks that all shards are on one device if XLA compiles the function.
 
     Raises:
       ValueError: The shards are on several devices, which XLA does not support.
@@ -181,13 +182,14 @@ def check_devices_in_xla(shards: Shards) -> None:
 def check_ids(
     shards: Shards, ids: tf.Tensor, lowest: int = 0, axis: int = 0
 ) -> tf.Tensor:
-    """Returns `ids` if all are in range, and raises an error otherwise.
+    """Returns `ids` if all ids are in range, and raises an error otherwise.
 
     Args:
       shards: The table.
       ids: Any shape, int32 or int64.
-      lowest: Smallest valid id. The caller handles negative ids.
-      axis: The axis that the ids index: 0 for rows.
+      lowest: Smallest valid id. Can be negative if the caller handles negative
+        ids.
+      axis: The axis of the table that the ids index. 0 if ids are rows.
 
     Raises:
       tf.errors.InvalidArgumentError: An id is out of range. In a graph, the op
@@ -195,7 +197,8 @@ def check_ids(
     """
     size = cast("int", shards.shape[axis])
     if size > ids.dtype.max:
-        # A size beyond the dtype would wrap around in the comparison.
+        # The ids are cast, because a size that the dtype cannot represent would
+        # wrap around in the comparison.
         ids = tf.cast(ids, tf.int64)
     flat = tf.reshape(ids, [-1])
     outside = tf.logical_or(flat < lowest, flat >= size)
@@ -218,13 +221,13 @@ def check_ids(
 def poison_ids(
     shards: Shards, ids: tf.Tensor, axis: int = 0
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns ids with 0 for invalid ids, and a mask of the invalid ids.
+    """Replaces invalid ids by 0; also returns a mask of the invalid ids.
 
     Raises:
-      TypeError: The dtype of the table has no NaN, and the ids are not
-        constants.
-      tf.errors.InvalidArgumentError: The ids are constants, and one is out of
-        range.
+      TypeError: The dtype of the table has no NaN, and the ids are unknown
+        during tracing.
+      tf.errors.InvalidArgumentError: The ids are known during tracing, and an
+        id is out of range.
     """
     size = cast("int", shards.shape[axis])
     known = tf.get_static_value(ids)
@@ -265,7 +268,7 @@ def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     dtype has no NaN is returned unchanged.
     """
     if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-        return tensor  # `poison_ids` checked the ids during tracing.
+        return tensor  # `poison_ids` has checked the ids.
     shape = tf.concat(
         [
             tf.shape(condition),
@@ -281,15 +284,15 @@ def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def poison_to_add(outside: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Returns the values to add after `min` and `max`, which drop NaN in XLA.
+    """Returns values to add after `min` or `max`, which drop NaN in XLA.
 
     Args:
       outside: Mask of the invalid ids.
       values: The scattered values.
 
     Returns:
-      A tensor of the shape of `values`: NaN if any id is invalid, and -0
-      otherwise. A sum with -0 is bitwise identical to the other number.
+      A tensor of the shape of `values`. All its elements are NaN if any id is
+      invalid, and -0 otherwise. Adding -0 to a number does not change its bits.
     """
     return nan_where(
         tf.reduce_any(outside),
@@ -330,8 +333,8 @@ def check_run_time_shape(
 ) -> tf.Tensor:
     """Returns `value` if it has `shape`, and raises an error otherwise.
 
-    The static shape is checked first. An unknown part of it is checked at run
-    time.
+    The static shape is checked first. If the static shape is not fully known,
+    the shape is also checked at run time.
 
     Args:
       shards: The table, for the message.
@@ -342,7 +345,8 @@ def check_run_time_shape(
 
     Raises:
       ValueError: The static shape is not compatible.
-      tf.errors.InvalidArgumentError: The shape at run time is another one.
+      tf.errors.InvalidArgumentError: The shape at run time differs from
+        `run_time_shape`.
     """
     check_shape(shards, value, shape, label)
     if value.shape.is_fully_defined() and shape.is_fully_defined():
@@ -363,16 +367,16 @@ def check_run_time_shape(
         "Received: shape {}",
         tf.shape(value),
     )
-    # tf.ensure_shape is not used, because its check may run first and has a
-    # less specific message.
+    # tf.ensure_shape is not used, because its check may run before the check
+    # above, and has a less specific message.
     value.set_shape(shape)
     return value
 
 
 def check_divisors(shards: Shards, values: tf.Tensor) -> tf.Tensor:
-    """Returns integer `values` if none is 0, and raises an error otherwise.
+    """Returns integer `values` if no value is 0, and raises an error otherwise.
 
-    A division by 0 would terminate the process.
+    An integer division by 0 would terminate the process.
     """
     if in_xla():
         raise TypeError(
@@ -393,10 +397,10 @@ def _only_if(
 ) -> tf.Tensor:
     """Returns `tensor` if `condition` holds, and raises an error otherwise.
 
-    `sentence` has one `{}` for each of `culprits`.
+    The text `sentence` contains one `{}` for each element of `culprits`.
     """
-    # The parts of the sentence are inputs of the assertion. String ops that
-    # join them would prevent XLA from compiling the function.
+    # The assertion has the parts of the sentence as separate inputs, because
+    # XLA could not compile a function with string ops that join them.
     words = sentence.split("{}")
     data: list[Any] = [words[0]]
     for culprit, word in zip(culprits, words[1:]):

@@ -1,13 +1,14 @@
-"""Parts: groups of shards that one op reads or writes.
+"""Groups shards into parts. One op reads or writes all shards of a part.
 
 All shards on a CPU of this process form one part. A fused op of this package
-serves the part: it checks the ids, locks all shards and moves each row once.
-Each other shard is a separate part, which TensorFlow's ops serve. This applies
-to parameter servers, whose processes may not have this package's library, to
-functions that XLA compiles, and to exported graphs.
+reads or writes this part. The op checks the ids, locks all shards and copies
+each row once. Each other shard is a separate part, which TensorFlow's own ops
+read or write. TensorFlow's ops are used on parameter servers, whose processes
+may not have this package's library, in functions that XLA compiles, and in
+exported graphs.
 
-The module also finds the part that owns each id, and the row of the id in this
-part.
+For each id, the module also computes the part that owns the id, and the row of
+the id in this part.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
 
 # `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` does
-# not support them, either, but its error message names the op that users know.
+# not support these dtypes either, but its error message contains the name of a
+# TensorFlow op.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 tf_private.register_read_only_op("LayoutMap>GatherRows")
@@ -32,13 +34,13 @@ tf_private.forward_mode_of_ops["LayoutMap>GatherRows"] = (
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Shards of a table that one op serves.
+    """Shards of a table that one op reads or writes.
 
     Attributes:
-      shards: The shards as a separate table, which is contiguous unless the
-        part contains all shards.
+      shards: The shards as a separate table. The table is contiguous, unless
+        the part contains all shards.
       numbers: Indices of the shards in the full table.
-      is_fused: Whether the fused op of this package serves the part.
+      is_fused: Whether the fused op of this package reads and writes the part.
     """
 
     shards: Shards
@@ -47,7 +49,7 @@ class Part:
 
 
 def parts_of(shards: Shards) -> list[Part]:
-    """Groups the shards of a table (along axis 0) into parts."""
+    """Groups the shards of a table with sharded rows into parts."""
     checks.check_devices_in_xla(shards)
     groups: dict[str, list[int]] = {}
     is_stock = (
@@ -73,11 +75,11 @@ def is_local_cpu(device: str) -> bool:
 
 
 def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of a part with the given ids, which have any shape."""
+    """Returns the rows of a part with the given ids, of any shape."""
     if not part.is_fused:
         (variable,) = part.shards.variables
-        # `sparse_read` fails with a tf.autodiff.ForwardAccumulator, which
-        # tf.gather supports.
+        # tf.gather is used, because `sparse_read` does not support
+        # tf.autodiff.ForwardAccumulator.
         rows = tf.gather(variable, tf.reshape(ids, [-1]))
         row_shape = part.shards.row_shape
         rows = tf.reshape(rows, tf.concat([tf.shape(ids), row_shape], axis=0))
@@ -98,8 +100,8 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
     Args:
       part: The part.
       verb: One of `routing.VERBS`.
-      ids: Any shape. If the part is not fused, `update` may write only some of
-        several equal ids, so the values of equal ids must be equal.
+      ids: Any shape. With the verb `update`, equal ids must have equal values
+        if the part is not fused, because only one of the values is written.
       values: Values for `ids`, or a scalar. Integer divisors must not be 0.
     """
     if part.is_fused:
@@ -132,10 +134,10 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
 
 
 def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
-    """Returns the position of the last equal id for each of `[num_ids]` ids.
+    """Returns for each id the position of the last equal id, `[num_ids]`.
 
-    With the values at these positions, repeated ids all write the last value,
-    so the order in which TensorFlow's ops write them does not matter.
+    A caller writes the values at these positions. Equal ids then have equal
+    values, and the order in which TensorFlow's ops write them does not matter.
     """
     order = tf.argsort(ids, stable=True)
     is_new = tf.concat(
@@ -145,7 +147,7 @@ def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
         ],
         axis=0,
     )
-    # Without ids, `is_new` has one element too many.
+    # If there are no ids, `is_new` still has one element, which is removed.
     runs = tf.cumsum(tf.cast(is_new[: tf.size(ids)], tf.int32))
     last = tf.math.unsorted_segment_max(order, runs, tf.size(ids))
     return tf.scatter_nd(
@@ -156,9 +158,9 @@ def last_of_equal(ids: tf.Tensor) -> tf.Tensor:
 def assign(
     partition: RowPartition, ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns owner (int32) and local row (dtype of `ids`) of checked ids.
+    """Returns owner (int32) and local row (dtype of `ids`) of each valid id.
 
-    This is the equivalent of `RowPartition.locate` for tensors.
+    For tensors, this function does the same as `RowPartition.locate`.
     """
     if partition.placement == "mod":
         num_shards = tf.constant(partition.num_shards, ids.dtype)
@@ -167,7 +169,7 @@ def assign(
         assert partition.function is not None
         owners, local_rows = partition.function(ids)
         return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
-    # The ends of the shards are searched, because a search of their starts
+    # The search uses the ends of the shards, because a search in their starts
     # would not skip empty shards.
     ends = tf.constant(partition.offsets[1:], ids.dtype)
     starts = tf.constant(partition.offsets[:-1], ids.dtype)
@@ -205,13 +207,13 @@ def _described(shards: Shards) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The rows of each part that belong to some ids.
+    """The rows that some ids select in each part.
 
     Attributes:
       rows: One `[num_ids of the part]` tensor per part: rows of that part.
-      positions: One int32 tensor of the same shape per part: ascending
-        positions of these rows in the ids. None if there is one part only,
-        which then has all ids.
+      positions: One int32 tensor of the same shape per part: the positions of
+        these rows in the ids, in ascending order. If there is only one part, it
+        has all ids, and the element is None.
     """
 
     rows: Sequence[tf.Tensor]
@@ -219,7 +221,7 @@ class Route:
 
 
 def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
-    """Assigns checked `[num_ids]` ids to parts and keeps their order."""
+    """Assigns valid ids, `[num_ids]`, to parts. Keeps the order of the ids."""
     rows, numbers = locate(shards, found, flat_ids)
     if len(found) == 1:
         return Route([rows], [None])
@@ -238,7 +240,8 @@ def locate(
     part_of_shard = [0] * len(shards.variables)
     first_row_of_shard = [0] * len(shards.variables)
     for number, part in enumerate(found):
-        # A part contains the rows of its shards one after the other.
+        # In a part, the rows of the first shard are followed by the rows of the
+        # next shard.
         first_row = 0
         for shard in part.numbers:
             part_of_shard[shard] = number

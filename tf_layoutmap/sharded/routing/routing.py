@@ -1,10 +1,10 @@
 """Reads and writes of single rows by global ids.
 
-If all shards are on the CPU of this process, one fused op does everything,
-including the check of ids. Otherwise the functions first check all ids and
-values, then assign them to parts (`parts.py`), and then access the shards. A
-call that raises an error has written nothing. A table with one shard needs no
-routing; this includes all exported graphs.
+If all shards are on the CPU of this process, one fused op checks the ids and
+reads or writes the rows. Otherwise the functions first check all ids and
+values, then assign the ids to parts (`parts.py`), and then access the shards.
+If a call raises an error, no shard is changed. A table with one shard needs no
+routing. In exported graphs, all tables have one shard.
 """
 
 from collections.abc import Sequence
@@ -50,14 +50,14 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
 
 
 def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, which have been checked."""
+    """Returns the rows of `ids`. The caller must have checked the ids."""
     return _gather_from(shards, _parts_of(shards), ids)
 
 
 def _gather_from(
     shards: Shards, found: Sequence[parts.Part], ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the rows of checked ids from the parts of a table."""
+    """Returns the rows of valid ids from the parts of a table."""
     if shards.axis == 1:
         columns = shards.single_shards()
         if len(columns) == 1:
@@ -102,11 +102,11 @@ def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 def _gather_masked(
     shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
 ) -> tf.Tensor:
-    """Gathers rows without tensors whose size depends on the ids.
+    """Gathers rows. The shapes of all tensors are independent of the ids.
 
-    tf.vectorized_map stacks the tensors of its iterations, so these must have
-    equal shapes. Therefore each part reads a row for each id, and reads its
-    first row for ids of other parts.
+    tf.vectorized_map stacks the tensors of its iterations, which must therefore
+    have equal shapes. Each part reads one row for each id. If an id belongs to
+    another part, the part reads its first row.
     """
     rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
@@ -139,15 +139,15 @@ def scatter(
     Args:
       shards: The table.
       verb: One of `VERBS`.
-      ids: Global rows: any shape, int32 or int64. Repeated ids are all
-        applied, in order, so the last of several updates of a row remains.
+      ids: Global rows: any shape, int32 or int64. If an id is repeated, all its
+        updates are applied in order, and for `update` the last value remains.
       values: Tensor of shape `ids.shape + row_shape`, or a scalar for all
         elements.
       name: Name of the operations.
 
     Raises:
       TypeError: `ids` are not int32 or int64.
-      ValueError: `values` have another shape or dtype.
+      ValueError: The shape or the dtype of `values` is wrong.
       tf.errors.InvalidArgumentError: An id is out of range, a shape that is
         known only at run time is wrong, or integers are divided by 0. No
         shard is written.
@@ -165,15 +165,15 @@ def scatter(
         outside = None
         if checks.in_xla():
             ids, outside = checks.poison_ids(shards, ids)
-            # All values become NaN, because an invalid id has no row that
-            # could be set to NaN.
+            # If an id is invalid, all values become NaN, because the invalid id
+            # itself has no row that could become NaN.
             values = checks.nan_where(tf.reduce_any(outside), values)
         else:
             ids = checks.check_ids(shards, ids)
         if not is_scalar:
             full_shape = tf.concat([tf.shape(ids), shards.row_shape], axis=0)
             if values.shape.rank is None:
-                # Only the run-time rank shows whether `values` is a scalar.
+                # Whether `values` is a scalar is known only at run time.
                 values = tf.cond(
                     tf.equal(tf.rank(values), 0),
                     lambda: tf.broadcast_to(values, full_shape),
@@ -214,7 +214,7 @@ def _scatter_to(
     flat_ids: tf.Tensor,
     values: tf.Tensor,
 ) -> None:
-    """Writes the rows of checked ids to the parts of a table."""
+    """Writes the rows of valid ids to the parts of a table."""
     is_scalar = values.shape.rank == 0
     if shards.axis == 1:
         columns = shards.single_shards()
@@ -242,15 +242,15 @@ def _scatter_to(
 
 
 def _parts_of(shards: Shards) -> Sequence[parts.Part]:
-    """Returns the parts of a table, or none if its columns are sharded.
+    """Returns the parts of a table; empty if its columns are sharded.
 
-    Each call of `gather` or `scatter` computes the parts once.
+    A call of `gather` or `scatter` calls this function once.
     """
     return [] if shards.axis == 1 else parts.parts_of(shards)
 
 
 def _checks_ids_itself(shards: Shards, found: Sequence[parts.Part]) -> bool:
-    """Returns whether one fused op does the complete call and its checks."""
+    """Returns whether one fused op accesses all shards and checks the ids."""
     return _needs_no_route(shards, found) and found[0].is_fused
 
 

@@ -1,0 +1,152 @@
+"""Checks that an embedding has equal settings in all processes.
+
+If the settings differed, for example in a learning rate, the copies of a table
+would differ between the processes, and no later check would raise an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap.embedding.host import multi_process
+from tf_layoutmap.embedding.spec import config
+
+# Fields of a table that may differ between processes. Only the first process
+# calls `on_evict`. All copies of a table start with the initial values of the
+# first process, so initializers may differ.
+_PER_PROCESS_FIELDS = ("initializer", "on_evict", "first_values")
+
+
+def describe_settings(
+    spec: config.EmbeddingSpec, arguments: dict[str, Any]
+) -> list[tuple[str, str]]:
+    """Returns the settings that must be equal in all processes.
+
+    Args:
+      spec: Tables and features.
+      arguments: Other arguments of `TPUEmbedding` by name, including
+        `over_processes`.
+
+    Returns:
+      A list of `(description, value)` pairs of strings.
+    """
+    settings = [
+        (f"argument `{name}`", _text(value))
+        for name, value in arguments.items()
+    ]
+    settings.append(("tables", _text([one.name for one in spec.tables])))
+    settings.append(("features", _text([one.name for one in spec.features])))
+    for table in spec.tables:
+        settings += _fields(f"of table {table.name!r}", table)
+        if arguments["over_processes"] == "sharded":
+            # Each process initializes its own shard, so the initializers must
+            # be equal.
+            settings.append(
+                (
+                    f"`initializer` of table {table.name!r}",
+                    _initializer(table.initializer),
+                )
+            )
+    for feature in spec.features:
+        where = f"of feature {feature.name!r}"
+        settings += [
+            (f"`table` {where}", spec.table_of(feature).name),
+            (
+                f"`max_sequence_length` {where}",
+                _text(feature.max_sequence_length),
+            ),
+        ]
+    return settings
+
+
+def check_agreed_settings(
+    strategy: tf.distribute.Strategy, settings: Sequence[tuple[str, str]]
+) -> None:
+    """Checks that the settings are equal in all processes.
+
+    All processes must call this function.
+
+    Args:
+      strategy: A `MultiWorkerMirroredStrategy`, in cross-replica context.
+      settings: Settings that `describe_settings` returned.
+
+    Raises:
+      ValueError: If the settings of the processes differ. All processes raise
+        this error.
+    """
+    texts = _gather(strategy, json.dumps(settings))
+    first, *others = [dict(json.loads(one)) for one in texts]
+    for number, other in enumerate(others, start=1):
+        for name in (*first, *other):
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    "A TPUEmbedding must be the same in all processes of a "
+                    f"MultiWorkerMirroredStrategy. Received: {name}: "
+                    f"{first.get(name, 'none')} in process 0, "
+                    f"{other.get(name, 'none')} in process {number}."
+                )
+
+
+def _fields(where: str, value: Any) -> list[tuple[str, str]]:
+    settings = []
+    for one in dataclasses.fields(value):
+        field = getattr(value, one.name)
+        if one.name in _PER_PROCESS_FIELDS:
+            continue
+        if dataclasses.is_dataclass(field):
+            settings += _fields(f"of the {one.name} {where}", field)
+        else:
+            settings.append((f"`{one.name}` {where}", _text(field)))
+    return settings
+
+
+def _initializer(value: Any) -> str:
+    """Describes the class and settings of an initializer, without its seed.
+
+    The seed can be random, and can therefore differ between processes.
+    """
+    settings = getattr(value, "get_config", dict)()
+    settings.pop("seed", None)
+    return f"{type(value).__name__} {_text(sorted(settings.items()))}"
+
+
+def _text(value: Any) -> str:
+    """Returns a string for a value that is equal in all processes."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(one) for one in value)}]"
+    if callable(value):
+        return "a function"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+    """Returns the string of each process, in the order of the processes."""
+    # Collectives do not support bytes, so each byte is sent as an int32.
+    values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    @tf.function
+    def gather_values() -> Any:
+        def of_replica():
+            return [
+                multi_process.all_gather(tf.constant(one))
+                for one in ([len(values)], values)
+            ]
+
+        return [
+            strategy.experimental_local_results(one)[0]
+            for one in strategy.run(of_replica)
+        ]
+
+    sizes, values_of_all = (one.numpy() for one in gather_values())
+    texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])
+    # All replicas of a process have sent the same string, so one string per
+    # process is returned.
+    num_local = len(strategy.extended.worker_devices)
+    return [one.tobytes().decode() for one in texts[::num_local]]
