@@ -393,6 +393,8 @@ def tf_keras_rows() -> list[Patch]:
 
 SELF_TRAINING = "keras3_self_training"
 SHARD_SLOTS = "keras3_shard_slots"
+KERAS3_EMBEDDINGS = "keras3_embedding_creation"
+TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
 
 _SCALED = "_core.keras_private:LossScaleOptimizer"
@@ -526,6 +528,37 @@ def shard_slot_rows() -> list[Patch]:
             shard_slots.load_own_variables,
             "The contents of a weights file depend on the number of shards.",
         ),
+    ]
+
+
+def _embedding_creation_row(group: str, owner: str, version: str) -> Patch:
+    from tf_layoutmap.layers.base import construction
+
+    return Patch(
+        group,
+        f"{owner}:Embedding",
+        "__init__",
+        construction.init_embedding,
+        "The optimizer of a model updates all rows of an Embedding.",
+        version,
+        "tests/layers/test_embedding_replacement.py",
+        make=construction.with_signature,
+    )
+
+
+def keras3_embedding_rows() -> list[Patch]:
+    """Returns the row by which a scope replaces layers of Keras 3."""
+    return [
+        _embedding_creation_row(KERAS3_EMBEDDINGS, "keras.layers", KERAS)
+    ]
+
+
+def tf_keras_embedding_rows() -> list[Patch]:
+    """Returns the row by which a scope replaces layers of tf_keras."""
+    return [
+        _embedding_creation_row(
+            TF_KERAS_EMBEDDINGS, "tf_keras.layers", TF_KERAS
+        )
     ]
 
 
