@@ -1,7 +1,9 @@
 """Implements `python -m tf_layoutmap`: prints a report and runs the self-check.
 
 The report has the information for a bug report. The exit status is 1 if a
-package is missing or the self-check fails.
+package is missing or the self-check fails. The command
+`python -m tf_layoutmap advise MODEL` prints what
+`tlm.layers.shard_embeddings` would do with a model.
 """
 
 import os
@@ -13,7 +15,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from tf_layoutmap import process_report
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["advise"]:
+        from tf_layoutmap.layers import advise
+
+        return advise.main(arguments[1:])
+    if arguments:
+        print(
+            "Usage: python -m tf_layoutmap [advise MODEL]. Received: "
+            f"{' '.join(arguments)}",
+            file=sys.stderr,
+        )
+        return 2
     problems = process_report.problems()
     print(process_report.describe_process(), flush=True)
     for problem in problems:
@@ -29,4 +42,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -548,9 +548,7 @@ def _embedding_creation_row(group: str, owner: str, version: str) -> Patch:
 
 def keras3_embedding_rows() -> list[Patch]:
     """Returns the row by which a scope replaces layers of Keras 3."""
-    return [
-        _embedding_creation_row(KERAS3_EMBEDDINGS, "keras.layers", KERAS)
-    ]
+    return [_embedding_creation_row(KERAS3_EMBEDDINGS, "keras.layers", KERAS)]
 
 
 def tf_keras_embedding_rows() -> list[Patch]:

@@ -22,16 +22,14 @@ from tf_layoutmap.layers.base.stock_embeddings import (
     report_rule,
 )
 
+# This import also registers the class of replaced layers with Keras, which is
+# required to load a saved model.
+from tf_layoutmap.layers.keras3.stock_embedding import Keras3Replacer
+
 _GROUPS = {
     "keras": "keras3_embedding_creation",
     "tf_keras": "tf_keras_embedding_creation",
 }
-
-
-def _keras3_replacer(settings: Settings) -> Replacer:
-    from tf_layoutmap.layers.keras3.stock_embedding import Keras3Replacer
-
-    return Keras3Replacer(settings)
 
 
 def _tf_keras_replacer(settings: Settings) -> Replacer:
@@ -50,7 +48,7 @@ def _tf_keras() -> Any | None:
 
 def _replacer_of(model: Any, settings: Settings) -> Replacer:
     if isinstance(model, keras.layers.Layer):
-        return _keras3_replacer(settings)
+        return Keras3Replacer(settings)
     tf_keras = _tf_keras()
     if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
         return _tf_keras_replacer(settings)
@@ -190,7 +188,7 @@ def sharded_embeddings(
     ):
         replacers = {"tf_keras": _tf_keras_replacer(settings)}
     else:
-        replacers = {"keras": _keras3_replacer(settings)}
+        replacers = {"keras": Keras3Replacer(settings)}
         if tf_keras is not None and not isinstance(
             optimizer, keras.optimizers.Optimizer
         ):

@@ -51,9 +51,7 @@ def init_embedding(
     for replacer in replacers:
         if replacer.is_candidate(layer):
             reason = replacer.reason_against(layer, [])
-            report.entries.append(
-                replacer.entry(layer, reason, replacer.rule_name)
-            )
+            report.entries.append(replacer.entry(layer, reason))
             if reason is None:
                 replacer.convert(layer)
 

@@ -164,7 +164,7 @@ class EmbeddingReport:
 
     def __str__(self) -> str:
         if not self.entries:
-            return "The model has no Embedding layers."
+            return "The model has no stock Embedding layers."
         lines = [f"Replaced: {len(self.replaced)} Embedding layers"]
         lines += [f"  {_describe(entry)}" for entry in self.replaced]
         lines.append(f"Not replaced: {len(self.not_replaced)}")

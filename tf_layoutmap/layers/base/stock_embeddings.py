@@ -258,8 +258,9 @@ class Replacer:
                 )
         return None
 
-    def _differences_of(self, layer: Any) -> Iterable[str]:
+    def _differences_of(self, layer: Any, compiled: Any) -> Iterable[str]:
         yield from self.differences()
+        yield from self._differences_from(compiled)
         for name in ("regularizer", "constraint"):
             if getattr(layer, f"embeddings_{name}") is not None:
                 yield (
@@ -267,16 +268,53 @@ class Replacer:
                     "batch, not to the full table."
                 )
 
+    def _differences_from(self, compiled: Any) -> Iterable[str]:
+        """Yields differences from the optimizer of a compiled model."""
+        if compiled is None:
+            return
+        kind = type(compiled).__name__
+        if kind != self.rule_name:
+            yield (
+                f"The model's optimizer is {kind}; the replaced tables are "
+                f"trained with {self.new_optimizer('tables')._spec.name}."
+            )
+        else:
+            yield from self._other_rate(compiled)
+        for name in (*OTHER_SETTINGS, "momentum"):
+            value = getattr(compiled, name, None)
+            if value:
+                yield (
+                    f"{name}={value} of the model's optimizer does not apply "
+                    "to the replaced tables."
+                )
+
+    def _other_rate(self, compiled: Any) -> Iterable[str]:
+        own = self.new_optimizer("tables").get_config()["learning_rate"]
+        rate = compiled.get_config()["learning_rate"]
+        is_equal = (
+            abs(own - rate) <= 1e-6 * abs(rate)
+            if isinstance(own, float | int) and isinstance(rate, float | int)
+            else own == rate
+        )
+        if not is_equal:
+            yield (
+                f"The learning rate of the replaced tables is {_text(own)}, "
+                f"and of the model's optimizer {_text(rate)}."
+            )
+
     # Replacement.
 
-    def entry(self, layer: Any, reason: str | None, rule: str) -> Any:
+    def entry(
+        self, layer: Any, reason: str | None, compiled: Any = None
+    ) -> EmbeddingEntry:
         """Returns the entry of a stock layer for the report.
 
         Args:
           layer: The layer.
           reason: Reason not to replace it, or None.
-          rule: Name of the class of the optimizer of the stock layer.
+          compiled: The optimizer of the compiled model, or None.
         """
+        rule = self.rule_name if compiled is None else type(compiled).__name__
         table = 4 * layer.input_dim * layer.output_dim
         before = table * (1 + _STOCK_SLOTS.get(rule, 2))
         return EmbeddingEntry(
@@ -288,7 +326,7 @@ class Replacer:
             reason=reason or "",
             differences=()
             if reason
-            else tuple(dict.fromkeys(self._differences_of(layer))),
+            else tuple(dict.fromkeys(self._differences_of(layer, compiled))),
             bytes_before=before,
             bytes_after=before if reason else table * (1 + self._num_slots),
         )
@@ -322,7 +360,7 @@ class Replacer:
         for layer in layers:
             if self.is_candidate(layer):
                 reason = self.reason_against(layer, layers)
-                report.entries.append(self.entry(layer, reason, rule))
+                report.entries.append(self.entry(layer, reason, optimizer))
                 if reason is None:
                     chosen.append(layer)
         if is_dry_run or not chosen:
@@ -349,6 +387,10 @@ class Replacer:
                     "`shard_embeddings`. The new optimizer starts with its "
                     "initial state."
                 )
+
+
+def _text(rate: Any) -> str:
+    return f"{rate:.6g}" if isinstance(rate, float) else str(rate)
 
 
 def report_rule(kind: str) -> str:
@@ -379,11 +421,14 @@ def reset_functions(model: Any) -> None:
 
 
 def free_variable(variable: Any) -> None:
-    """Frees the memory of a replaced variable.
+    """Frees the memory of a replaced variable by assigning zero rows.
 
-    A function that was traced with the old variable then raises an error
-    instead of reading old values.
+    A function that was traced with the old variable then raises an error for
+    each id instead of reading old values.
     """
-    tf.raw_ops.DestroyResourceOp(
-        resource=variable.handle, ignore_lookup_error=True
+    shape = [0, *variable.shape[1:]]
+    tf.raw_ops.AssignVariableOp(
+        resource=variable.handle,
+        value=tf.zeros(shape, variable.dtype),
+        validate_shape=False,
     )
