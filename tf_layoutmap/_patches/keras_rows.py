@@ -584,6 +584,18 @@ def tf_keras_layer_rows() -> list[Patch]:
             "tf_keras reads moving averages of a table, which do not exist.",
         ),
         _tf_keras_layer_row(
+            "BaseOptimizer",
+            "save_own_variables",
+            patches.save_own_variables,
+            "A stock model cannot read the optimizer of a weight file.",
+        ),
+        _tf_keras_layer_row(
+            "BaseOptimizer",
+            "load_own_variables",
+            patches.load_own_variables,
+            "A weight file of a stock model raises an error.",
+        ),
+        _tf_keras_layer_row(
             "LegacyOptimizer",
             "apply_gradients",
             patches.legacy_apply_gradients,

@@ -167,6 +167,11 @@ class Replacer:
         """Returns a reason of this Keras version not to replace a layer."""
         raise NotImplementedError
 
+    def is_without_effect(self, rule: Any) -> bool:
+        """Returns whether a regularizer changes no gradient."""
+        del rule
+        return False
+
     def convert(self, layer: Any) -> None:
         """Replaces a layer in place."""
         raise NotImplementedError
@@ -226,7 +231,7 @@ class Replacer:
     def _rules_reason(self, layer: Any) -> str | None:
         for name in ("regularizer", "constraint"):
             rule = getattr(layer, f"embeddings_{name}")
-            if rule is None:
+            if rule is None or self.is_without_effect(rule):
                 continue
             if not self.settings.rules_by_row:
                 return (
@@ -262,7 +267,8 @@ class Replacer:
         yield from self.differences()
         yield from self._differences_from(compiled)
         for name in ("regularizer", "constraint"):
-            if getattr(layer, f"embeddings_{name}") is not None:
+            rule = getattr(layer, f"embeddings_{name}")
+            if rule is not None and not self.is_without_effect(rule):
                 yield (
                     f"Each embeddings_{name} is applied to the rows of a "
                     "batch, not to the full table."

@@ -184,7 +184,23 @@ class TfKerasReplacer(Replacer):
             return "its weight is replicated by a strategy"
         return None
 
+    def is_without_effect(self, rule: Any) -> bool:
+        # With a factor of 0, the gradient is dense, but has the same sums. In
+        # Keras 3, Adagrad would square a dense gradient differently.
+        return isinstance(
+            rule,
+            tf_keras.regularizers.L1
+            | tf_keras.regularizers.L2
+            | tf_keras.regularizers.L1L2,
+        ) and not any(
+            float(factor)
+            for name, factor in rule.get_config().items()
+            if name in ("l1", "l2")
+        )
+
     def convert(self, layer: Any) -> None:
+        if self.is_without_effect(layer.embeddings_regularizer):
+            layer.embeddings_regularizer = None
         convert(layer, self.new_optimizer(layer.name), self.settings.num_shards)
 
     def is_optimizer_built(self, optimizer: Any) -> bool:
