@@ -7,9 +7,10 @@ samples with `--wide`:
 
 * `stock`: `keras.layers.Embedding`;
 * `replaced`: the same model after `tlm.layers.shard_embeddings`;
-* `by hand`: `tlm.layers.ShardedEmbedding` with its own Adagrad for each table.
+* `by hand`: `tlm.layers.ShardedEmbedding` with its own Adagrad for the same
+  tables.
 
-The `stock` model keeps small tables in all contestants except `by hand`.
+`--min_rows` selects the tables of the last two contestants.
 """
 
 import pathlib
@@ -30,12 +31,15 @@ from clicks.model import NUM_NUMBERS, logit_of
 _WIDE = flags.DEFINE_bool(
     "wide", False, "Measures `replaced_embeddings` with 64 columns; 14 GB."
 )
+_MIN_ROWS = flags.DEFINE_integer(
+    "min_rows", 1_000, "Rows of the smallest table that is replaced."
+)
 LEARNING_RATE = 0.05
 CONTESTANTS = ("stock", "replaced", "by hand")
 
 
 def _layer(kind: str, num_rows: int, dim: int) -> keras.layers.Layer:
-    if kind != "by hand":
+    if kind != "by hand" or num_rows < _MIN_ROWS.value:
         return keras.layers.Embedding(num_rows, dim)
     return tlm.layers.ShardedEmbedding(
         num_rows,
@@ -55,7 +59,9 @@ def make_model(kind: str, dim: int) -> keras.Model:
     model = keras.Model((numbers, ids), logit_of(numbers, rows, dim))
     optimizer = keras.optimizers.Adagrad(LEARNING_RATE)
     if kind == "replaced":
-        tlm.layers.shard_embeddings(model, optimizer=optimizer)
+        tlm.layers.shard_embeddings(
+            model, min_rows=_MIN_ROWS.value, optimizer=optimizer
+        )
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     return model
 
@@ -64,9 +70,8 @@ class _Contestant:
     """A model with its step of `fit`."""
 
     def __init__(self, kind: str, dim: int):
-        self.model = make_model(kind, dim)
-        self._step = self.model.make_train_function(force=True)
-        self._step = self.model.train_function
+        self._model = make_model(kind, dim)
+        self._model.make_train_function()
 
     def draw(self, distribution: str, num_samples: int) -> None:
         """Draws four batches."""
@@ -88,8 +93,9 @@ class _Contestant:
             self._batches.append(batch)
 
     def __call__(self, i: int) -> float:
+        batch = self._batches[i % 4]
         # Copying the loss to the host waits for the end of the step.
-        return float(self._step(iter([self._batches[i % 4]]))["loss"])
+        return float(self._model.train_function(iter([batch]))["loss"])
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:

@@ -186,7 +186,9 @@ def sharded_embeddings(
     if tf_keras is not None and isinstance(
         optimizer, tf_keras.optimizers.Optimizer
     ):
-        replacers = {"tf_keras": _tf_keras_replacer(settings)}
+        replacers: dict[str, Replacer] = {
+            "tf_keras": _tf_keras_replacer(settings)
+        }
     else:
         replacers = {"keras": Keras3Replacer(settings)}
         if tf_keras is not None and not isinstance(

@@ -82,8 +82,8 @@ class EmbeddingReport:
     ...     keras.Input([2], dtype="int64"),
     ...     keras.layers.Embedding(1000, 4, name="words")])
     >>> report = tlm.layers.shard_embeddings(model, min_rows=500)
-    >>> [entry.path for entry in report.replaced]
-    ['words']
+    >>> [entry.num_rows for entry in report.replaced]
+    [1000]
     >>> report.to_dict()["bytes_after"]
     32000
 

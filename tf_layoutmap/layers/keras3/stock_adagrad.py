@@ -61,12 +61,11 @@ class StockAdagrad(RowOptimizer):
           steps: Number of gradients in the mean.
           is_last: `[]` bool: whether to apply the step now.
         """
-        attributes = vars(self)
-        attributes["_sums_equal_ids"] = True
+        self._sums_equal_ids = True
         try:
             super().accumulate(gradient, steps, is_last)
         finally:
-            attributes["_sums_equal_ids"] = False
+            self._sums_equal_ids = False
 
 
 class _UniqueRows:

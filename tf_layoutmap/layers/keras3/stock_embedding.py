@@ -124,13 +124,13 @@ class ReplacedEmbedding(ShardedEmbedding, keras.layers.Embedding):
 
     def _adopt(self, old: Any) -> None:
         """Creates the table with the values of the stock weight `old`."""
-        vars(self)["_is_converting"] = True
+        self._is_converting = True
         weight = ReplacedTable(
             self._make_table,
             (self.input_dim, self.output_dim),
             optimizer=self.optimizer,
         )
-        del vars(self)["_is_converting"]
+        self._is_converting = False
         weight.value.assign(old.value)
         weight._path = old.path
         # Weights are compared by identity, because `==` compares values.

@@ -81,7 +81,9 @@ class ReplacedEmbedding(ShardedEmbedding, _StockEmbedding):
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         """Returns the shape of the result, as the stock layer."""
-        return _StockEmbedding.compute_output_shape(self, input_shape)
+        return tf.TensorShape(
+            _StockEmbedding.compute_output_shape(self, input_shape)
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, and the stock class."""
