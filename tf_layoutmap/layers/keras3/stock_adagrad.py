@@ -42,9 +42,9 @@ class StockAdagrad(RowOptimizer):
             return
         (accumulators,) = self.slots.values()
         batch = _UniqueRows(ids, self._table._variable)
-        batch.subtract(accumulators, -tf.square(values), tf.constant(1.0))
-        scales = tf.sqrt(accumulators.sparse_read(ids))
-        batch.subtract(self._table._variable, values / scales, learning_rate)
+        batch.subtract(accumulators, tf.square(values), tf.constant(1.0), -1.0)
+        scales = tf.math.rsqrt(accumulators.sparse_read(ids))
+        batch.subtract(self._table._variable, values * scales, learning_rate)
 
     def accumulate(
         self,
@@ -92,10 +92,19 @@ class _UniqueRows:
         )
 
     def subtract(
-        self, variable: ShardedVariable, values: tf.Tensor, scale: tf.Tensor
+        self,
+        variable: ShardedVariable,
+        values: tf.Tensor,
+        scale: tf.Tensor,
+        sign: float = 1.0,
     ) -> None:
-        """Subtracts `scale * values`, `[num_ids, dim]`, summed by row."""
+        """Subtracts `sign * scale * values`, `[num_ids, dim]`, summed by row.
+
+        `scale` is at least 0, because it is the learning rate of a rule.
+        """
         gains, unique_rows, unique_splits, positions = self._found
+        if sign != 1.0:
+            gains = tf.fill([tf.shape(values)[0]], sign)
         ops.apply_row_gradients(
             shards=[shard.handle for shard in variable.variables],
             slots=[],
