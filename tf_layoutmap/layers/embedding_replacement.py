@@ -19,7 +19,6 @@ from tf_layoutmap.layers.base.embedding_report import EmbeddingReport
 from tf_layoutmap.layers.base.stock_embeddings import (
     Replacer,
     Settings,
-    report_rule,
 )
 
 # This import also registers the class of replaced layers with Keras, which is
@@ -197,7 +196,7 @@ def sharded_embeddings(
             replacers["tf_keras"] = _tf_keras_replacer(settings)
     (first, *_) = replacers.values()
     report = EmbeddingReport(
-        stock_rule=report_rule(first.rule_name), batch_ids=batch_ids
+        stock_rule=first.report_rule(first.rule_name), batch_ids=batch_ids
     )
     with contextlib.ExitStack() as stack:
         for version in replacers:

@@ -15,7 +15,7 @@ import numpy as np
 # gradient update of the table, of its slot variables, and the temporary arrays
 # of the full size. The values were fitted to measured steps of
 # `python -m benchmarks replaced_embeddings`.
-_STOCK_PASSES = {"sgd": 0.0, "adagrad": 6.0, "adam": 12.0}
+_STOCK_PASSES = {"rows": 0.0, "adagrad": 6.0, "adam": 12.0}
 # Bytes per byte of a distinct row: the lookup, the gradient, and the update of
 # the row and its slot variable.
 _ROW_PASSES = 16.0
@@ -89,8 +89,9 @@ class EmbeddingReport:
 
     Attributes:
       entries: One entry per `Embedding` layer of the model.
-      stock_rule: Optimizer that trains the stock layers: `"sgd"`, `"adagrad"`,
-        or `"adam"` for any other optimizer.
+      stock_rule: How the stock optimizer updates a table: `"rows"` if it updates
+        only the rows of a batch (SGD, and Adagrad of tf_keras), `"adagrad"` for
+        Adagrad of Keras 3, or `"adam"` for any other optimizer.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times.
     """

@@ -167,6 +167,10 @@ class Replacer:
         """Returns a reason of this Keras version not to replace a layer."""
         raise NotImplementedError
 
+    def report_rule(self, kind: str) -> str:
+        """Returns the `stock_rule` of a report for an optimizer class."""
+        return {"SGD": "rows", "Adagrad": "adagrad"}.get(kind, "adam")
+
     def is_without_effect(self, rule: Any) -> bool:
         """Returns whether a regularizer changes no gradient."""
         del rule
@@ -361,7 +365,7 @@ class Replacer:
         models = self.models_of(layers)
         optimizer = getattr(model, "optimizer", None)
         rule = self.rule_name if optimizer is None else type(optimizer).__name__
-        report = EmbeddingReport(stock_rule=report_rule(rule))
+        report = EmbeddingReport(stock_rule=self.report_rule(rule))
         chosen = []
         for layer in layers:
             if self.is_candidate(layer):
@@ -397,11 +401,6 @@ class Replacer:
 
 def _text(rate: Any) -> str:
     return f"{rate:.6g}" if isinstance(rate, float) else str(rate)
-
-
-def report_rule(kind: str) -> str:
-    """Returns the rule of an optimizer class for the expected times."""
-    return {"SGD": "sgd", "Adagrad": "adagrad"}.get(kind, "adam")
 
 
 def own_weights(layer: Any) -> list[Any]:

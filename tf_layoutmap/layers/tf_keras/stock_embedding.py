@@ -186,6 +186,10 @@ class TfKerasReplacer(Replacer):
             return "its weight is replicated by a strategy"
         return None
 
+    def report_rule(self, kind: str) -> str:
+        # Adagrad of tf_keras updates only the rows of a batch.
+        return "rows" if kind == "Adagrad" else super().report_rule(kind)
+
     def is_without_effect(self, rule: Any) -> bool:
         # With a factor of 0, the gradient is dense, but has the same sums. In
         # Keras 3, Adagrad would square a dense gradient differently.
