@@ -89,9 +89,9 @@ class EmbeddingReport:
 
     Attributes:
       entries: One entry per `Embedding` layer of the model.
-      stock_rule: How the stock optimizer updates a table: `"rows"` if it updates
-        only the rows of a batch (SGD, and Adagrad of tf_keras), `"adagrad"` for
-        Adagrad of Keras 3, or `"adam"` for any other optimizer.
+      stock_rule: How the stock optimizer updates a table: `"rows"` if it
+        updates only the rows of a batch (SGD, and Adagrad of tf_keras),
+        `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times.
     """
