@@ -24,7 +24,11 @@ from benchmarks import (
 )
 from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
-from benchmarks.whole_models import dlrm, table_creation
+from benchmarks.whole_models import (
+    dlrm,
+    replaced_embeddings,
+    table_creation,
+)
 
 _ROUNDS = flags.DEFINE_integer(
     "rounds", 15, "Number of timed calls of each contestant.", lower_bound=1
@@ -53,6 +57,7 @@ _BENCHMARKS = {
     "model_creation": model_creation.report,
     "open_vocabulary": open_vocabulary.report,
     "open_vocabulary_peers": peers.report,
+    "replaced_embeddings": replaced_embeddings.report,
     "serving": serving.report,
     "sharded_embedding": sharded_embedding.report,
     "sharded_variable": sharded_variable.report,

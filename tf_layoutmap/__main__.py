@@ -2,6 +2,8 @@
 
 The command prints a report about the installation for bug reports, and runs the
 self-check. The exit code is 1 if a package is missing or the self-check fails.
+`python -m tf_layoutmap advise MODEL` prints what `tlm.layers.shard_embeddings`
+would do with a model.
 """
 
 import os
@@ -14,7 +16,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from tf_layoutmap import process_report
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["advise"]:
+        from tf_layoutmap.layers import advise
+
+        return advise.main(arguments[1:])
+    if arguments:
+        print(
+            "Usage: python -m tf_layoutmap [advise MODEL]. Received: "
+            f"{' '.join(arguments)}",
+            file=sys.stderr,
+        )
+        return 2
     problems = process_report.problems()
     print(process_report.describe_process(), flush=True)
     for problem in problems:
@@ -30,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -14,10 +14,15 @@ KINDS = {
     "keras.applications": "tests.real.library.applications",
     "tf_keras, layers": "tests.real.library.tf_keras_layers",
     "recommenders": "tests.real.library.recommenders",
+    "replaced embeddings": "tests.real.library.replaced_embeddings",
+    "replaced embeddings, tf_keras": "tests.real.library.replaced_tf_keras",
     "programs": "tests.real.programs",
 }
 # Environment variables for the processes of a kind.
-ENVIRONMENT = {"recommenders": {"TF_USE_LEGACY_KERAS": "1"}}
+ENVIRONMENT = {
+    "recommenders": {"TF_USE_LEGACY_KERAS": "1"},
+    "replaced embeddings, tf_keras": {"TF_USE_LEGACY_KERAS": "1"},
+}
 SELF_TEST = {"self test": "tests.real.self_test"}
 
 

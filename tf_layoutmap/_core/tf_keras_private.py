@@ -138,6 +138,8 @@ BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
 LegacyOptimizer = _NAMES.find("optimizers.legacy.optimizer_v2", "OptimizerV2")
 _NAMES.check_method(BaseOptimizer, "finalize_variable_values", "var_list")
 _NAMES.check_method(BaseOptimizer, "_trackable_children", "save_type")
+_NAMES.check_method(BaseOptimizer, "save_own_variables", "store")
+_NAMES.check_method(BaseOptimizer, "load_own_variables", "store")
 _NAMES.check_method(LegacyOptimizer, "apply_gradients", "grads_and_vars")
 _NAMES.check_method(LegacyOptimizer, "_create_all_weights", "var_list")
 

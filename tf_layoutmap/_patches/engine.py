@@ -22,6 +22,8 @@ _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     keras_rows.SELF_TRAINING: keras_rows.self_training_rows,
     keras_rows.SHARD_SLOTS: keras_rows.shard_slot_rows,
     keras_rows.TF_KERAS_LAYERS: keras_rows.tf_keras_layer_rows,
+    keras_rows.KERAS3_EMBEDDINGS: keras_rows.keras3_embedding_rows,
+    keras_rows.TF_KERAS_EMBEDDINGS: keras_rows.tf_keras_embedding_rows,
     keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,
     keras_rows.KERAS_DISTRIBUTION_GROUP: keras_rows.keras_distribution_rows,
     keras_rows.TF_KERAS_GROUP: keras_rows.tf_keras_rows,

@@ -496,6 +496,8 @@ def tf_keras_rows() -> list[Patch]:
 
 SELF_TRAINING = "keras3_self_training"
 SHARD_SLOTS = "keras3_shard_slots"
+KERAS3_EMBEDDINGS = "keras3_embedding_creation"
+TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
 
 _SCALED = "_core.keras_private:LossScaleOptimizer"
@@ -634,6 +636,35 @@ def shard_slot_rows() -> list[Patch]:
     ]
 
 
+def _embedding_creation_row(group: str, owner: str, version: str) -> Patch:
+    from tf_layoutmap.layers.base import construction
+
+    return Patch(
+        group,
+        f"{owner}:Embedding",
+        "__init__",
+        construction.init_embedding,
+        "The optimizer of a model updates all rows of an Embedding.",
+        version,
+        "tests/layers/test_embedding_replacement.py",
+        make=construction.with_signature,
+    )
+
+
+def keras3_embedding_rows() -> list[Patch]:
+    """Returns the row by which a scope replaces layers of Keras 3."""
+    return [_embedding_creation_row(KERAS3_EMBEDDINGS, "keras.layers", KERAS)]
+
+
+def tf_keras_embedding_rows() -> list[Patch]:
+    """Returns the row by which a scope replaces layers of tf_keras."""
+    return [
+        _embedding_creation_row(
+            TF_KERAS_EMBEDDINGS, "tf_keras.layers", TF_KERAS
+        )
+    ]
+
+
 def tf_keras_layer_rows() -> list[Patch]:
     """Returns the patches of tf_keras for the layers of `tlm.layers`."""
     from tf_layoutmap.layers.tf_keras import patches
@@ -658,6 +689,18 @@ def tf_keras_layer_rows() -> list[Patch]:
             patches.finalize,
             "tf_keras reads the moving averages of a table, but a table has "
             "no moving averages.",
+        ),
+        _tf_keras_layer_row(
+            "BaseOptimizer",
+            "save_own_variables",
+            patches.save_own_variables,
+            "A stock model cannot read the optimizer of a weight file.",
+        ),
+        _tf_keras_layer_row(
+            "BaseOptimizer",
+            "load_own_variables",
+            patches.load_own_variables,
+            "A weight file of a stock model raises an error.",
         ),
         _tf_keras_layer_row(
             "LegacyOptimizer",

@@ -10,15 +10,27 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
+    "EmbeddingEntry": "tf_layoutmap.layers.base.embedding_report:EmbeddingEntry",
+    "EmbeddingReport": "tf_layoutmap.layers.base.embedding_report:EmbeddingReport",
     "RowOptimizer": "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",
     "ShardedEmbedding": "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
     "TPUEmbedding": "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
     "VocabularyLogger": "tf_layoutmap.layers.keras3.vocabulary_logger:VocabularyLogger",
+    "shard_embeddings": "tf_layoutmap.layers.embedding_replacement:shard_embeddings",
+    "sharded_embeddings": "tf_layoutmap.layers.embedding_replacement:sharded_embeddings",
     "tf_keras": "tf_layoutmap.layers.tf_keras",
 }
 
 if TYPE_CHECKING:
     import tf_layoutmap.layers.tf_keras as tf_keras
+    from tf_layoutmap.layers.base.embedding_report import (
+        EmbeddingEntry,
+        EmbeddingReport,
+    )
+    from tf_layoutmap.layers.embedding_replacement import (
+        shard_embeddings,
+        sharded_embeddings,
+    )
     from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
     from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
     from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
@@ -27,9 +39,13 @@ else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
+    "EmbeddingEntry",
+    "EmbeddingReport",
     "RowOptimizer",
     "ShardedEmbedding",
     "TPUEmbedding",
     "VocabularyLogger",
+    "shard_embeddings",
+    "sharded_embeddings",
     "tf_keras",
 ]

@@ -311,7 +311,15 @@ class RowUpdates(RowOptimizerSaving):
                 f"step; use jit_compile=False (table {self._table.name!r})."
             )
         ids, values = _rows_of(gradient)
-        learning_rate = tf.cast(self.learning_rate, tf.float32)
+        self._apply_rule(ids, values, tf.cast(self.learning_rate, tf.float32))
+        if self.row_constraint is not None:
+            self._table.constrain(ids, self.row_constraint)
+        self.iterations.assign_add(1)
+
+    def _apply_rule(
+        self, ids: tf.Tensor, values: tf.Tensor, learning_rate: tf.Tensor
+    ) -> None:
+        """Applies the rule to the rows of `ids`; `update` calls this method."""
         self._table.update(
             list(self.slots.values()),
             ids,
@@ -319,9 +327,6 @@ class RowUpdates(RowOptimizerSaving):
             optimizer=self._spec.name,
             hyperparameters=tf.stack([learning_rate, *self._spec.constants]),
         )
-        if self.row_constraint is not None:
-            self._table.constrain(ids, self.row_constraint)
-        self.iterations.assign_add(1)
 
     def accumulate(
         self,

@@ -12,6 +12,8 @@ except ModuleNotFoundError as _error:
         raise
     raise _missing from None
 
+# Registers the class of replaced layers, which is required to load a model.
+from tf_layoutmap.layers.tf_keras import stock_embedding as _stock_embedding  # noqa: F401
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding

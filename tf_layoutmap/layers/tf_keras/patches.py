@@ -1,6 +1,7 @@
 """Patches with which tf_keras' optimizers pass gradients to tables."""
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from tf_layoutmap._patches import engine
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.mixin import table_of
+
+# Attribute of a variable that an optimizer requires but does not use.
+_UNUSED = "_tf_layoutmap_unused"
 
 
 class SelfTrained:
@@ -55,7 +59,58 @@ def add_variable(
         _check_slots_can_restore(optimizer, model_variable)
         return original(optimizer, model_variable, *args, **kwargs)
     # Optimizers require one variable per weight. This variable is never used.
-    return optimizer.add_variable([], name="unused")
+    unused = optimizer.add_variable([], name="unused")
+    vars(unused)[_UNUSED] = True
+    return unused
+
+
+def _used_variables(optimizer: Any) -> list[Any]:
+    return [one for one in optimizer.variables if _UNUSED not in vars(one)]
+
+
+def save_own_variables(
+    original: Callable[..., None], optimizer: Any, store: Any
+) -> None:
+    """Writes the variables of an optimizer that are used.
+
+    If unused variables were written, the optimizer of a stock model could not
+    read the file, because their shapes differ from its slot variables.
+    """
+    used = _used_variables(optimizer)
+    if len(used) == len(optimizer.variables):
+        original(optimizer, store)
+        return
+    for number, variable in enumerate(used):
+        store[str(number)] = variable.numpy()
+
+
+def load_own_variables(
+    original: Callable[..., None], optimizer: Any, store: Any
+) -> None:
+    """Reads the variables of an optimizer that are used.
+
+    If the file is from an optimizer with slot variables of tables, it is
+    skipped with a warning, as tf_keras does for another number of variables.
+    """
+    used, variables = _used_variables(optimizer), optimizer.variables
+    if len(used) == len(variables):
+        original(optimizer, store)
+        return
+    # Older files contain the unused variables.
+    for found in (used, variables):
+        if len(store.keys()) == len(found) and all(
+            tuple(store[str(number)].shape) == tuple(variable.shape)
+            for number, variable in enumerate(found)
+        ):
+            for number, variable in enumerate(found):
+                variable.assign(store[str(number)])
+            return
+    warnings.warn(
+        f"The saved optimizer must have {len(used)} variables, where tables "
+        f"have none. Received: {len(store.keys())}; optimizer "
+        f"{optimizer.name!r} was not changed.",
+        stacklevel=2,
+    )
 
 
 def apply_gradients(

@@ -1,0 +1,198 @@
+"""`EmbeddingReport`: which `Embedding` layers were replaced, and the effect.
+
+The expected times are estimates from bytes. A step of a stock layer reads and
+writes the full table, a step of a replaced layer only the rows of the batch.
+"""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import numpy as np
+
+# Bytes that a training step reads and writes per byte of a stock table:
+# gradient update of the table, of its slot variables, and the temporary arrays
+# of the full size. The values were fitted to measured steps of
+# `python -m benchmarks replaced_embeddings`.
+_STOCK_PASSES = {"rows": 0.0, "adagrad": 6.0, "adam": 12.0}
+# Bytes per byte of a distinct row: the lookup, the gradient, and the update of
+# the row and its slot variable.
+_ROW_PASSES = 16.0
+# Seconds of one replaced table that do not depend on its size: the ops of the
+# lookup, of the search for unique rows and of the update.
+_SECONDS_PER_TABLE = 250e-6
+# Array that is copied to measure the memory bandwidth, in bytes.
+_COPIED_BYTES = 64 * 2**20
+
+
+@functools.cache
+def memory_bandwidth() -> float:
+    """Returns bytes per second of a copy, measured once in about 0.1 s."""
+    source = np.ones(_COPIED_BYTES // 4, np.float32)
+    target = np.empty_like(source)
+    np.copyto(target, source)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * _COPIED_BYTES / min(seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingEntry:
+    """One `Embedding` layer of a report.
+
+    Attributes:
+      path: Path of the layer; its name if it is not built.
+      kind: Name of the layer's class.
+      num_rows: Number of rows of the table.
+      dim: Number of columns of the table.
+      is_replaced: Whether the layer is replaced.
+      reason: Reason why the layer is not replaced; empty if it is replaced.
+      differences: Sentences about training that differs from the stock layer.
+      bytes_before: Bytes of the stock table and its slot variables.
+      bytes_after: Bytes of the table and its slot variables.
+    """
+
+    path: str
+    kind: str
+    num_rows: int
+    dim: int
+    is_replaced: bool
+    reason: str = ""
+    differences: tuple[str, ...] = ()
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the table without slot variables."""
+        return 4 * self.num_rows * self.dim
+
+
+@dataclasses.dataclass
+class EmbeddingReport:
+    """The `Embedding` layers of a model, and the effect of replacing them.
+
+    >>> import keras
+    >>> import tf_layoutmap as tlm
+    >>> model = keras.Sequential([
+    ...     keras.Input([2], dtype="int64"),
+    ...     keras.layers.Embedding(1000, 4, name="words")])
+    >>> report = tlm.layers.shard_embeddings(model, min_rows=500)
+    >>> [entry.num_rows for entry in report.replaced]
+    [1000]
+    >>> report.to_dict()["bytes_after"]
+    32000
+
+    Attributes:
+      entries: One entry per `Embedding` layer of the model.
+      stock_rule: How the stock optimizer updates a table: `"rows"` if it
+        updates only the rows of a batch (SGD, and Adagrad of tf_keras),
+        `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
+      batch_ids: Number of ids that a step looks up in each table, for the
+        expected times.
+    """
+
+    entries: list[EmbeddingEntry] = dataclasses.field(default_factory=list)
+    stock_rule: str = "adagrad"
+    batch_ids: int = 2048
+
+    @property
+    def replaced(self) -> list[EmbeddingEntry]:
+        """The entries of layers that are replaced."""
+        return [entry for entry in self.entries if entry.is_replaced]
+
+    @property
+    def not_replaced(self) -> list[EmbeddingEntry]:
+        """The entries of layers that are not replaced, with reasons."""
+        return [entry for entry in self.entries if not entry.is_replaced]
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all stock tables and their slot variables."""
+        return sum(entry.bytes_before for entry in self.entries)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tables and their slot variables after replacement."""
+        return sum(entry.bytes_after for entry in self.entries)
+
+    def expected_step_ms(self) -> tuple[float, float]:
+        """Returns the expected time of the tables in a step, before and after.
+
+        The times are the bytes that a step reads and writes, divided by the
+        memory bandwidth, which the first call measures. A stock layer reads
+        and writes the full table several times; the number depends on
+        `stock_rule`. A replaced layer reads and writes `batch_ids` rows, and
+        takes a fixed time per table. The times do not contain the other layers
+        of the model, and the actual times can differ by a factor of two.
+
+        Returns:
+          Milliseconds of all tables before and after the replacement.
+        """
+        bandwidth = memory_bandwidth()
+        before = after = 0.0
+        for entry in self.entries:
+            rows = min(self.batch_ids, entry.num_rows)
+            looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
+            stock = looked_up + (
+                _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
+            )
+            before += stock
+            after += (
+                looked_up + _SECONDS_PER_TABLE if entry.is_replaced else stock
+            )
+        return 1e3 * before, 1e3 * after
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report as plain values, for example for JSON."""
+        before, after = self.expected_step_ms()
+        return {
+            "layers": [dataclasses.asdict(entry) for entry in self.entries],
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "step_ms_before": before,
+            "step_ms_after": after,
+            "batch_ids": self.batch_ids,
+        }
+
+    def print(self) -> None:
+        """Prints the report."""
+        print(self)
+
+    def __str__(self) -> str:
+        if not self.entries:
+            return "The model has no stock Embedding layers."
+        lines = [f"Replaced: {len(self.replaced)} Embedding layers"]
+        lines += [f"  {_describe(entry)}" for entry in self.replaced]
+        lines.append(f"Not replaced: {len(self.not_replaced)}")
+        lines += [
+            f"  {_describe(entry)}: {entry.reason}"
+            for entry in self.not_replaced
+        ]
+        found: dict[str, None] = {}
+        for entry in self.replaced:
+            found.update(dict.fromkeys(entry.differences))
+        if self.replaced:
+            lines.append(
+                "Training compared with the stock layers:"
+                if found
+                else "Training equals the stock layers."
+            )
+            lines += [f"  {sentence}" for sentence in found]
+        before, after = self.expected_step_ms()
+        lines += [
+            "Tables and slot variables: "
+            f"{self.bytes_before / 1e6:,.1f} MB before, "
+            f"{self.bytes_after / 1e6:,.1f} MB after",
+            f"Expected time of the tables in a step of {self.batch_ids:,} ids "
+            f"per table: {before:,.1f} ms before, {after:,.1f} ms after",
+        ]
+        return "\n".join(lines)
+
+
+def _describe(entry: EmbeddingEntry) -> str:
+    return f"{entry.path} ({entry.kind}, {entry.num_rows:,} x {entry.dim})"

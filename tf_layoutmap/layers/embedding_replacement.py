@@ -1,0 +1,214 @@
+"""`shard_embeddings` and `sharded_embeddings`: stock layers with fast steps.
+
+Both replace `Embedding` layers in place and return an `EmbeddingReport`.
+"""
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from tf_layoutmap._core import checks as _core_checks
+from tf_layoutmap._patches import engine
+from tf_layoutmap.layers.base import construction
+from tf_layoutmap.layers.base.embedding_report import EmbeddingReport
+from tf_layoutmap.layers.base.stock_embeddings import (
+    Replacer,
+    Settings,
+)
+
+# This import also registers the class of replaced layers with Keras, which is
+# required to load a saved model.
+from tf_layoutmap.layers.keras3.stock_embedding import Keras3Replacer
+
+_GROUPS = {
+    "keras": "keras3_embedding_creation",
+    "tf_keras": "tf_keras_embedding_creation",
+}
+
+
+def _tf_keras_replacer(settings: Settings) -> Replacer:
+    from tf_layoutmap.layers.tf_keras.stock_embedding import TfKerasReplacer
+
+    return TfKerasReplacer(settings)
+
+
+def _tf_keras() -> Any | None:
+    """Returns tf_keras if the program uses it, else None."""
+    if os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True"):
+        with contextlib.suppress(ModuleNotFoundError):
+            import tf_keras  # noqa: F401
+    return sys.modules.get("tf_keras")
+
+
+def _replacer_of(model: Any, settings: Settings) -> Replacer:
+    if isinstance(model, keras.layers.Layer):
+        return Keras3Replacer(settings)
+    tf_keras = _tf_keras()
+    if tf_keras is not None and isinstance(model, tf_keras.layers.Layer):
+        return _tf_keras_replacer(settings)
+    raise TypeError(
+        _core_checks.message(
+            "model", "a model or layer of Keras 3 or tf_keras", model, ""
+        )
+    )
+
+
+def shard_embeddings(
+    model: Any,
+    *,
+    min_rows: int = 1_000,
+    optimizer: Any = "adagrad",
+    num_shards: int = 1,
+    rules_by_row: bool = False,
+    batch_ids: int = 2048,
+    is_dry_run: bool = False,
+) -> EmbeddingReport:
+    """Replaces the large `Embedding` layers of a model in place.
+
+    Each replaced layer remains the same object, with the same name, path,
+    weight values, mask, dtype policy and `trainable`, and becomes a
+    `ShardedEmbedding`: a training step reads and writes only the rows of the
+    batch. Weight files of the stock model can be loaded into the model, and
+    weight files of the model into a stock model.
+
+    >>> import keras
+    >>> import tf_layoutmap as tlm
+    >>> model = keras.Sequential([
+    ...     keras.Input([2], dtype="int64"),
+    ...     keras.layers.Embedding(2000, 4, name="words"),
+    ...     keras.layers.Flatten(),
+    ...     keras.layers.Dense(1)])
+    >>> report = tlm.layers.shard_embeddings(model, optimizer="adagrad")
+    >>> len(report.replaced), len(report.not_replaced)
+    (1, 0)
+    >>> isinstance(model.get_layer("words"), tlm.layers.ShardedEmbedding)
+    True
+    >>> model.compile("adagrad", "mse")
+
+    With SGD and Adagrad, training equals the stock model up to rounding, also
+    if a batch contains an id several times. With other optimizers, rows that a
+    step does not look up are not updated; the report states the differences.
+
+    A layer is not replaced if training would differ without a statement in the
+    report. The report contains the reason, for example: the layer has a
+    regularizer or a constraint, is quantized, has LoRA weights, shares its
+    weight with another layer, or belongs to a subclass that overrides `call`.
+    `keras.layers.ReversibleEmbedding`, its keras-hub subclass and
+    `keras_rs.layers.EmbedReduce` are supported.
+
+    Call this function before the model is trained. If the model is already
+    built, the rows are copied, and the memory of the stock weights is freed.
+    Settings of the model's optimizer, such as its learning rate, do not apply
+    to the tables; to change the rate, set `layer.optimizer.learning_rate`.
+
+    Args:
+      model: A functional, sequential or subclassed model of Keras 3 or
+        tf_keras, or a layer. It may be built or not. Layers that a subclassed
+        model creates later are not replaced; use `sharded_embeddings`.
+      min_rows: Tables with fewer rows are not replaced.
+      optimizer: Optimizer of the replaced tables: `"sgd"` or `"adagrad"` with
+        the defaults of Keras; an `SGD` without momentum or an `Adagrad` of
+        the model's Keras version, whose settings are copied; or an optimizer
+        of `tf.tpu.experimental.embedding`.
+      num_shards: Maximum number of shards of a table.
+      rules_by_row: Whether layers with a regularizer or a constraint are also
+        replaced. Both are then applied to the rows of a batch instead of the
+        full table.
+      batch_ids: Number of ids that a step looks up in each table, for the
+        expected times of the report.
+      is_dry_run: Whether to compute only the report, without changes.
+
+    Returns:
+      The report.
+
+    Raises:
+      TypeError: If `model` or `optimizer` has an unsupported type.
+      ValueError: If an argument is invalid, or if the model's optimizer
+        already has slot variables for the tables.
+    """
+    settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
+    replacer = _replacer_of(model, settings)
+    report = replacer.replace(model, is_dry_run=is_dry_run)
+    report.batch_ids = _core_checks.check_int("batch_ids", batch_ids, lowest=1)
+    return report
+
+
+@contextlib.contextmanager
+def sharded_embeddings(
+    *,
+    min_rows: int = 1_000,
+    optimizer: Any = "adagrad",
+    num_shards: int = 1,
+    rules_by_row: bool = False,
+    batch_ids: int = 2048,
+) -> Iterator[EmbeddingReport]:
+    """Replaces the large `Embedding` layers that are created inside `with`.
+
+    This is `shard_embeddings` for code that builds, and possibly trains, its
+    own model. Layers of Keras 3 and of tf_keras are replaced, if the current
+    thread creates them. tf_keras must be imported before the scope.
+
+    >>> import keras
+    >>> import tf_layoutmap as tlm
+    >>> with tlm.layers.sharded_embeddings(min_rows=500) as report:
+    ...     layer = keras.layers.Embedding(1000, 4)
+    >>> isinstance(layer, tlm.layers.ShardedEmbedding)
+    True
+    >>> len(report.replaced)
+    1
+
+    Args:
+      min_rows: Tables with fewer rows are not replaced.
+      optimizer: Optimizer of the replaced tables, as for `shard_embeddings`.
+        The optimizer must not belong to one Keras version if layers of the
+        other version are created.
+      num_shards: Maximum number of shards of a table.
+      rules_by_row: Whether layers with a regularizer or a constraint are also
+        replaced; see `shard_embeddings`.
+      batch_ids: Number of ids that a step looks up in each table, for the
+        expected times of the report.
+
+    Yields:
+      The report, to which each created layer is added.
+
+    Raises:
+      TypeError, ValueError: If an argument is invalid.
+    """
+    settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
+    _core_checks.check_int("batch_ids", batch_ids, lowest=1)
+    tf_keras = _tf_keras()
+    if tf_keras is not None and isinstance(
+        optimizer, tf_keras.optimizers.Optimizer
+    ):
+        replacers: dict[str, Replacer] = {
+            "tf_keras": _tf_keras_replacer(settings)
+        }
+    else:
+        replacers = {"keras": Keras3Replacer(settings)}
+        if tf_keras is not None and not isinstance(
+            optimizer, keras.optimizers.Optimizer
+        ):
+            replacers["tf_keras"] = _tf_keras_replacer(settings)
+    (first, *_) = replacers.values()
+    report = EmbeddingReport(
+        stock_rule=first.report_rule(first.rule_name), batch_ids=batch_ids
+    )
+    with contextlib.ExitStack() as stack:
+        for version in replacers:
+            engine.install(_GROUPS[version])
+            stack.callback(engine.uninstall, _GROUPS[version])
+        stack.enter_context(
+            construction.replacing(list(replacers.values()), report)
+        )
+        yield report
+    if tf_keras is None and "tf_keras" in sys.modules:
+        warnings.warn(
+            "tf_keras was imported inside `sharded_embeddings`, so that no "
+            "layer of tf_keras was replaced; import tf_keras before.",
+            stacklevel=3,
+        )
