@@ -218,7 +218,7 @@ class RowPartition:
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
-            # The search uses the ends of the shards, because a search in their
+            # The search uses the ends of the shards, because a search in the
             # starts would not skip empty shards.
             shards = cast(
                 "np.ndarray",

@@ -26,8 +26,9 @@ from absl import app, flags
 
 if __name__ == "__main__":
     # The variable is set before TensorFlow is imported, because TensorFlow
-    # reads it once. The hidden messages, below the error level, are lists of
-    # devices and calls that a coordinator has cancelled.
+    # reads it once. Level 2 hides messages below the error level, for example
+    # lists of devices and messages about calls that a coordinator has
+    # cancelled.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # This import loads the op library before the server starts. If TensorFlow is

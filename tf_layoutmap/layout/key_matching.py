@@ -127,7 +127,7 @@ class PatternTable:
         Args:
           keys: Names of one variable, the preferred name first.
           names_of_others: Names of other variables. A pattern that is equal to
-            one of them matches only that variable.
+            one of these names matches only the variable with this name.
 
         Returns:
           The matching pattern, the key that it matches, and the shadowed

@@ -88,7 +88,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         Args:
           keys: All names of one variable, the preferred name first.
           names_of_others: Names of other variables. A stored key that is equal
-            to one of them matches only variables that have this name.
+            to one of these names matches only variables that have this name.
 
         Returns:
           The stored key that matches, the name that it matches, and the
@@ -228,7 +228,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     ) -> Layout:
         """Returns the layout of `key`; stores `default` if it is missing."""
         if key not in self._layouts:
-            # `_check_layout` raises for None.
+            # If `default` is None, `_check_layout` raises an error.
             self[key] = cast(Layout, default)
         return self._layouts[key]
 

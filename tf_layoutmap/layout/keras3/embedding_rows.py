@@ -1,8 +1,8 @@
 """Lookups and updates of Keras tables whose rows are sharded over a mesh.
 
-DTensor gathers the full table for each lookup of rows. It also gathers the full
-table when an optimizer divides an update by a slot variable. The functions of
-this module let each device look up and update only the rows that it owns.
+DTensor gathers the full table for each lookup of rows. DTensor also gathers the
+full table when an optimizer divides an update by a slot variable. The functions
+of this module let each device look up and update only the rows that it owns.
 """
 
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def embedding_call(
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, as a replicated tensor.
+    """Returns the table rows at `ids`, as a replicated tensor.
 
     Args:
       weight: Table for which `axis_of` is not None.

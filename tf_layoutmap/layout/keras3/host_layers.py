@@ -68,7 +68,7 @@ class HostLayers:
         self.on_mesh = keras.Function(results, functional._outputs_struct)
 
     def compute(self, inputs: Any) -> list[Any]:
-        """Returns the host results of a batch that the mesh uses.
+        """Returns the host results that the mesh uses for a batch.
 
         Args:
           inputs: Inputs of the model, as host values.

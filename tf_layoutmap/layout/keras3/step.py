@@ -395,7 +395,7 @@ def scatter(
 ) -> Any:
     """Computes `keras.ops.scatter`; on a mesh, as a segment sum.
 
-    An index outside the shape raises an error on a mesh, too.
+    On a mesh, an index outside the shape also raises an error.
     """
     mesh = tracing.mesh_of_trace()
     indices = tf.convert_to_tensor(indices)

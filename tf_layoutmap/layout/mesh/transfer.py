@@ -129,8 +129,8 @@ def to_mesh(value: TensorLike, layout: Layout) -> tf.Tensor:
       layout: `dtensor.Layout` of the result.
 
     Returns:
-      An eager DTensor. It shares no memory with `value`, except that a value on
-      a mesh with the same layout is returned unchanged.
+      An eager DTensor. The result shares no memory with `value`, unless `value`
+      is on a mesh with the same layout and is returned unchanged.
 
     Raises:
       ValueError: If `layout` does not fit the shape.
@@ -252,7 +252,8 @@ def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    # `numpy()` of a scalar does not return an array. This also makes a copy.
+    # `np.array` is called because `numpy()` of a scalar does not return an
+    # array, and because the result must be a copy.
     return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)
 
 

@@ -21,9 +21,9 @@ op would be compiled separately for each weight.
 
 A layer can also hold a `tf.Variable` on the host that Keras does not track. An
 op on a mesh can read such a variable correctly, but cannot write it correctly.
-The reason is that every device writes: four devices increment a counter four
-times. Therefore, eager writes run on the host, and a write in a function for a
-mesh raises an error.
+The reason is that every device runs the write. For example, four devices
+increment a counter four times. Therefore, eager writes run on the host, and a
+write in a function for a mesh raises an error.
 """
 
 from __future__ import annotations
