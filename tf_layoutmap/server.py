@@ -79,7 +79,7 @@ def read_task(
         variable is not set.
 
     Raises:
-      ValueError: A value is missing, is not valid JSON, or is not in the
+      ValueError: If a value is missing, is not valid JSON, or is not in the
         cluster.
     """
     config = _read_json("TF_CONFIG", tf_config) if tf_config else {}

@@ -88,10 +88,10 @@ def register_op(name: str, policy: literals.Policy) -> None:
       policy: One of the policies above.
 
     Raises:
-      ValueError: TensorFlow has no such op, the policy does not exist, or the
-        op is registered with another policy.
-      RuntimeError: Ops cannot be registered with this version of tf.dtensor, or
-        tf.dtensor has a built-in rule for the op.
+      ValueError: If TensorFlow has no such op, the policy does not exist, or
+        the op is registered with another policy.
+      RuntimeError: If ops cannot be registered with this version of tf.dtensor,
+        or tf.dtensor has a built-in rule for the op.
     """
     checks.check_one_of("policy", policy, POLICIES)
     if tf_private.op_def_of(name) is None:
@@ -205,7 +205,7 @@ def enable_missing_ops() -> tuple[str, ...]:
       changed.
 
     Raises:
-      RuntimeError: Ops cannot be registered with this tf.dtensor; see
+      RuntimeError: If ops cannot be registered with this tf.dtensor; see
         `available`.
     """
     enabled = []
@@ -247,7 +247,7 @@ def row_axis(table: dtensor.DVariable) -> str:
     """Returns the mesh dimension along which the rows of `table` are sharded.
 
     Raises:
-      ValueError: The rows are not sharded, or the columns are also sharded.
+      ValueError: If the rows are not sharded, or the columns are also sharded.
     """
     specs = table.layout.sharding_specs
     if (
@@ -309,9 +309,9 @@ def lookup_rows(
       Tensor of shape `[num_ids, dim]`, replicated.
 
     Raises:
-      ValueError: The table does not have this layout.
-      RuntimeError: Ops cannot be registered with this tf.dtensor.
-      tf.errors.OpError: An id is outside the table. DTensor raises the error
+      ValueError: If the table does not have this layout.
+      RuntimeError: If ops cannot be registered with this tf.dtensor.
+      tf.errors.OpError: If an id is outside the table. DTensor raises the error
         when the result is read, with the message of the first failed device.
     """
     _register()
@@ -366,8 +366,8 @@ def update_rows(
       num_rows: As in `lookup_rows`.
 
     Raises:
-      ValueError: The layouts of a slot variable and the table are different.
-      RuntimeError: Ops cannot be registered with this tf.dtensor.
+      ValueError: If the layouts of a slot variable and the table are different.
+      RuntimeError: If ops cannot be registered with this tf.dtensor.
     """
     _register()
     axis, mesh = row_axis(table), table.layout.mesh

@@ -54,7 +54,7 @@ def make_parent(path: str) -> None:
     """Creates the parent folder of a path if it does not exist.
 
     Raises:
-      OSError: The folder cannot be created.
+      OSError: If the folder cannot be created.
     """
     with os_errors(path):
         tf.io.gfile.makedirs(os.path.dirname(path) or ".")
@@ -67,7 +67,7 @@ def make_new(path: str) -> bool:
     system, only one of them creates the file.
 
     Raises:
-      OSError: The file cannot be created.
+      OSError: If the file cannot be created.
     """
     if not paths.is_local(path):
         return not tf.io.gfile.exists(path)
@@ -88,7 +88,7 @@ def rename(old: str, new: str) -> None:
     """Renames a file. A file or link at `new` is replaced.
 
     Raises:
-      OSError: The file cannot be renamed.
+      OSError: If the file cannot be renamed.
     """
     if paths.is_local(new):
         os.replace(paths.local_path(old), paths.local_path(new))
@@ -101,7 +101,7 @@ def remove(path: str) -> None:
     """Removes a file if it exists.
 
     Raises:
-      OSError: The file cannot be removed.
+      OSError: If the file cannot be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         if paths.is_local(path):
@@ -153,7 +153,7 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
       alone: Whether to raise an error if another writer writes the same target.
 
     Raises:
-      OSError: The folder cannot be created, or `alone` is True and there is
+      OSError: If the folder cannot be created, or `alone` is True and there is
         another writer.
     """
     if not paths.is_local(target):
@@ -268,7 +268,7 @@ def replacing_file(path: str) -> Iterator[str]:
     fails, nothing is changed.
 
     Raises:
-      OSError: The file cannot be written.
+      OSError: If the file cannot be written.
     """
     target = paths.resolve(path)
     with staged(target) as folder:
@@ -287,7 +287,7 @@ def replacing_folder(path: str) -> Iterator[str]:
     fails, nothing is changed.
 
     Raises:
-      OSError: The folder cannot be written.
+      OSError: If the folder cannot be written.
     """
     target = paths.resolve(path)
     make_parent(target)
@@ -310,7 +310,7 @@ def replace_folder(new: str, target: str) -> None:
       target: Resolved path to replace.
 
     Raises:
-      OSError: The folder cannot be replaced. `target` is unchanged.
+      OSError: If the folder cannot be replaced. `target` is unchanged.
     """
     if not paths.is_local(target):
         _replace_remote_folder(new, target)

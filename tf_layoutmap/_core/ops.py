@@ -128,8 +128,8 @@ def exchange_paths(one: str, other: str) -> None:
     """Exchanges two files or folders in one atomic operation.
 
     Raises:
-      OSError: The paths cannot be exchanged. `errno` is ENOSYS or EINVAL if the
-        operating system or the file system does not support the operation.
+      OSError: If the paths cannot be exchanged. `errno` is ENOSYS or EINVAL if
+        the operating system or the file system does not support the operation.
     """
     import ctypes
 

@@ -122,8 +122,8 @@ class Distribution(keras_private.Distribution):
             process gets full batches and uses only its shard of each batch.
 
         Raises:
-          TypeError: `device_mesh` is not a mesh.
-          ValueError: `auto_shard_dataset` is False with several processes.
+          TypeError: If `device_mesh` is not a mesh.
+          ValueError: If `auto_shard_dataset` is False with several processes.
         """
         check_mesh("device_mesh", device_mesh)
         self._check_feeding(auto_shard_dataset)
@@ -200,7 +200,7 @@ class Distribution(keras_private.Distribution):
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: The class is a user-defined subclass that overrides
+          TypeError: If the class is a user-defined subclass that overrides
             `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
@@ -369,10 +369,10 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
             ignored. The mesh of the layout map is used instead.
 
         Raises:
-          TypeError: `layout_map` is not a LayoutMap. The error is also a
+          TypeError: If `layout_map` is not a LayoutMap. The error is also a
             ValueError, which Keras raises.
-          ValueError: `layout_map` is None or has no mesh, `batch_dim_name` is
-            not an axis of the mesh, or `auto_shard_dataset` is False with
+          ValueError: If `layout_map` is None or has no mesh, `batch_dim_name`
+            is not an axis of the mesh, or `auto_shard_dataset` is False with
             several processes.
         """
         kwargs.pop("device_mesh", None)
@@ -425,9 +425,9 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
           auto_shard_dataset: As in `ModelParallel`.
 
         Raises:
-          TypeError: `device_mesh` is not a mesh. The error is also a
+          TypeError: If `device_mesh` is not a mesh. The error is also a
             ValueError, which Keras raises.
-          ValueError: Both `device_mesh` and `devices` are passed.
+          ValueError: If both `device_mesh` and `devices` are passed.
         """
         if device_mesh is not None and devices is not None:
             raise ValueError(
@@ -477,8 +477,9 @@ def set_distribution(value: AnyDistribution | None) -> None:
         object. None removes the distribution.
 
     Raises:
-      TypeError: `value` has another type.
-      RuntimeError: DTensor's unsafe all-reduce pass is enabled in this process.
+      TypeError: If `value` has another type.
+      RuntimeError: If DTensor's unsafe all-reduce pass is enabled in this
+        process.
     """
     mesh_context.set_standing_context(
         None if value is None else _to_own_distribution(value).context()

@@ -57,9 +57,10 @@ class Guard:
             default, only the first call traces functions.
 
         Raises:
-          StepDeadlineError: `function` raised a `LateError`, or a process did
-            not answer within the deadline when it was checked before tracing.
-          ServerLostError: `function` raised one of `rounds.LOST`.
+          StepDeadlineError: If `function` raised a `LateError`, or a process
+            did not answer within the deadline when it was checked before
+            tracing.
+          ServerLostError: If `function` raised one of `rounds.LOST`.
         """
         try:
             if always_traces or not self._all_have_answered:

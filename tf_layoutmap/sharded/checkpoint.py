@@ -318,7 +318,8 @@ def check_restorable(shards: Shards, path: str, key: str) -> bool:
       Whether the checkpoint contains the tensor.
 
     Raises:
-      ValueError: The shape or the dtype of the tensor differs from the table.
+      ValueError: If the shape or the dtype of the tensor differs from the
+        table.
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(key):

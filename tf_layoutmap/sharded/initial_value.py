@@ -287,9 +287,9 @@ def of_shard(
       axis: The axis that is sharded.
 
     Raises:
-      TypeError: The initializer accepts none of the argument lists.
-      ValueError: The initializer requires an offset and the rows of a shard are
-        not contiguous, or the initializer returns a value of a wrong shape.
+      TypeError: If the initializer accepts none of the argument lists.
+      ValueError: If the initializer requires an offset and the rows of a shard
+        are not contiguous, or the initializer returns a value of a wrong shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]

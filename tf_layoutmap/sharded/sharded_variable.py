@@ -110,8 +110,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
           trainable: Whether gradient tapes watch the shards.
 
         Raises:
-          TypeError, ValueError: An argument has an unsupported type, value or
-            shape.
+          TypeError, ValueError: If an argument has an unsupported type, value
+            or shape.
         """
         checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
@@ -227,7 +227,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
           sharded: A `ShardedVariable` of TensorFlow.
 
         Raises:
-          TypeError: `sharded` is not a `ShardedVariable` of TensorFlow.
+          TypeError: If `sharded` is not a `ShardedVariable` of TensorFlow.
         """
         checks.check_type(
             "sharded",
@@ -253,8 +253,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: The placement of rows is not supported. TensorFlow's class
-            assumes another placement, and its lookups would return wrong rows.
+          ValueError: If the placement of rows is not supported. TensorFlow's
+            class assumes another placement, and its lookups would return wrong
+            rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":

@@ -100,7 +100,7 @@ class MeshContext:
           variable: Variable to initialize even if its layer is not built.
 
         Raises:
-          ValueError: A layout does not fit its variable. No variable is
+          ValueError: If a layout does not fit its variable. No variable is
             allocated in this case.
         """
         registry = self.registry

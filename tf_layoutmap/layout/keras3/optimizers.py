@@ -64,7 +64,7 @@ def move_model_state(model: Any, context: MeshContext) -> None:
     Weights of layers that run on the host stay on the host.
 
     Raises:
-      ValueError: A weight was built outside the scope.
+      ValueError: If a weight was built outside the scope.
     """
     on_host = {id(weight) for weight in host_layers.host_weights_of(model)}
     for variable in model.variables:

@@ -126,7 +126,7 @@ class StepExchange:
         """Runs a step in the context; reports its failure to other processes.
 
         Raises:
-          ProcessError: The step of another process failed.
+          ProcessError: If the step of another process failed.
         """
         if not self.is_enabled:
             yield
@@ -218,8 +218,8 @@ def set_process_checks(
         before a step.
 
     Raises:
-      TypeError: `every_step` is not a bool.
-      ValueError: `deadline_seconds` is not a number above 0.
+      TypeError: If `every_step` is not a bool.
+      ValueError: If `deadline_seconds` is not a number above 0.
     """
     checks.check_type("every_step", every_step, bool, "a bool")
     messages.set_deadline(deadline_seconds)
@@ -241,8 +241,9 @@ class ProcessChecks(StepExchange):
         """Returns the next batch, shortened to the smallest batch of a process.
 
         Raises:
-          StopIteration: This process or another process has no further batch.
-          ProcessError: Another process runs a different step.
+          StopIteration: If this process or another process has no further
+            batch.
+          ProcessError: If another process runs a different step.
         """
         if not self.is_enabled:
             return next(iterator)
@@ -260,8 +261,8 @@ class ProcessChecks(StepExchange):
         """Returns a batch, shortened to the smallest batch of a process.
 
         Raises:
-          StopIteration: Another process has no further batch.
-          ProcessError: Another process runs a different step.
+          StopIteration: If another process has no further batch.
+          ProcessError: If another process runs a different step.
         """
         if not self.is_enabled or any(
             map(tracing.on_mesh, tf.nest.flatten(batch))
@@ -305,7 +306,7 @@ class ProcessChecks(StepExchange):
         """Compares models and optimizers after they are built.
 
         Raises:
-          ProcessError: Models or optimizers differ.
+          ProcessError: If models or optimizers differ.
         """
         if not self.is_enabled or not self._is_full:
             return

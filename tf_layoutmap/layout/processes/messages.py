@@ -97,8 +97,8 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
       The bodies of all processes, by process index.
 
     Raises:
-      ProcessError: A process did not send its message within the deadline, sent
-        a message of another kind, or reported that it ended or failed.
+      ProcessError: If a process did not send its message within the deadline,
+        sent a message of another kind, or reported that it ended or failed.
     """
     me = dtensor.client_id()
     try:

@@ -249,8 +249,8 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
       The new variables, by the `id` of the variable that each one replaces.
 
     Raises:
-      ValueError: A layout does not fit its variable. No variable is allocated
-        in this case.
+      ValueError: If a layout does not fit its variable. No variable is
+        allocated in this case.
     """
     found = find_variables(model, is_pending)
     assigned = assign_layouts(context.layout_map, found)
