@@ -2,9 +2,9 @@
 
 Paths may be local or on another file system that TensorFlow supports. Errors
 are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path in
-a staging folder, which is next to the target. At the end of the block, they
-rename this path to the target. A staging folder is locked while its writer is
-running.
+a staging folder, which is next to the target. At the end of the block, these
+functions rename this path to the target. A staging folder is locked while its
+writer is running.
 """
 
 from __future__ import annotations

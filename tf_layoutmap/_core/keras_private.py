@@ -323,7 +323,8 @@ def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Makes each traced `assign_add` call inside the context atomic.
 
     Keras reads the variable, adds to it and writes it in separate operations.
-    If two workers do this at the same time, one of the two increments is lost.
+    If two workers run these operations at the same time, one of the two
+    increments is lost.
     """
     try:
         for one in variables:

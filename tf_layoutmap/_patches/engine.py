@@ -222,7 +222,7 @@ def around(
 ) -> Callable[..., Any]:
     """Returns a function that calls `ours(original, ...)`.
 
-    AutoGraph does not convert `ours` and `original`. It does convert the
+    AutoGraph does not convert `ours` and `original`. AutoGraph does convert the
     functions that `original` calls, such as the `call` method of a user-defined
     layer. `tf.autograph.experimental.do_not_convert` is not used, because it
     would also disable AutoGraph for these functions.

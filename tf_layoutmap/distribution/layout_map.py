@@ -203,15 +203,15 @@ def distribute_tensor(
     Args:
       tensor: Tensor on the host or on the mesh of `layout`, array, or symbolic
         tensor inside `tf.function`.
-      layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. It
-        must have a mesh.
+      layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. The
+        layout must have a mesh.
 
     Returns:
       A DTensor with the same value. Inside `tf.function`, the layout is pinned.
       Gradients propagate through this function.
 
     Raises:
-      TypeError: If `layout` is not a layout.
+      TypeError: If `layout` is neither a `TensorLayout` nor a `dtensor.Layout`.
       ValueError: If the layout has no mesh, or does not fit the tensor's shape.
     """
     if isinstance(layout, keras.distribution.TensorLayout):

@@ -1,9 +1,10 @@
 """Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-They have the same interface as in `keras.distribution`. A distribution has a
-mesh and a batch axis, and `ByLayoutMap` also has a layout map. A distribution
-has an effect inside its `scope()`. After a call of `set_distribution`, a
-distribution also has an effect outside of scopes, in the current thread.
+These classes and this function have the same interface as in
+`keras.distribution`. A distribution has a mesh and a batch axis, and
+`ByLayoutMap` also has a layout map. A distribution has an effect inside its
+`scope()`. After a call of `set_distribution`, a distribution also has an effect
+outside of scopes, in the current thread.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
     If user code passed a `tlm.distribution` object to
-    `keras.distribution.set_distribution`, this object is returned. If it passed
-    a distribution of Keras to that function, the distribution has no effect and
-    is not returned.
+    `keras.distribution.set_distribution`, this object is returned. If user code
+    passed a distribution of Keras to that function, the distribution has no
+    effect and is not returned.
     """
     theirs = keras.distribution.distribution()
     return (

@@ -331,7 +331,7 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
     """Returns the layer of `variable`, and whether `variable` is state.
 
     State variables are seeds, and variables of metrics and optimizers. Layout
-    maps have no keys for them.
+    maps have no keys for state variables.
     """
     reference = getattr(variable, "_mesh_owner", None)
     return (

@@ -6,10 +6,10 @@ write. Training with clipped gradients then computes wrong results without an
 error. By default DTensor also uses an all-to-all operation to move a mesh axis
 from one dimension to another. This operation permutes the elements of tensors
 with four or more dimensions, which are used in attention, for example.
-Environment variables disable both passes. `import tf_layoutmap` sets them, but
-DTensor reads each variable only once, at its first use. If DTensor was used
-before the import, the variables have no effect, so this module runs small
-programs to find out whether the passes are disabled.
+Environment variables disable both passes. `import tf_layoutmap` sets these
+variables, but DTensor reads each variable only once, at its first use. If
+DTensor was used before the import, the variables have no effect, so this module
+runs small programs to find out whether the passes are disabled.
 """
 
 import os

@@ -60,7 +60,7 @@ class LayoutMap(LayoutTable):
         Returns:
           An `Explanation`. For each variable, the report lists the key that
           matches, the keys that this key shadows, the layout and the bytes per
-          device. It also lists the keys that match no variable.
+          device. The report also lists the keys that match no variable.
 
         Raises:
           TypeError: If `model` is not a layer.

@@ -20,8 +20,8 @@ _Default = TypeVar("_Default")
 class LayoutTypeError(TypeError, ValueError):
     """Error for a value that is not a layout.
 
-    The class is a `TypeError`. It is also a `ValueError`, because tf.keras
-    raised a `ValueError` in this case.
+    The class is a `TypeError`, and also a `ValueError`, because tf.keras raised
+    a `ValueError` in this case.
     """
 
 
@@ -239,8 +239,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     def mesh_in_use(self) -> Mesh:
         """Returns the mesh on which this map places variables.
 
-        This is the default mesh, or the mesh of the layouts if there is no
-        default.
+        The result is the default mesh, or the mesh of the layouts if the map
+        has no default mesh.
 
         Raises:
           ValueError: If there is no mesh, or if the layouts use several meshes.

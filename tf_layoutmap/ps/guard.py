@@ -33,7 +33,7 @@ class Guard:
 
         Args:
           all_processes: Processes of the cluster.
-          deadline: Deadline in seconds. The error messages contain this number.
+          deadline: Deadline in seconds, for error messages.
           checkpoint_status: Function that returns a number and a text. The
             number increases with each new checkpoint. The text says how to
             continue after a loss.

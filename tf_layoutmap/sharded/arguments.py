@@ -37,7 +37,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def rejects_create_arguments(init: _Init) -> _Init:
-    """Decorates a constructor: arguments of `create` raise `TypeError`.
+    """Decorates a constructor to raise `TypeError` for arguments of `create`.
 
     The error message recommends the method `create`.
     """
@@ -143,7 +143,7 @@ def check_variables(
 def check_full_value(
     value: Any, shape: Any, dtype: Any, name: str
 ) -> tuple[Any, tf.TensorShape, tf.DType]:
-    """Checks a value; returns it as an array or a tensor, and shape and dtype.
+    """Checks a value; returns an array or a tensor, its shape and its dtype.
 
     Raises:
       TypeError: If `value` is a string.

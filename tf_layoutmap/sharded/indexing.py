@@ -366,8 +366,8 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
 def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
     mask = selectors.checked_mask(shards, mask)
     if mask.shape.rank > 1:
-        # Such a mask selects single elements of all rows, so the complete table
-        # is read.
+        # A mask of rank 2 or more selects single elements of all rows, so the
+        # complete table is read.
         return tf.boolean_mask(dense(shards), mask)
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
 

@@ -49,7 +49,7 @@ def compute_full_value(
     dtype: tf.DType,
     name: str,
 ) -> Any:
-    """Calls an initializer with a shape, and with the dtype if it takes one.
+    """Calls an initializer with a shape, and with the dtype if supported.
 
     Raises:
       TypeError: If the initializer takes no shape.
@@ -156,7 +156,7 @@ class DrawnValue:
         """Stores the initializer, whose seed is drawn for the first shard.
 
         Args:
-          initializer: An initializer that `random_tensors` knows.
+          initializer: An initializer that `random_tensors` supports.
           shape: Shape of the table.
           dtype: Dtype of the table.
           name: Name of the table, for messages.
@@ -164,7 +164,7 @@ class DrawnValue:
         self._initializer = initializer
         self._shape = shape
         self._dtype = dtype
-        # Used if the seed of the initializer has an unknown type.
+        # This value is used if the seed of the initializer has an unknown type.
         self._full_value = FullValue(initializer, shape, dtype, name)
         self._tensor: random_tensors.RandomTensor | None = None
         self._is_seed_drawn = False
@@ -346,7 +346,8 @@ def skip_shard(initializer: Any) -> bool:
       initializer: The result of `for_shards`.
 
     Returns:
-      Whether this is supported. If not, the value must be computed.
+      Whether the initializer supports this. If it does not, the caller must
+      compute the value.
     """
     if isinstance(initializer, FullValue):
         initializer.value()

@@ -42,8 +42,8 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
         if item is None:
             num_new_axes += 1
         elif item is Ellipsis and num_used < rank:
-            # `...` covers axis 0. It is also kept in `rest`, because `...` also
-            # covers other axes.
+            # `...` covers axis 0. `rest` also contains `...`, because `...`
+            # also covers other axes.
             rest = items[position:]
             break
         elif item is not Ellipsis:

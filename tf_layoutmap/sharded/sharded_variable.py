@@ -54,9 +54,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
 
     An out-of-range row raises `tf.errors.InvalidArgumentError` before anything
     is written. Functions that XLA compiles cannot raise this error. In a
-    function that XLA compiles, a read with an out-of-range id returns NaN. A
-    write with an out-of-range id writes NaN to all rows of the call. If the
-    table has an integer dtype, tracing the function raises an error.
+    function that XLA compiles, a read with an out-of-range id returns NaN. If
+    an id is out of range, a write sets all rows that the call addresses to NaN.
+    If the table has an integer dtype, tracing the function raises an error.
     """
 
     __composite_gradient__ = gradient.ShardedVariableGradient()

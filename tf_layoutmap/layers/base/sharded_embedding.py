@@ -66,7 +66,8 @@ def count_shards(
       where: The layer, for messages.
 
     Raises:
-      TypeError, ValueError: If both arguments are given, or one is invalid.
+      TypeError, ValueError: If both `num_shards` and `partitioner` are set, or
+        one of them is invalid.
     """
     if num_shards is not None and partitioner is not None:
         raise ValueError(
@@ -208,7 +209,7 @@ class EmbeddingCore(LayerBase):
             vocabulary admits.
           output_dim: Number of columns of the table.
           num_shards: Maximum number of shards; 1 by default. On a mesh, neither
-            `num_shards` nor `partitioner` may be given.
+            `num_shards` nor `partitioner` may be set.
           partitioner: A partitioner of `tlm.partitioners`, an alternative to
             `num_shards`.
           embeddings_initializer: Name or object of a Keras initializer, or a
@@ -237,8 +238,8 @@ class EmbeddingCore(LayerBase):
 
         Raises:
           TypeError, ValueError: If an argument is invalid, or if `optimizer` is
-            given and the layer's variables are not float32. A layer with an
-            open vocabulary also raises this error if it has a regularizer or a
+            set and the layer's variables are not float32. A layer with an open
+            vocabulary also raises this error if it has a regularizer or a
             constraint, has no optimizer, or has an initializer that cannot draw
             the values of a single key.
         """

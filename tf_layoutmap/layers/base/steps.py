@@ -130,9 +130,9 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. Can be None if a tape already records,
-        as for any other weight. A true value declares that a tape will record
-        later, for a `tf.function` that is traced before the tape starts.
+      training: The argument of the call. It can be None if a tape already
+        records, as for any other weight. A true value declares that a tape will
+        record later, for a `tf.function` that is traced before the tape starts.
     """
     if training:
         return True
@@ -383,7 +383,7 @@ class EmbeddingSteps:
         )
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
-        """Returns the shape of each feature's activations for given inputs."""
+        """Returns the shape of each feature's activations for `inputs`."""
         return activation_shapes(self.spec, self.feature_config, inputs)
 
     def is_packed(self, inputs: Any) -> bool:

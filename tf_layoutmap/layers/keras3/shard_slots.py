@@ -206,7 +206,7 @@ class _JoinedList(tf_private.Trackable):
         self._self_update_uid = value
 
     def take_over_deferred(self) -> None:
-        """Takes over the restored values of variables that do not exist yet.
+        """Moves the restored values of future variables to this object.
 
         The optimizer's original list would select the value of a variable by
         the variable's index in the list. In a file, however, the slot variables

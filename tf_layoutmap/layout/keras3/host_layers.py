@@ -59,8 +59,8 @@ class HostLayers:
         Args:
           functional: The model.
           layers: The layers that run on the host.
-          results: Symbolic tensors that the host passes to the mesh. They
-            include inputs of the model that the mesh uses directly.
+          results: Symbolic tensors that the host passes to the mesh. The
+            results include inputs of the model that the mesh uses directly.
         """
         self.functional = functional
         self.layers = layers

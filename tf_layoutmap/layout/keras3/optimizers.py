@@ -4,8 +4,8 @@ Optimizer variables are placed on the mesh of the weights. Sparse gradients are
 applied to sharded tables without gathering the tables.
 
 `move_model_state` moves metrics, seeds and optimizer variables that were
-created outside a scope to the mesh of the model. It raises `ValueError` if a
-weight was created outside the scope.
+created outside a scope to the mesh of the model. `move_model_state` raises
+`ValueError` if a weight was created outside the scope.
 """
 
 from collections.abc import Callable, Iterable

@@ -97,8 +97,8 @@ def explain_error(
     Args:
       model: Model whose step runs.
       kind: Step of the model: `"train"`, `"test"` or `"predict"`.
-      graph: Function that returns the graph of the step, or None. It is called
-        only after an error.
+      graph: Function that returns the graph of the step, or None. The function
+        is called only after an error.
 
     Raises:
       UnsupportedByDTensorError: If DTensor does not support an op of the step.

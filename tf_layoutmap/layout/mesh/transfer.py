@@ -155,7 +155,8 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
 
     Args:
       value: numpy array or eager tensor.
-      layout: `dtensor.Layout` of the result. It must fit the padded shape.
+      layout: `dtensor.Layout` of the result. The layout must fit the padded
+        shape.
     """
     prepare_process(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)

@@ -19,9 +19,9 @@ def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
       ranks: Rank of each operand.
 
     Returns:
-      The new equation. The result is `equation` if it has no ellipsis. It is
-      also `equation` if the ellipses have different lengths, because the
-      operands are then broadcast.
+      The new equation. The result is `equation` if it has no ellipsis. The
+      result is also `equation` if the ellipses have different lengths, because
+      the operands are then broadcast.
     """
     equation = equation.replace(" ", "")
     hidden = {

@@ -68,7 +68,7 @@ def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
 
     If Keras knows the number of steps of an epoch, it does not try to read a
     batch after the last step, so the data does not signal the end of the epoch.
-    This function then reports the end to the other processes.
+    This function then reports the end of the epoch to the other processes.
     """
     before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
@@ -187,7 +187,7 @@ _options = {"every_step": False}
 
 
 class UnevenDataWarning(UserWarning):
-    """Warning that processes have batches of different sizes or numbers."""
+    """Warning that processes have different sizes or numbers of batches."""
 
 
 def set_process_checks(
@@ -204,16 +204,16 @@ def set_process_checks(
     * the structure, dtypes and sizes of the batch;
     * how often user code has set weights outside a step.
 
-    Before the first step of a model, they also compare its optimizer, its loss,
-    the values of batch shards that several processes hold, and its weights
-    (names, shapes, layouts and a sample of the values).
+    Before the first step of a model, the processes also compare the optimizer
+    of the model, its loss, the values of batch shards that several processes
+    hold, and its weights (names, shapes, layouts and a sample of the values).
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.set_process_checks(deadline_seconds=60)
 
     Args:
-      every_step: Whether all of these comparisons are made before each step.
-        The value must be the same in all processes.
+      every_step: Whether to run all of these comparisons before each step. The
+        value must be the same in all processes.
       deadline_seconds: Maximum time, in seconds, to wait for another process
         before a step.
 

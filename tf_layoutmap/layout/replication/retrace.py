@@ -260,14 +260,15 @@ def replicated_arguments(args: Any, kwargs: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# Attribute of a function. It holds the object that runs the function on a mesh.
+# Attribute of a function that holds the object that runs the function on a
+# mesh.
 _RUN = "_layoutmap_run"
 
 
 def call(
     original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a `tf.function`; if it reads weights on a mesh, runs it there.
+    """Calls a `tf.function`; runs it on a mesh if it reads weights on the mesh.
 
     Args:
       original: `Function.__call__`.

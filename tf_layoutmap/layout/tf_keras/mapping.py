@@ -3,8 +3,8 @@
 In tf_keras, the name of a weight is known only after its layer is part of a
 model. Therefore, each weight is first created without a value. Later,
 `map_model` assigns layouts by name and creates a `HostReadableVariable` for
-each weight. It replaces the weight in all attributes, lists and dicts of the
-model that contain the weight.
+each weight. `map_model` replaces the weight in all attributes, lists and dicts
+of the model that contain the weight.
 """
 
 import collections

@@ -106,7 +106,7 @@ def _gather_masked(
 
     tf.vectorized_map stacks the tensors of its iterations, which must therefore
     have equal shapes. Each part reads one row for each id. If an id belongs to
-    another part, the part reads its first row.
+    another part, the part reads its own first row.
     """
     rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
