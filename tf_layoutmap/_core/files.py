@@ -301,9 +301,9 @@ def replace_folder(new: str, target: str) -> None:
     """Replaces `target` with a folder, after flushing the folder to disk.
 
     If the file system can exchange two folders in one operation, this operation
-    is used. Most local file systems of Linux support it. Otherwise, `target`
-    does not exist for a moment. If this process is killed at that moment, the
-    next writer restores the old folder.
+    is used. Most local file systems of Linux support this operation. Otherwise,
+    `target` does not exist for a moment. If this process is killed at that
+    moment, the next writer restores the old folder.
 
     Args:
       new: New folder, inside the staging folder of `target`.

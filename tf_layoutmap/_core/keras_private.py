@@ -361,7 +361,7 @@ def h5_dataset(
 
     Args:
       store: The `store` argument of `save_own_variables` or
-        `load_own_variables`. In tf_keras, it is a group of an HDF5 file.
+        `load_own_variables`. In tf_keras, the store is a group of an HDF5 file.
       key: Key of an existing dataset. If `shape` is passed, key of a new
         dataset.
       shape: Shape of the new dataset.

@@ -153,9 +153,9 @@ ResourceVariable = _private("ops.resource_variable_ops", "ResourceVariable")
 for _name in ("assign", "assign_add", "assign_sub"):
     _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
 
-# The creator functions of `tf.variable_creator_scope`. If user code adds a
-# creator, it is called for a table. If a strategy or function adds a creator,
-# it is in a module of OWN_CREATORS and is not called.
+# The creator functions of `tf.variable_creator_scope`. Creators that user code
+# adds are called for a table. Creators that a strategy or a function adds are
+# in the modules of OWN_CREATORS and are not called.
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack"
 ).fget
@@ -485,7 +485,7 @@ def trace_for_workers(
 
 
 def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
-    """Schedules a Python function on a worker; it is never cancelled."""
+    """Schedules a Python function, which is never cancelled, on a worker."""
     with coordinator.strategy.scope():
         return getattr(coordinator, _CLUSTER).schedule(call, args, {})
 
@@ -814,7 +814,7 @@ for _name in ("_non_append_mutation", "_update_snapshot"):
 
 
 def replace_item(items: Any, index: int, value: Any) -> None:
-    """Replaces an item of a `ListWrapper` so that it can still be saved."""
+    """Replaces an item of a `ListWrapper`; the list can still be saved."""
     old, is_changed = items[index], items._non_append_mutation
     items[index] = value
     items._self_extra_variables = [

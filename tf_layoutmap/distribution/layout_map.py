@@ -54,8 +54,9 @@ class TensorLayout(keras.distribution.TensorLayout):
           axes: Name of a mesh axis, or None, for each dimension. Axes must not
             repeat.
           device_mesh: `tlm.distribution.DeviceMesh`,
-            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If it is None,
-            the mesh can be set once later, with `layout.device_mesh = ...`.
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If `device_mesh`
+            is None, the attribute `device_mesh` of the layout can be set once
+            later.
 
         Raises:
           TypeError: If an axis is neither a string nor None, or `device_mesh`
@@ -322,7 +323,8 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
           match: Where a key must match: `"search"` anywhere in the name,
             `"match"` at the start of the name, or `"fullmatch"` the full name,
             as in Keras.
-          strict: Whether a key that matches no variable also raises an error.
+          strict: Whether to raise an error if a key matches no variable, or if
+            DTensor cannot shard an operation or a weight.
 
         Raises:
           TypeError: If `device_mesh` is not a mesh.

@@ -419,8 +419,8 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         Args:
           device_mesh: `tlm.distribution.DeviceMesh`,
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Batches are
-            sharded along its first axis. If it is None, a mesh is created from
-            `devices`.
+            sharded along its first axis. If `device_mesh` is None, a mesh is
+            created from `devices`.
           devices: Device names for a mesh with one axis. None selects all
             devices of `list_devices()`.
           auto_shard_dataset: As in `ModelParallel`.

@@ -53,7 +53,10 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             of the name, `"search"` anywhere in the name, or `"fullmatch"` the
             full name.
           strict: Whether to raise an error if two keys match a name and neither
-            key is equal to the name.
+            key is equal to the name, if a key matches no variable, or if
+            DTensor cannot shard an operation or a weight. By default, the first
+            key is used, unused keys are reported in a warning, and the
+            operation is replicated or the weight is gathered.
 
         Raises:
           TypeError: If `mesh` is not a `dtensor.Mesh`.
@@ -74,7 +77,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
     @property
     def strict(self) -> bool:
-        """Whether to raise an error if two keys match the same name."""
+        """Value of the argument `strict` of the constructor."""
         return self._strict
 
     def find(
@@ -147,9 +150,9 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Args:
           key: The name of a variable, or a regular expression.
-          layout: A `dtensor.Layout`. In a map with a mesh, it can also be a
-            tuple with the mesh axis of each dimension, or None for an unsharded
-            dimension.
+          layout: A `dtensor.Layout`. In a map with a mesh, the value can also
+            be a tuple with the mesh axis of each dimension, or None for an
+            unsharded dimension.
 
         Raises:
           TypeError: If `key` is not a string or `layout` is not a layout (the

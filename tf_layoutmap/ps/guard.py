@@ -58,8 +58,7 @@ class Guard:
 
         Raises:
           StepDeadlineError: If `function` raised a `LateError`, or a process
-            did not answer within the deadline when it was checked before
-            tracing.
+            did not answer within the deadline of the check before tracing.
           ServerLostError: If `function` raised one of `rounds.LOST`.
         """
         try:

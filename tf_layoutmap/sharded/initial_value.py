@@ -37,7 +37,8 @@ def supports_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
 
 def accepts_shards(initializer: Callable[..., Any]) -> bool:
     """Returns whether a callable has arguments for the position of a shard."""
-    # TensorFlow's initializers name partition arguments only in messages.
+    # TensorFlow's initializers read partition arguments from `**kwargs`, so
+    # their signatures do not contain these arguments.
     return bool(
         _SHARD_ARGUMENTS & set(inspect.signature(initializer).parameters)
     )
@@ -81,7 +82,7 @@ def check_full_shape(
 
 
 class FullValue:
-    """Value of a full table. An initializer computes it once."""
+    """Value of a full table, which an initializer computes once."""
 
     def __init__(
         self,
@@ -200,7 +201,8 @@ class DrawnValue:
         if partition.placement == "mod" and len(rows):
             start[0] = int(rows[0])
             return self._tensor.block(start, shape, partition.num_shards)
-        # No arithmetic rule describes the rows of a shard of other placements.
+        # For other placements, no arithmetic rule describes the rows of a
+        # shard.
         return tf.gather(
             self._tensor.block([0] * len(shape), self._shape), rows
         )

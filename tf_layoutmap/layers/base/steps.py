@@ -136,8 +136,8 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
     """
     if training:
         return True
-    # `tf.recompute_grad` runs its function first without a tape. Later it
-    # computes gradients for the variables that this first run accessed.
+    # `tf.recompute_grad` runs its function first without a tape. In a later
+    # run, gradients are computed for the variables that the first run accessed.
     tf_private.variable_accessed(weight)
     return tf_private.could_possibly_record() and (
         tf_private.should_record_backprop([tf.convert_to_tensor(weight)])

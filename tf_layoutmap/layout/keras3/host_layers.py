@@ -2,7 +2,7 @@
 
 The devices of a mesh cannot exchange strings or hold lookup tables. Therefore,
 the host computes some layers of a Functional or Sequential model for each
-batch, if they are directly after the inputs of the model:
+batch, if these layers directly follow the inputs of the model:
 
 * layers that look up strings or integers, such as `StringLookup`,
   `TextVectorization` and `Hashing`;

@@ -6,8 +6,8 @@ The module contains three groups of functions:
 * The `make_*_function` functions return the step that `fit`, `evaluate` and
   `predict` run for each batch.
 * `update_state` and the functions after it replace parts of metrics and losses.
-  DTensor does not support the original functions, or computes them incorrectly
-  if a sample is sharded. The results match Keras without a mesh.
+  DTensor does not support the original functions, or computes wrong results if
+  a sample is sharded. The results match Keras without a mesh.
 """
 
 import threading

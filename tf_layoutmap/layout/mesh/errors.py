@@ -242,7 +242,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def errors_once(mesh: Mesh) -> Iterator[None]:
-    """Clears the queues after an error, so that it is raised only once."""
+    """Clears the queues after an error, so that the error is raised once."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -348,8 +348,8 @@ def copy_to_mesh(
         and (not tf_private.has_output_layout())
     ):
         # If a step failed and the program has not read its results, its error
-        # is still queued. The error is raised here, as TensorFlow's copy would
-        # raise it, but the next copy succeeds.
+        # is still queued. The error is raised here, as in TensorFlow's own
+        # copy, but the next copy succeeds.
         error = queued_error(layout.mesh)
         if error is not None:
             raise error

@@ -277,8 +277,8 @@ def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
 def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns one tensor of a batch on `mesh`, sharded along `batch_dim`.
 
-    The tensor is replicated if `batch_dim` is None or does not divide the first
-    dimension, and if it contains strings. None and tensors on a mesh are
+    The tensor is replicated if it contains strings, or if `batch_dim` is None
+    or does not divide the first dimension. None and tensors on a mesh are
     returned unchanged.
 
     Raises:

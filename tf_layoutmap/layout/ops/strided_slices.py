@@ -39,7 +39,7 @@ class DimSlice:
       end: End as in `slice`: an int, a tensor, or None for the end of the
         dimension.
       step: Step, not 0.
-      index: Index of a single element, or None. If it is set, `start` and
+      index: Index of a single element, or None. If `index` is set, `start` and
         `end` are ignored and the dimension is removed.
     """
 

@@ -1,9 +1,9 @@
 """Traces a step function again with more of its operations replicated.
 
-When DTensor's compiler fails, it names the operation at which it stopped.
-`RetracedFunction` then traces the function again with unsharded samples for
-this operation. If this trace also fails, the inputs and results of the
-operation are replicated (`UnshardableOps`). If the operation cannot be
+If DTensor's compiler fails, the error names the operation at which the compiler
+stopped. `RetracedFunction` then traces the function again with unsharded
+samples for this operation. If this trace also fails, the inputs and results of
+the operation are replicated (`UnshardableOps`). If the operation cannot be
 identified, the full function is replicated. In this case, only the stored
 weights stay sharded.
 

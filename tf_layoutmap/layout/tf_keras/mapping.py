@@ -279,7 +279,7 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
 
 
 def _number_of(variable: Any) -> int:
-    """Returns the number of a pending weight in the order of creation."""
+    """Returns the position of a pending weight in the order of creation."""
     variable = getattr(variable, "_variable", variable)
     return getattr(variable, "_layoutmap_number", 0)
 

@@ -21,9 +21,8 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` does
-# not support these dtypes either, but its error message contains the name of a
-# TensorFlow op.
+# `LayoutMap>ScatterRows` has no kernels for these dtypes. TensorFlow's ops are
+# used instead and raise the same errors as for a `tf.Variable`.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 tf_private.register_read_only_op("LayoutMap>GatherRows")
