@@ -107,7 +107,7 @@ class RandomTensor(NamedTuple):
     def _block_by_tensorflow(
         self, start: Sequence[int], shape: Sequence[int], row_step: int
     ) -> tf.Tensor:
-        """Computes a block with TensorFlow's ops, on a server without our ops.
+        """Computes a block on a server, with TensorFlow's own ops only.
 
         The server draws all rows between the first and the last row of the
         block in full, and then selects the rows and columns of the block.

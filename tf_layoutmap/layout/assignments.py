@@ -43,8 +43,8 @@ _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
 # DTensor computes these layers correctly only if each sample is unsharded.
-# `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of their
-# inputs and outputs.
+# `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of the
+# inputs and outputs of these layers.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
     keras.layers.RNN,

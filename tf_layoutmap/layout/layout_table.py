@@ -155,8 +155,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             unsharded dimension.
 
         Raises:
-          TypeError: If `key` is not a string or `layout` is not a layout (the
-            latter error is also a `ValueError`).
+          TypeError: If `key` is not a string or `layout` has an unsupported
+            type (the latter error is also a `ValueError`).
           ValueError: If `key` exists already, or is not a valid regular
             expression.
         """

@@ -112,7 +112,7 @@ class FullValue:
 
         Raises:
           TypeError: If the initializer takes no shape.
-          ValueError: If the shape of the returned value differs from the table.
+          ValueError: If the returned value and the table have different shapes.
         """
         # The value is computed once per graph, because a tensor of one graph
         # cannot be used in another graph.

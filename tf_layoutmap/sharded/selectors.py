@@ -158,8 +158,8 @@ def checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
     """Checks the shape of a mask, and returns the mask as a tensor.
 
     Raises:
-      IndexError: If the shape of the mask differs from the first axes of the
-        table.
+      IndexError: If the shape of the mask differs from the leading dimensions
+        of the table's shape.
     """
     mask = tf.convert_to_tensor(mask, tf.bool)
     shape = shards.shape[: mask.shape.rank]

@@ -266,7 +266,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                 f"{self.name!r}). Call `reshard` first."
             )
         for variable in shards.variables:
-            # The constructor of TensorFlow's class sets the info again.
+            # TensorFlow's class does not accept variables with slice info, and
+            # computes the info itself.
             variable._set_save_slice_info(None)
         return tf_private.TensorFlowShardedVariable(
             list(shards.variables), name=self.name

@@ -45,7 +45,7 @@ class Writes:
             values.
 
         Raises:
-          ValueError: If the shape of `value` differs from the table. No shard
+          ValueError: If `value` and the table have different shapes. No shard
             is written.
         """
         return self._assign("assign", value, use_locking, name, read_value)

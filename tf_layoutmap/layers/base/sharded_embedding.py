@@ -134,8 +134,8 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
         return ids
     if ids.dtype.is_integer and ids.dtype != tf.uint64:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    # Ids can be floats: a Keras Sequential model without an Input casts all
-    # numbers to floats.
+    # Ids can be floats, because a Keras Sequential model without an Input casts
+    # all numbers to floats.
     exact = (
         2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
         if ids.dtype.is_floating

@@ -120,7 +120,7 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
       False, no variable was changed.
 
     Raises:
-      ValueError: If the shape of an array differs from its variable. In this
+      ValueError: If an array and its variable have different shapes. In this
         case, no variable is changed.
     """
     joined = [

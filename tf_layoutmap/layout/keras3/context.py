@@ -1,8 +1,9 @@
 """Contexts, which hold the layers and variables of one layout map.
 
-Layers and variables that are created under a scope belong to its context. A
-context assigns a layout to each variable. The context initializes the variables
-when their layer is built, and reports keys of the map that match no variable.
+Layers and variables that are created under a scope belong to the context of the
+scope. A context assigns a layout to each variable. The context initializes the
+variables when their layer is built, and reports keys of the map that match no
+variable.
 """
 
 import threading

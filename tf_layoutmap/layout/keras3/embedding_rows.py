@@ -77,7 +77,7 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     """Returns the table rows at `ids`, as a replicated tensor.
 
     Args:
-      weight: Table for which `axis_of` is not None.
+      weight: Table for which `axis_of` returns a mesh axis.
       ids: int32 or int64 tensor of any shape, on the mesh.
     """
     # `ids` is replicated before the reshape, because DTensor cannot reshape
@@ -98,7 +98,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
     """Adds rows to a table, or subtracts them if `sign` is -1.
 
     Args:
-      variable: Table for which `axis_of` is not None.
+      variable: Table for which `axis_of` returns a mesh axis.
       slices: Rows to add. Values of repeated indices are summed.
       sign: 1 or -1.
     """

@@ -327,7 +327,7 @@ def _without_optional(x: Any) -> Any:
 def update_state(
     original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Updates compiled metrics; each sample is unsharded.
+    """Updates compiled metrics, with unsharded samples.
 
     Metrics that rank the classes, such as top-k accuracy, require all classes
     of a sample on one device.

@@ -259,8 +259,8 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
         except BaseException as raised:
             error = raised
     if error is not None:
-        # `errors_once` encloses the scope, because it runs operations that read
-        # queued errors from the devices.
+        # `errors_once` encloses the scope, because `errors_once` runs
+        # operations that read queued errors from the devices.
         with errors.errors_once(mesh):
             raise error
 

@@ -191,8 +191,8 @@ def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
 def to_host(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
     """Returns the unsharded value of a DTensor or variable as an array.
 
-    With several clients this is a collective operation: all clients must call
-    it.
+    With several clients, this function is a collective operation that all
+    clients must call.
     """
     prepare_process()
     shape = cast("tuple[int, ...]", tuple(tensor.shape))

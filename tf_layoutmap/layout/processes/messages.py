@@ -41,11 +41,12 @@ _own_keys: list[str] = []
 
 
 class ProcessError(RuntimeError):
-    """Error if the processes of a program differ, or a process is missing."""
+    """Error that processes of a program differ, or that a process is
+    missing."""
 
 
 class ProcessEndedError(ProcessError):
-    """Error if another process has no further batch."""
+    """Error that another process has no further batch."""
 
 
 def set_deadline(seconds: float) -> None:

@@ -66,7 +66,8 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
 
     Args:
       original: `TFE_Py_FastPathExecute`.
-      *args: The eager context, the name of the operation, and more.
+      *args: The eager context, the name of the operation, and further
+        arguments.
 
     Raises:
       FastWayRefused: If `run` can run the operation.
@@ -94,7 +95,7 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
     Args:
       original: `TFE_Py_Execute`.
       *args: The eager context, a device, the name of the operation, its input
-        tensors, and more.
+        tensors, and further arguments.
     """
     operation, inputs = tf.compat.as_str(args[2]), args[3]
     positions = _host_inputs.get(operation, [])

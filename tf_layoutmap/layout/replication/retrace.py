@@ -277,8 +277,8 @@ def call(
       **kwargs: Keyword arguments of the function.
 
     Raises:
-      UnsupportedByDTensorError: If DTensor cannot shard the function, and it
-        cannot be replicated, or the layout map is strict.
+      UnsupportedByDTensorError: If DTensor cannot shard the function, and the
+        function cannot be replicated or the layout map is strict.
     """
     if not tf.executing_eagerly() or is_step_function(function):
         return original(function, *args, **kwargs)

@@ -341,8 +341,8 @@ def _initializer(variable: Any) -> tuple[Any, tuple, str]:
 
 def _swap(found: Found, new: Any) -> None:
     """Replaces `found` with `new` in all objects that hold `found`."""
-    # Lists are updated first: setting an attribute of a layer appends the
-    # variable to the list of weights if the list does not contain it.
+    # Lists are updated first, because setting an attribute of a layer appends
+    # the variable to the list of weights if the list does not contain it.
     for root, path in sorted(
         found.places, key=lambda p: not CACHES.intersection(p[1])
     ):
