@@ -178,8 +178,8 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
         slices count from the end.
 
     Raises:
-      IndexError: If a Python number is out of range, or the length of a mask
-        differs from the table.
+      IndexError: If a Python number is out of range, or a mask does not have
+        the length of the table.
       TypeError: If an item has an unsupported type.
       tf.errors.InvalidArgumentError: If a row number in a tensor is out of
         range.

@@ -41,8 +41,7 @@ _own_keys: list[str] = []
 
 
 class ProcessError(RuntimeError):
-    """Error that processes of a program differ, or that a process is
-    missing."""
+    """Error that processes differ, or that a process is missing."""
 
 
 class ProcessEndedError(ProcessError):
