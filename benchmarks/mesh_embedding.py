@@ -8,7 +8,7 @@ mesh is 2x2 logical CPUs. Contestants:
   of `fit`, which includes the copy of the batch to the mesh and the copy of the
   loss to the host.
 * `dtensor.400k`: DTensor's own operations, which gather the table for a lookup
-  and train it with a dense gradient of all rows.
+  and train the table with a dense gradient of all rows.
 
 The ids of all contestants refer to the same number of distinct rows, which is
 the size of the smallest table. In larger tables, these rows are evenly spaced.
@@ -111,7 +111,7 @@ def _stock(num_rows: int) -> Callable[[np.ndarray, np.ndarray], float]:
             for value in (ids, y)
         )
         loss = float(tlm.layout.to_host(run(ids, y)))
-        # The read of the table waits for the end of the step.
+        # Reading the table waits for the end of the step.
         dtensor.unpack(table.read_value())[0][0].numpy()
         return loss
 

@@ -7,8 +7,8 @@ biases over a 2x2 mesh of logical CPUs. Contestants:
 * `tlm`: the model under `tlm.layout_map_scope`. Each device draws the initial
   values of its own shards.
 
-The measured time includes the creation of the model with all initial values,
-and the deletion of the model. The benchmark uses no ids, so `--distributions`
+The program measures how long it takes to create the model with all initial
+values and to delete the model. The benchmark uses no ids, so `--distributions`
 has no effect.
 """
 

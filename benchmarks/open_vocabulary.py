@@ -9,8 +9,8 @@ Operations:
   evict other keys. In the closed table, 100,000 ids of the batch are distinct,
   so that the step reads and writes the same number of rows.
 * `find`: the search for the rows of known keys, without a training step.
-* `serve`: the lookup of 100,000 ids with TensorFlow's own operations, which an
-  exported model uses.
+* `serve`: the lookup of 100,000 ids with TensorFlow's own operations, as in an
+  exported model.
 * `tf`: a training step with a `tf.lookup.experimental.MutableHashTable` from
   keys to rows, a gather and `ResourceSparseApplyAdagradV2`. New keys get the
   next free row.

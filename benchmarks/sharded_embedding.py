@@ -67,7 +67,7 @@ class _Contestant:
         self._batches = [(tf.constant(batch * spread), y) for batch in ids]
 
     def __call__(self, i: int) -> float:
-        # The copy of the loss to the host waits for the end of the step.
+        # Copying the loss to the host waits for the end of the step.
         return float(self._step(self._batches[i % 4])["loss"])
 
 

@@ -196,8 +196,8 @@ def measure_big(rounds: int) -> dict[str, float]:
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Runs the benchmark and returns a table of medians and ratios."""
-    # Peak memory is measured first. Later, TensorFlow would reuse freed memory
-    # that it keeps.
+    # Peak memory is measured first, because later calls would reuse memory that
+    # TensorFlow keeps.
     is_complete = (_NUM_SHARDS.value, _NUM_IDS.value, _VERBS.value) == tuple(
         map(list, (NUM_SHARDS, NUM_IDS, VERBS))
     )

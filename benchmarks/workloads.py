@@ -125,8 +125,8 @@ def draw_ids(
     Args:
       rng: Random number generator.
       distribution: `"uniform"` or `"zipf"`. With `"zipf"` the row of rank
-        `k` is about `k ** -1.05` times as frequent as the first row. Frequent
-        rows are spread over the table, as in a table of hashed ids.
+        `k` is about `k ** -1.05` times as frequent as the row of rank 1.
+        Frequent rows are spread over the table, as in a table of hashed ids.
       num_ids: Number of ids.
       num_rows: Number of rows of the table.
 

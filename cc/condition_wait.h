@@ -7,12 +7,12 @@
 
 namespace layoutmap {
 
-// Does the same as `condition.wait(lock)`, and also links with older versions
-// of libstdc++.
+// Equivalent to `condition.wait(lock)`, but compatible with older versions of
+// libstdc++.
 //
 // GCC 12 gave `wait` a new symbol version (GLIBCXX_3.4.30), which a manylinux
-// wheel must not require. This function calls `wait_until` instead, which is
-// defined in the header.
+// wheel must not require. This function calls `wait_until` instead, a template
+// that the header defines.
 inline void WaitOn(std::condition_variable& condition,
                    std::unique_lock<std::mutex>& lock) {
   condition.wait_until(lock, std::chrono::steady_clock::time_point::max());

@@ -1,11 +1,12 @@
-// Makes it possible to load the shared libraries with glibc 2.28 and the
-// libstdc++ of GCC 8, even if they are built on a newer system.
+// Allows shared libraries that are built on a newer system to be loaded with
+// glibc 2.28 and the libstdc++ of GCC 8.
 //
 // glibc 2.34 moved the functions of libpthread and libdl into libc and gave
 // them new symbol versions. A library that is linked with glibc 2.34 requires
-// the new versions. Each function below replaces such a function inside one
-// shared library. It is hidden, so other libraries do not use it. It calls the
-// oldest version of the same function, which every glibc for x86-64 has.
+// the new versions. Each function below replaces one of these functions inside
+// a shared library, and calls the oldest version of the same function, which
+// every glibc for x86-64 has. The replacements are hidden, so that other
+// libraries do not use them.
 
 #include <errno.h>
 
@@ -88,7 +89,7 @@ LAYOUTMAP_HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
   }
   constexpr long kNanoseconds = 1000000000;
   timespec until;
-  // Maximum wait of about 30 years. It ensures that the sum below cannot
+  // Maximum wait of about 30 years, which ensures that the sum below cannot
   // overflow.
   constexpr time_t kMaxSeconds = 1000000000;
   time_t seconds = deadline->tv_sec - now.tv_sec;

@@ -56,7 +56,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 120
-# TensorFlow writes its start-up messages to the standard error.
+# TensorFlow writes its start-up messages to standard error.
 nb_output_stderr = "remove"
 
 # API entries list members in source order, because source files begin with

@@ -9,14 +9,14 @@
         python examples/next_identifier.py --cluster
 
 The program reads the standard library of the running Python, and trains sharded
-embedding tables and a small Keras tower. It measures the model on held-out
-files, and exports a model that TensorFlow serves without this package. A second
-run resumes from the newest checkpoint, with the tower on any mesh or on the
-host. With --open_vocabulary, a smaller model reads the files once, in order,
-and assigns rows to identifiers during training. It is compared with the same
-model on a vocabulary that was counted before training. With --cluster, the
-workers and parameter servers of TF_CONFIG train. After training, this process
-measures and exports the saved model.
+embedding tables and a small Keras tower. The program measures the model on
+held-out files, and exports a model that TensorFlow serves without this package.
+A second run resumes from the newest checkpoint, with the tower on any mesh or
+on the host. With --open_vocabulary, a smaller model reads the files once, in
+order, and assigns rows to identifiers during training. The result is compared
+with the same model and a vocabulary that was counted before training. With
+--cluster, the workers and parameter servers of TF_CONFIG train. After training,
+this process measures and exports the saved model.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def largest_difference(
 def is_bitwise_equal(
     first: dict[str, np.ndarray], second: dict[str, np.ndarray]
 ) -> bool:
-    """Checks whether two results are equal in every bit."""
+    """Checks whether two results are bitwise identical."""
     names = {*first, *second} - {"seconds", "replicas"}
     return all(
         name in first

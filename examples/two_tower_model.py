@@ -24,7 +24,7 @@ class InBatchLogits(keras.layers.Layer):
     def call(self, users, items, item_ids, log_shares):
         """Returns the logits of the sampled softmax."""
         # Popular items are frequent in batches. Subtracting the log of their
-        # frequency corrects for that (the "logQ correction").
+        # frequency corrects the resulting bias (the "logQ correction").
         logits = keras.ops.matmul(users, keras.ops.transpose(items))
         logits = logits - log_shares[None, :]
         # Other views of the same item are not negative examples.

@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests. To be fast, does not import TensorFlow."""
+"""Fixtures and hooks of all tests, without an import of TensorFlow."""
 
 import gc
 import os
@@ -63,6 +63,17 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen_objects_of_other_files():
+    """Excludes the objects of earlier files from garbage collections.
+
+    `keras.utils.clear_session` and many tests collect garbage. The time of a
+    collection depends on the number of objects that are not frozen.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def datasets_without_autotuning():
     """Disables autotuning in tf.data, because deleting its iterators is slow.
@@ -70,7 +81,7 @@ def datasets_without_autotuning():
     When an iterator that autotunes is deleted, it waits for its autotuning
     thread. In TensorFlow 2.21, the thread can wake up before it sees its
     cancellation, and then sleeps again. In one of twenty cases, the deletion
-    therefore takes as long as the iterator was used before, at most a minute.
+    therefore takes as long as the iterator was used before, up to a minute.
     """
     data = sys.modules.get("tensorflow.python.data.ops.dataset_ops")
     if data is None:

@@ -2,8 +2,8 @@
 
 For a test with the mark `covering(1)`, the selected cases contain each value of
 each parameter. For a test with the mark `covering(2)`, the cases contain each
-pair of values of two parameters. `tests/conftest.py` gives the mark
-`exhaustive` to the other cases. The selection is deterministic.
+pair of values of two parameters. `tests/conftest.py` adds the mark `exhaustive`
+to all other cases. The selection is deterministic.
 """
 
 import collections
@@ -82,7 +82,7 @@ def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
 
 
 def mark_exhaustive(items) -> None:
-    """Marks the cases that their test's mark `covering` does not select."""
+    """Marks the cases that the `covering` mark of a test does not select."""
     groups = collections.defaultdict(list)
     for item in items:
         if not hasattr(item, "callspec"):

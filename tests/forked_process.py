@@ -29,7 +29,7 @@ class ForkedProcess:
       log: Path of the file that receives the standard output.
       errors: Path of the file that receives the standard error, or None for
         `log`.
-      env: Full environment. TensorFlow's log level and oneDNN's switch are
+      env: Full environment. TensorFlow's log level and oneDNN setting are
         inherited from this process.
       cwd: Working directory.
       as_user: Whether permission bits apply to the process even if it runs as
@@ -119,6 +119,37 @@ def run(
             code,
             *(one.read_text(errors="replace") for one in (log, errors)),
         )
+
+
+def run_code(
+    code: str,
+    *arguments: str,
+    seconds: float = 120,
+    env: Mapping[str, str] | None = None,
+    cwd: pathlib.Path | None = None,
+    check: bool = True,
+) -> subprocess.CompletedProcess:
+    """Runs Python code to its end, like `python -c`.
+
+    Args:
+      code: Source code of the program.
+      *arguments: `sys.argv[1:]` of the program.
+      seconds: Timeout in seconds.
+      env: See `ForkedProcess`.
+      cwd: See `ForkedProcess`.
+      check: Whether to raise an error if the program fails.
+
+    Returns:
+      The exit code and the printed text.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder, "program.py")
+        program.write_text(code)
+        done = run(
+            [str(program), *arguments], seconds=seconds, env=env, cwd=cwd
+        )
+    assert done.returncode == 0 or not check, done.stderr[-3000:]
+    return done
 
 
 def _run(

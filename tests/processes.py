@@ -110,7 +110,7 @@ def stay_until_written(folder: pathlib.Path, pattern: str) -> None:
 
 
 def run_program(module: str, *arguments: str, seconds: float) -> dict:
-    """Runs a program until it ends; returns its JSON results.
+    """Runs a program until it ends and returns its JSON results.
 
     Args:
       module: Module to run as `python -m module *arguments`. It prints a line

@@ -1,4 +1,4 @@
-"""Messages of checks contain the requirement, received value and place."""
+"""Check messages contain the requirement, the value, and its location."""
 
 import re
 

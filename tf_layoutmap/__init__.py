@@ -3,6 +3,7 @@
 import os as _os
 from typing import TYPE_CHECKING
 
+from tf_layoutmap._core import distribution_notice as _distribution_notice
 from tf_layoutmap._core import lazy as _lazy
 from tf_layoutmap._version import __version__
 
@@ -14,6 +15,10 @@ from tf_layoutmap._version import __version__
 _os.environ.setdefault("DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
+
+# Issues a warning if the program sets a distribution of Keras, which has no
+# effect before `tlm.distribution.enable()`.
+_distribution_notice.start()
 
 # Maps each public name to its location. A name is imported when a program first
 # uses it.

@@ -95,8 +95,8 @@ def fit(model: keras.Model, x: Any = X) -> None:
     model.fit(x, Y, batch_size=4, verbose=0)
 
 
-# A NumPy array is used because the creation of a tensor would initialize
-# TensorFlow's devices.
+# A NumPy array is used because creating a tensor would initialize TensorFlow's
+# devices.
 IDS = {"word": np.array([1, 2, 3], np.int64)}
 
 

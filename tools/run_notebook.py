@@ -2,9 +2,9 @@
 
     python -m tools.run_notebook examples/layout_map_tour.ipynb
 
-Outputs on the standard error are removed, because TensorFlow writes notes with
-times there. The notebook imports the package from this checkout. Requires
-nbclient and ipykernel, which the extra `test` installs.
+Outputs to standard error are removed, because TensorFlow's messages contain
+times. The notebook imports the package from this checkout. Requires nbclient
+and ipykernel, which the extra `test` installs.
 """
 
 import argparse
@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("notebook", type=pathlib.Path)
     path = parser.parse_args().notebook
     notebook = run(path)
-    # The version of Python must not change the file.
+    # The metadata omits the version of Python, so that it does not change the
+    # file.
     notebook.metadata.language_info = {"name": "python"}
     nbformat.write(notebook, path)
 

@@ -2,9 +2,9 @@
 
     python -m tools.sample_sentences --count 60 --seed 27
 
-Give the sentences to a reader who has not seen the project. The reader marks
-each sentence that needs a second reading. At most 5 of 100 sentences may be
-marked.
+Give the sentences to a reader without knowledge of the project. The reader
+marks each sentence that needs a second reading. At most 5 of 100 sentences may
+be marked.
 """
 
 import argparse

@@ -101,7 +101,7 @@ class _Commands:
 
 def main() -> None:
     # The original standard output is reserved for results. All other output of
-    # this process goes to the standard error.
+    # this process goes to standard error.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     commands = _Commands()

@@ -48,7 +48,7 @@ class Cluster:
         """Configures the cluster.
 
         Args:
-          num_workers: Number of workers. If it is 0, the coordinator trains
+          num_workers: Number of workers. With 0 workers, the coordinator trains
             without a cluster.
           num_servers: Number of parameter servers; 0 without a cluster.
           counts: Whether proxies count the traffic. Workers have proxies, too,

@@ -5,9 +5,9 @@
 The program creates a table of 1 M rows x 16 with Adagrad, and adds keys until
 85 % of the rows are used. The program compares the memory that the process uses
 for the table with the minimum, which is the size of the rows and slot variables
-plus 16 bytes per row for keys and counts. The program then trains 10,000 steps
-with 256 known and 64 new keys each. The new keys evict other keys. The memory
-is measured after 10, 100, 1,000, 2,000, 5,000 and 10,000 steps.
+plus 16 bytes per row for keys and counts. The program then trains for 10,000
+steps with 256 known and 64 new keys each. The new keys evict other keys. The
+memory is measured after 10, 100, 1,000, 2,000, 5,000 and 10,000 steps.
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@
 
 The stream consists of the names in Python's standard library, file by file, in
 a single pass with batches of 256 names. The model of
-`examples/completion/stream.py` trains on all batches. Before it trains on every
-fourth batch, it predicts half of the names in this batch. For each prediction,
-the model ranks all names that have occurred before and have a row. The result
-is recall@10, as the mean over all predictions. A name that has not occurred
-before counts as a miss. Contestants:
+`examples/completion/stream.py` trains on all batches. For every fourth batch,
+the model first predicts half of the names in the batch, and then trains on the
+batch. For each prediction, the model ranks all names that have occurred before
+and have a row. The result is recall@10, as the mean over all predictions. A
+name that has not occurred before counts as a miss. Contestants:
 
 * `unlimited`: an open vocabulary with rows for all names.
 * `lru`, `lfu`: an open vocabulary with a quarter of the rows of `unlimited`.
-* `hashing`: a table without keys, to whose rows names are hashed. The table
-  takes as many bytes as the rows, slot variables, keys and counts of `lru`.
-  Names that share a row get their mean rank.
+* `hashing`: a table without keys, whose rows are selected by hashes of the
+  names. The table takes as many bytes as the rows, slot variables, keys and
+  counts of `lru`. Names that share a row get their mean rank.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> None:
         found = np.array(
             [
                 # A hashed vocabulary contains counts that a run changes, so
-                # each run gets a new one.
+                # each run gets a new vocabulary.
                 measure(corpus, _contestants(corpus)[name], seed)
                 for seed in SEEDS
             ]

@@ -70,8 +70,8 @@ def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
     found = {"trained": auc_of(lambda features: model(features))}
     for kind in KINDS:
         tlm.export(model, folder / kind, kind)
-        # `serve` works only as long as the loaded object exists, which owns its
-        # variables.
+        # `loaded` owns the variables of `serve`, and must therefore exist while
+        # `serve` is called.
         loaded = tf.saved_model.load(folder / kind)
         found[kind] = auc_of(loaded.serve)
     return found

@@ -171,8 +171,9 @@ class Roof {
   // Sums the gradients of each row, and then updates the row and its slot row.
   // The update rule is Adagrad without the square root and the division. The
   // rows must be distinct. The caller passes the indices of the gradients for
-  // each row, because computing these indices would take no longer than reading
-  // the ids. Returns the duration in milliseconds.
+  // each row. The duration does not include the computation of these indices,
+  // which takes no longer than reading the ids. Returns the duration in
+  // milliseconds.
   double Update(const std::vector<Ints>& rows, const std::vector<Ints>& splits,
                 const std::vector<Ints>& gradient_of) {
     CheckSizes(rows.size());

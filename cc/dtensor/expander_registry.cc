@@ -95,8 +95,8 @@ Status ShareExpander(const std::string& name, const std::string& donor) {
     return FailedPrecondition("Op '" + donor +
                               "' has no expander in this tf.dtensor");
   }
-  // After this call, the registry owns the object twice. This is safe because
-  // the registry is never destroyed.
+  // After this call, two entries of the registry own the same object. This is
+  // safe because the registry is never destroyed.
   std::string full_name = FullName(name);
   r.add(r.registry, &full_name, &expander);
   return Status();

@@ -13,8 +13,9 @@ namespace layoutmap {
 // DTensor uses an expander to partition an op. The expander determines the
 // computation of each device and the layouts of the inputs and outputs.
 // TensorFlow exports the functions of the registry, but it does not ship a
-// header for them. This code does not need the classes in their signatures,
-// because an op of this package gets the same expander object as a stock op.
+// header for them. This code does not need the classes in the signatures of
+// these functions, because an op of this package gets the same expander object
+// as a stock op.
 //
 // Registers the expander of the stock op `donor` for the op `name`. DTensor
 // does not check that the expander is correct for the op. Returns an error if

@@ -27,8 +27,8 @@ namespace layoutmap {
 
 class EmulatedEngine {
  public:
-  // Function that allocates memory for the activations of each feature. It is
-  // called when the activations are available.
+  // Function that allocates memory for the activations of each feature, called
+  // when the activations are available.
   using Allocate = std::function<Status(std::vector<float*>* activations)>;
 
   // The values of one table shard. The first element contains the rows. The

@@ -149,8 +149,8 @@ class Cores {
   }
 
  private:
-  // Runs a pending call and waits for its end. This blocks the thread, which
-  // the kernels do not do.
+  // Runs a pending call and waits for its end. Unlike the kernels, this
+  // function blocks the calling thread.
   Status Run(std::function<Status()> attempt) {
     std::mutex mutex;
     std::condition_variable ended;

@@ -13,8 +13,8 @@
 //              parked -> expired, cancelled
 //
 // Each call finishes exactly once. No lock is held while the functions of a
-// call run. One thread checks the deadlines. It is started when the first call
-// parks.
+// call run. One thread, which is started when the first call parks, checks the
+// deadlines.
 
 #ifndef TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
 #define TF_LAYOUTMAP_EMULATION_PENDING_CALLS_H_
@@ -56,7 +56,7 @@ class PendingCalls {
   PendingCalls(const PendingCalls&) = delete;
   PendingCalls& operator=(const PendingCalls&) = delete;
 
-  // Registers a call. After this, the call can be cancelled. `Start` runs the
+  // Registers a call, which can be cancelled from then on. `Start` runs the
   // first attempt.
   std::shared_ptr<Ticket> Admit(Call call);
   void Start(const std::shared_ptr<Ticket>& ticket);

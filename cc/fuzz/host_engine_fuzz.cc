@@ -228,7 +228,7 @@ class Driver {
                    Code::kInvalidArgument);
         break;
       case 2:
-        // Calls FinishDequeue without BeginDequeue. This also happens if the
+        // Calls FinishDequeue without BeginDequeue, which also happens if the
         // engine is reset between the two calls.
         engine_->FinishDequeue(0, true);
         break;

@@ -35,7 +35,7 @@ void CheckClosures(InputReader* input) {
     if (!closures.Check(token, &is_repeated).ok() || is_repeated) continue;
     closures.Apply(token, input->Below(9));
     if (!token.has_number()) continue;
-    // `Check` may return an error if the counts in the state are invalid. It
+    // `Check` may return an error if the counts in the state are invalid, but
     // must never report the closure as new.
     const Status again =
         closures.Check({token.epoch, token.number, 77}, &is_repeated);

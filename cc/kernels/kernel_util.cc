@@ -80,8 +80,8 @@ class SharedLoop {
       }
       if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 ==
           num_blocks_) {
-        // With the lock, the notification cannot occur between the caller's
-        // check of the condition and the start of its wait.
+        // The lock prevents a notification between the caller's check of the
+        // condition and the start of its wait.
         std::lock_guard<std::mutex> lock(mutex_);
         all_done_.notify_one();
       }
@@ -91,8 +91,9 @@ class SharedLoop {
   // Waits until all blocks are done. If a block has thrown an exception,
   // rethrows the exception.
   void Wait() {
-    // The other threads run their last blocks, so the wait is short. The loop
-    // yields first, because going to sleep takes about as long as this wait.
+    // The other threads are running their last blocks, so the wait is short.
+    // The loop yields first, because going to sleep takes about as long as this
+    // wait.
     for (int i = 0; i < 100 && !IsDone(); ++i) std::this_thread::yield();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!IsDone()) WaitOn(all_done_, lock);

@@ -89,8 +89,9 @@ class RouteIdsOp : public Kernel {
                      ctx->allocate_output("splits", splits_shape, &splits));
       OP_REQUIRES_OK(ctx,
                      ctx->allocate_output("permutation", shape, &permutation));
-      // Computing `inverse` takes a quarter of the time, and graphs rarely use
-      // it. It is therefore computed only if the graph uses it.
+      // The op computes `inverse` only if the graph uses it, because the
+      // computation takes a quarter of the op's time and few graphs use the
+      // result.
       OP_REQUIRES_OK(ctx, ctx->output_list("inverse", &inverses));
       OP_REQUIRES_OK(
           ctx,

@@ -37,7 +37,7 @@ using tensorflow::random::SingleSampleAdapter;
 using tensorflow::random::TruncatedNormalDistribution;
 using tensorflow::random::UniformDistribution;
 
-// Number of values that are drawn at a time. They are scaled while they are
+// Number of values that are drawn at a time, and then scaled while they are
 // still in the first-level cache.
 constexpr int64_t kTile = 2048;
 
@@ -52,7 +52,7 @@ void CountDrawn(int64_t bytes) {
 // Fills ranges of a random tensor with the numbers of TensorFlow's CPU kernel,
 // multiplied by `factor`, plus `offset`. A distribution generates groups of
 // numbers. The groups are independent of each other, so that any range can be
-// generated alone.
+// generated separately.
 template <typename Distribution, typename T>
 class Ranges {
  public:
@@ -204,7 +204,8 @@ class RandomBlockOp : public Kernel {
   }
 
  private:
-  // Reads the inputs that describe which block of which tensor `shape` is.
+  // Reads the shape of the full tensor and the location of a block of shape
+  // `shape` in this tensor.
   static absl::Status ReadBlock(OpKernelContext* ctx, const TensorShape& shape,
                                 std::optional<BlockRuns>* runs) {
     const Tensor *full_sizes, *start;

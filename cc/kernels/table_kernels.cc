@@ -37,8 +37,8 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// Base class of both ops. It reads the partition of the table, and reads and
-// checks the ids.
+// Base class of both kernels, which reads the partition of the table, and reads
+// and checks the ids.
 class TableOp : public Kernel {
  public:
   explicit TableOp(OpKernelConstruction* ctx) : Kernel(ctx) {

@@ -108,7 +108,7 @@ py::tuple FindUniqueRowsPy(const Array<Tid>& ids, int64_t num_rows) {
 template <typename Tid>
 void DefineForIds(py::module_* m) {
   // The argument is `noconvert`, so that ids of another dtype raise TypeError
-  // and are not converted.
+  // instead of being converted.
   m->def("assign_partition", &AssignPartitionPy<Tid>,
          py::arg("ids").noconvert(), py::arg("offsets"), py::arg("placement"),
          "Returns (shards, local_rows) of the global rows `ids`.");

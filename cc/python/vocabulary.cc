@@ -171,8 +171,8 @@ class Vocabulary {
         Column(moves, [](const RowMove& one) { return one.to; }));
   }
 
-  // Returns the arrays that a checkpoint stores. They are ordered by row, so
-  // they do not depend on the number of shards.
+  // Returns the arrays that a checkpoint stores. The arrays are ordered by row,
+  // so they do not depend on the number of shards.
   py::dict State() const {
     py::dict state;
     state["keys"] = ToArray(Joined(keys_));

@@ -16,8 +16,8 @@ from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
 
 NAME = re.compile(r"(\w+(?:\.\w+)+)(?:\(\))?")
-# Names inside these nodes do not become links: they are links already, or
-# they are titles, which also appear in the table of contents.
+# Names inside these nodes are not converted to links, because the nodes are
+# already links, or are titles, which also appear in the table of contents.
 LEFT_ALONE = (nodes.reference, addnodes.pending_xref, nodes.title)
 
 

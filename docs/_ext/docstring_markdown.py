@@ -36,7 +36,8 @@ def to_rst(lines: list[str]) -> list[str]:
 
 def literal(code: re.Match[str]) -> str:
     # In reStructuredText, a letter must not follow a literal directly. An
-    # escaped space separates them and is not visible on the page.
+    # escaped space separates the letter from the literal and is not visible on
+    # the page.
     behind = code.string[code.end() : code.end() + 1]
     return f"``{code[1]}``" + ("\\ " if behind.isalnum() else "")
 

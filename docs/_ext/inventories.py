@@ -1,9 +1,9 @@
-"""Links to the pages of TensorFlow, Keras and NumPy, without a network.
+"""Sphinx extension that links names to the TensorFlow, Keras and NumPy pages.
 
 Sphinx links the types of other packages with intersphinx, which reads an
 inventory of each package. TensorFlow and Keras publish no inventory, and the
-build must need no network. `docs/inventories` therefore lists the names that
-the documentation uses, each with its page. This extension writes the
+build must not access the network. `docs/inventories` therefore lists the names
+that the documentation uses, each with its page. This extension writes the
 inventories from these lists. A listed name that does not exist is an error.
 """
 
@@ -15,13 +15,13 @@ import zlib
 from typing import Any
 
 FOLDER = pathlib.Path(__file__).parents[1] / "inventories"
-# Address of the pages, by package.
+# Base address of the pages of each package.
 ADDRESSES = {
     "tensorflow": "https://www.tensorflow.org/api_docs/python/",
     "keras": "https://keras.io/",
     "numpy": "https://numpy.org/doc/stable/",
 }
-# Names that are usual for a module, and their names in the lists.
+# Common short names of modules, and the names that the lists use.
 SHORT_NAMES = {"dtensor": "tf.experimental.dtensor", "np": "numpy"}
 MODULES = {"tf": "tensorflow"}
 
@@ -34,14 +34,14 @@ def read(package: str) -> dict[str, str]:
 
 
 def listed_name(name: str) -> str | None:
-    """Returns the name in the lists for a name in a text, if there is one."""
+    """Returns the listed form of a name, or None if it is not listed."""
     first, _, rest = name.partition(".")
     name = f"{SHORT_NAMES.get(first, first)}.{rest}"
     return name if any(name in read(package) for package in ADDRESSES) else None
 
 
 def entries(name: str) -> dict[str, str]:
-    """Returns the kind of a name, and of the other name that autodoc uses.
+    """Returns the Sphinx kind of a name and of the alias that autodoc uses.
 
     Signatures contain the module that defines a class, such as
     `tensorflow.python.framework.tensor.Tensor`.
@@ -59,7 +59,7 @@ def entries(name: str) -> dict[str, str]:
 
 
 def inventory(package: str) -> bytes:
-    """Returns the inventory of a package in the format of Sphinx."""
+    """Returns the inventory of a package in Sphinx's format."""
     header = (
         "# Sphinx inventory version 2\n"
         f"# Project: {package}\n"
@@ -86,6 +86,6 @@ def write_inventories(app: Any, config: Any) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.setup_extension("sphinx.ext.intersphinx")
-    # Before intersphinx checks its settings (800).
+    # Runs before the handler of intersphinx that checks its settings (800).
     app.connect("config-inited", write_inventories, priority=100)
     return {"parallel_read_safe": True}

@@ -25,7 +25,7 @@ STYLED = [re.compile(r"(?:@import\s+|url\()[\"']?((?:https?:)?//[^\s\"')]+)")]
 
 
 def foreign_files(folder: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns pairs of a file and a foreign address that the file loads.
+    """Returns pairs of a file and an external address that the file loads.
 
     Only pages and style sheets are searched.
     """

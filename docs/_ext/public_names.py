@@ -124,7 +124,7 @@ def show_arguments(
     """Returns the signature to show for a class, or None for the default.
 
     By default, Sphinx shows `(*args, **kwargs)` if a class has Keras'
-    `__new__` or a constructor that passes all arguments to another one.
+    `__new__` or a constructor that passes all arguments to another constructor.
     """
     if what == "class" and (arguments or "").startswith("(*args"):
         signature = named_arguments(value)

@@ -24,7 +24,8 @@ from matplotlib import patches, pyplot  # noqa: E402
 
 from tf_layoutmap.layout.mesh import transfer  # noqa: E402
 
-# Dark enough for text on white, light enough for white text on the color.
+# These colors have enough contrast with white for text in the color and for
+# white text on the color.
 COLORS = ("#1f5fa8", "#b3541e", "#2f7d4f", "#7a3e9d")
 EMPTY = "#eef1f5"
 EDGE = "#4a5568"
@@ -54,7 +55,7 @@ def draw_devices(
       axes: Matplotlib axes to draw on.
       title: Title of the axes.
       num_rows: Number of rows of the table.
-      rows_of_devices: First and last row, exclusive, for each device.
+      rows_of_devices: First row and exclusive last row of each device.
       bytes_per_device: Bytes that each device holds.
     """
     axes.set_title(title, fontsize=10.5, family="monospace")

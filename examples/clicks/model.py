@@ -56,7 +56,7 @@ def build_model(
     if table_rows is None:
         table_rows = [settings.capacity] * len(CATEGORIES)
         vocabularies = {
-            # All values that occurred fewer than two times share one row.
+            # All values that occurred fewer than twice share one row.
             name: OpenVocabulary(
                 settings.capacity, admission="count", min_count=2, unknown="row"
             )

@@ -15,8 +15,8 @@ _PRIOR = 20.0
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     """Returns the exact area under the ROC curve.
 
-    This is the probability that a line with a click has a higher score than a
-    line without a click. A tie counts as one half.
+    The area is the probability that a line with a click has a higher score than
+    a line without a click. A tie counts as one half.
 
     >>> auc(np.array([0, 1, 0, 1]), np.array([0.1, 0.9, 0.4, 0.4]))
     0.875
@@ -53,7 +53,7 @@ def log_loss(labels: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 class ClickRates:
-    """A naive Bayes classifier from the click counts of each value.
+    """A naive Bayes classifier that uses the click counts of each value.
 
     Values are treated as independent. Dense features are binned by magnitude.
     """

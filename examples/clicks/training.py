@@ -1,4 +1,4 @@
-"""Trains with `fit`, saves the model after each epoch, and resumes it."""
+"""Trains with `fit`, saves the model each epoch, and resumes a saved model."""
 
 from __future__ import annotations
 

@@ -73,10 +73,8 @@ class MeshCompleter(Completer):
                 [axis or dtensor.UNSHARDED for axis in axes], mesh
             )
         super().__init__(plan, log_shares)
-        # DTensor can save only unsharded variables, but tables are saved in
-        # slices, so one checkpoint cannot contain the tower on the mesh and the
-        # tables. Checkpoints contain a copy of the tower on the host instead,
-        # and do not depend on the mesh.
+        # Checkpoints contain a copy of the tower on the host, so that the
+        # program can resume on another mesh or without a mesh.
         self._saved_tower = tower_of(plan)
         self._saved_optimizer = optimizer_of(plan, self._saved_tower)
 

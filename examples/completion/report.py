@@ -22,7 +22,7 @@ class Report:
 
     def __init__(self, console: Console | None = None) -> None:
         """Starts the clock."""
-        # Rich would use 80 columns for a log file, which are too few for the
+        # For a log file, Rich would use 80 columns, which is too narrow for the
         # tables.
         width = None if sys.stdout.isatty() else 100
         self._console = console or Console(width=width, highlight=False)

@@ -202,8 +202,8 @@ def _is_among(
       `[num_samples, num_negatives]` float32, positive for these negatives.
     """
     num_negatives = tf.size(negatives)
-    # This code runs one lookup per id. Comparing all pairs would take about a
-    # thousand comparisons per id.
+    # The column of each id is looked up in a table. Comparing all pairs would
+    # take about a thousand comparisons per id.
     column_of = tf.tensor_scatter_nd_update(
         tf.fill([num_rows], num_negatives),
         negatives[:, tf.newaxis],

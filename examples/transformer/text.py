@@ -15,7 +15,7 @@ _HELD_OUT = 0.1
 
 
 class Characters:
-    """A vocabulary of the most frequent characters; all others share row 0.
+    """The most frequent characters; all other characters share row 0.
 
     >>> characters = Characters("abba c", size=3)
     >>> characters.rows("abc").tolist()

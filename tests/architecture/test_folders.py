@@ -1,4 +1,4 @@
-"""Checks that folders are small and documented, and imports have no cycles.
+"""Checks sizes and documentation of folders, and that imports are acyclic.
 
 The tests read the sources and do not import them.
 """

@@ -25,6 +25,7 @@ LEVELS = {
     "_build_info": 0,
     "_version": 0,
     "_core.checks": 0,
+    "_core.distribution_notice": 0,
     "_core.lazy": 0,
     "_core.literals": 0,
     "_core.paths": 0,

@@ -3,8 +3,6 @@
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -13,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
+from tests import forked_process
 from tf_layoutmap import process_report
 from tf_layoutmap._patches import engine, rows
 from tf_layoutmap.layout.ops import corrections
@@ -55,7 +54,7 @@ def restored():
 @pytest.mark.parametrize("row", ROWS, ids=label)
 def test_the_owner_and_the_replacement_exist(row):
     owner = engine.owner_of(row)
-    assert hasattr(owner, row.name)
+    assert hasattr(owner, row.name) != row.is_missing
     assert callable(row.ours)
     if row.make is not None:
         assert callable(row.make)
@@ -89,7 +88,7 @@ def test_a_name_has_one_row_per_group_and_one_spelling():
 
 def values():
     return {
-        row.key: inspect.getattr_static(engine.owner_of(row), row.name)
+        row.key: inspect.getattr_static(engine.owner_of(row), row.name, None)
         for row in ROWS
     }
 
@@ -172,8 +171,16 @@ ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",
     "_gather_saveables_for_checkpoint",
+    # The program has enabled `keras.distribution`.
+    "list_devices",
+    "_to_backend_mesh",
+    "_to_backend_layout",
 }
-PLAIN = [row for row in ROWS if row.make is None and row.name not in ALWAYS]
+PLAIN = [
+    row
+    for row in ROWS
+    if row.make is None and not row.is_missing and row.name not in ALWAYS
+]
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=label)
@@ -322,13 +329,8 @@ assert [patch for patch in tlm.patches() if patch.group == "mesh"]
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_using_dtensor_before_this_package_warns(is_late):
-    done = subprocess.run(
-        [sys.executable, "-c", TOO_LATE.format(is_late=is_late)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+    done = forked_process.run_code(
+        TOO_LATE.format(is_late=is_late), cwd=ROOT, check=False
     )
     assert ("was used in this process before" in done.stderr) == is_late
     assert (done.returncode != 0) == is_late, done.stderr
@@ -361,16 +363,8 @@ print(sorted({patch.group for patch in tlm.patches()}))
 
 
 def test_importing_every_public_name_installs_no_patches():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    # Like an import, creating an unbuilt layer installs no patches.
+    done = forked_process.run_code(IMPORT_ALL, cwd=ROOT)
+    # Creating a layer without building it also installs no patches.
     assert done.stdout.strip() == "[]"
 
 

@@ -1,11 +1,10 @@
 """Tests the initialization of a single process and of several processes."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
+from tests import forked_process
 from tests.processes import ROOT
 from tf_layoutmap import distribution
 
@@ -32,13 +31,8 @@ ALONE = textwrap.dedent("""
 
 @pytest.mark.slow
 def test_one_process_creates_the_mesh_of_a_multi_process_program():
-    run = subprocess.run(
-        [sys.executable, "-c", ALONE],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
+    run = forked_process.run_code(
+        ALONE, seconds=_SECONDS, cwd=ROOT, check=False
     )
     assert "SUM 6.0" in run.stdout, run.stderr[-2000:]
 

@@ -1,4 +1,4 @@
-"""The lists of TensorFlow's, Keras' and NumPy's pages name what exists."""
+"""Names in the lists of TensorFlow, Keras and NumPy pages exist."""
 
 import importlib.util
 import pathlib

@@ -1,13 +1,11 @@
 """Exported embeddings can be served with only TensorFlow installed."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import forked_process
 
 tpu = tf.tpu.experimental.embedding
 
@@ -83,17 +81,8 @@ def test_a_process_without_the_package_serves_equally(
         str(tmp_path / "model"),
         signatures={"serving_default": model.serve},
     )
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SERVE,
-            str(tmp_path / "model"),
-            str(tmp_path / "found.npy"),
-        ],
-        check=True,
-        timeout=120,
-        capture_output=True,
+    forked_process.run_code(
+        SERVE, str(tmp_path / "model"), str(tmp_path / "found.npy")
     )
     np.testing.assert_array_equal(np.load(tmp_path / "found.npy"), wanted)
     # The export must not change the model.

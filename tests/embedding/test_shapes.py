@@ -339,8 +339,8 @@ def test_ragged_serving_uses_a_1d_output_shape():
         with pytest.raises(ValueError, match="divides the"):
             serve(ids, shape)
     assert serve(ids, [4]).shape == [4, 2]
-    # If fewer samples are given, each sample is treated as a sequence, as in
-    # TensorFlow.
+    # If the input has fewer samples than the shape, each sample is treated as a
+    # sequence, as in TensorFlow.
     stock = tpu.serving_embedding_lookup(
         ids,
         None,

@@ -18,9 +18,9 @@ class Table:
     num_rows: int = 7
     dim: int = 2
     combiner: str = "sum"
-    # Either an optimizer of DenseTables, ("sgd", rate) or ("adagrad", rate,
-    # initial accumulator); or a tuple of the name of a TPU optimizer, its rate
-    # and a dict of its other settings.
+    # An optimizer of DenseTables is ("sgd", rate) or ("adagrad", rate, initial
+    # accumulator). Any other optimizer is a tuple of the name of a TPU
+    # optimizer, its learning rate, and a dict of its other settings.
     optimizer: tuple = ("sgd", 0.5)
 
     def starting_rows(self) -> np.ndarray:
@@ -290,7 +290,7 @@ def _distribute(strategy, parts):
 
 
 def check_equal(plan: Plan, *, rtol: float = 0):
-    """Trains both ways; compares activations, tables and slots."""
+    """Compares the engine with the reference after training both."""
     dense, expected = train_dense(plan)
     embedding, configs, found = train_on_engine(plan)
     for wanted, got in zip(expected, found, strict=True):

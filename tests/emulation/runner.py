@@ -47,11 +47,22 @@ def run(
 
 
 def run_programs(
-    *names: str, seconds: int = 900, **variables: str
+    *names: str,
+    marks: str = "not exhaustive",
+    keyword: str = "",
+    seconds: int = 900,
+    **variables: str,
 ) -> dict[str, str]:
     """Runs several files of programs/ one after the other in one process.
 
     All files must use a TPU with the same numbers of cores and hosts.
+
+    Args:
+      *names: Names of the files.
+      marks: Expression that selects test cases by their marks.
+      keyword: Expression that selects test cases by their names.
+      seconds: Timeout in seconds.
+      **variables: Environment variables of the process.
 
     Returns:
       The failures by file. The text is empty if all tests of the file passed.
@@ -60,6 +71,8 @@ def run_programs(
         report = pathlib.Path(folder, "report.xml")
         done = _pytest(
             f"--junitxml={report}",
+            f"-m={marks}",
+            f"-k={keyword}",
             *(
                 str(ROOT / "tests" / "emulation" / "programs" / f"{name}.py")
                 for name in names

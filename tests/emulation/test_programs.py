@@ -1,6 +1,7 @@
 """Tests of the emulation in separate processes, one for each TPU.
 
-Each test reports the failures of one file of programs/.
+Each test reports the failures of one file of programs/. The cases of the
+programs that are marked as exhaustive run in exhaustive tests of this file.
 """
 
 import importlib.util
@@ -43,6 +44,8 @@ def one_host_of_four(tmp_path_factory):
     )
     found = runner.run_programs(
         "saving",
+        # All tests of this program run on four hosts.
+        keyword="another_number_of_hosts",
         TF_LAYOUTMAP_NUM_HOSTS="1",
         TF_LAYOUTMAP_NUM_CORES="4",
         TF_LAYOUTMAP_EXCHANGE=exchange,
@@ -105,6 +108,38 @@ def test_unmodified_keras_rs_trains(num_cores, request):
 @pytest.mark.slow
 def test_calls_in_any_order_match_the_reference(two_cores):
     assert not two_cores["any_order"], two_cores["any_order"]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names, marks, setting",
+    [
+        (
+            ("one_host", "keras_fit", *KERAS_RS, "any_order"),
+            "exhaustive",
+            {"NUM_CORES": "2"},
+        ),
+        (
+            ("two_hosts", "three_settings", "names_of_tpus"),
+            "exhaustive",
+            {},
+        ),
+        (("saving",), "exhaustive", {"NUM_HOSTS": "4"}),
+        # Only files are exchanged in `make test`.
+        (("saving",), "", {"NUM_HOSTS": "1", "NUM_CORES": "4"}),
+    ],
+    ids=["two_cores", "two_hosts", "four_hosts", "one_host"],
+)
+def test_exhaustive_cases_of_programs_pass(names, marks, setting):
+    variables = {f"TF_LAYOUTMAP_{name}": one for name, one in setting.items()}
+    found = runner.run_programs(*names, marks=marks, **variables)
+    failed = "\n".join(found.values())
+    # Some programs have no exhaustive cases.
+    assert all(
+        not one or one.startswith("no test was run") for one in found.values()
+    ), failed
+    assert not all(found.values()), failed
 
 
 @pytest.mark.slow

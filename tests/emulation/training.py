@@ -1,6 +1,7 @@
 """Trains the same batches on the host engine and on an emulated TPU."""
 
 import dataclasses
+import functools
 import tempfile
 
 import numpy as np
@@ -156,8 +157,9 @@ def _scale(form, ids, weights, scale, part):
     return tf.constant(scale[part])
 
 
-def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
-    """Runs steps; returns the activations of each step, in global order."""
+@functools.lru_cache(maxsize=2)
+def _step_of(strategy, embedding, inside):
+    """Returns a traced training step; recent steps are cached."""
 
     def core(ids, weights, scale):
         if inside:
@@ -180,6 +182,12 @@ def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
             embedding.enqueue(ids, weights)
         return strategy.run(core, args=(ids, weights, scale))
 
+    return step
+
+
+def train(strategy, embedding, *, seed=0, steps=range(4), inside=False):
+    """Runs steps; returns the activations of each step, in global order."""
+    step = _step_of(strategy, embedding, inside)
     found = []
     for number in steps:
         parts = parts_of(seed, number, strategy.num_replicas_in_sync)
@@ -256,7 +264,7 @@ def values_in(path: str) -> dict:
 def _table_and_slot(key: str) -> str:
     # An embedding has two paths to each variable, and a checkpoint can contain
     # either path: "ads.Smomenta" or "_variables/ads/momenta". A restore accepts
-    # both.
+    # both paths.
     return (
         key.replace(".S", "/")
         .removeprefix("_variables/")

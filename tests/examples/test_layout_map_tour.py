@@ -21,7 +21,7 @@ def code_cells(notebook):
 
 
 def text_of(cell):
-    """Returns what a cell prints. All prints of the notebook are repeatable."""
+    """Returns the printed output of a cell, which is deterministic."""
     return "".join(output.get("text", "") for output in cell.outputs)
 
 

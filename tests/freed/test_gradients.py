@@ -246,7 +246,7 @@ def test_ragged_and_python_results_are_supported(kind):
 
 
 def test_tensorflow_without_the_patch_does_not_free_them():
-    """If this test fails, TensorFlow frees gradients: remove the patch."""
+    """If this test fails, TensorFlow frees gradients without the patch."""
     engine.ensure("memory")
     installed = engine._counts["memory"]
     for _ in range(installed):

@@ -127,7 +127,7 @@ def test_changed_rows_are_copied_once(num_shards, also, program):
                     other = (bits(value) != bits(before[table][name])).any(1)
                     assert set(np.flatnonzero(other)) <= set(rows.tolist())
                     # These variables have no value for the row of unknown keys,
-                    # so one is added.
+                    # so the test adds one.
                     if name in LANES:
                         value = np.append(
                             value,

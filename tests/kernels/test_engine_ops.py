@@ -163,7 +163,7 @@ def random_batch(seed, num_samples=3):
 
 
 def inputs_of(batch, dtype=np.int64, form="ragged"):
-    """Returns the inputs of the op in the given form (see docs/ops.md)."""
+    """Returns the inputs of the op in the form `form` (see docs/ops.md)."""
     inputs = {
         "ids": [],
         "splits": [],
@@ -246,7 +246,7 @@ def test_training_is_bitwise_identical_to_the_reference(
 
 
 def actual_and_reference(engine, verb, replica, seed):
-    """Returns two functions: the call for the ops and for the reference."""
+    """Returns two functions that call the op and the reference."""
     model = engine.ref
     if verb == "dequeue":
         return (lambda: engine.dequeue(replica), lambda: model.dequeue(replica))

@@ -102,7 +102,8 @@ def blocks(draw):
     """Returns a full shape, and the start, shape and row step of a block.
 
     The sizes include products near 2,048, the number of values that the kernel
-    draws at a time, and near multiples of 4. Some blocks end behind the tensor.
+    draws at a time, and near multiples of 4. Some blocks extend beyond the
+    tensor.
     """
     full = draw(st.lists(sizes, max_size=3))
     start = [draw(st.integers(0, size + 1)) for size in full]

@@ -1,11 +1,10 @@
 """Results are bitwise identical for all thread counts and instruction sets."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests import forked_process
 from tf_layoutmap._core import ops
 
 PROGRAM = """
@@ -52,16 +51,12 @@ print(_ops.native.cpu_level(), digest.hexdigest())
 
 
 def run(num_threads: int, level: str) -> list[str]:
-    """Returns the name of the instruction set and a hash of all results."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(num_threads)],
-        text=True,
+    """Returns the instruction set in use and a hash of all results."""
+    done = forked_process.run_code(
+        PROGRAM,
+        str(num_threads),
         env={**os.environ, "TF_LAYOUTMAP_CPU_LEVEL": level},
-        timeout=120,
-        capture_output=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 

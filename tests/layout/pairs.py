@@ -59,6 +59,11 @@ def plain(make):
     return model
 
 
+def is_plain(model) -> bool:
+    """Returns whether `plain` made the model, so that short runs are eager."""
+    return model in _PLAIN
+
+
 def on_mesh(make, axes=None, mesh=None, **options):
     """Returns the same model as `plain(make)` on a mesh, with equal weights."""
     mesh = mesh or mesh_of(batch=2, model=2)

@@ -1,13 +1,12 @@
 """Checks that DTensor's unsafe passes are detected when they are enabled."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 import tf_layoutmap as tlm
+from tests import forked_process
 from tests.layout.meshes import mesh_of
 from tf_layoutmap.layout import dtensor_switches
 
@@ -50,18 +49,9 @@ def run(before="", after="", **environment):
     clean = {
         k: v for k, v in os.environ.items() if k not in dtensor_switches.SAFE
     }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(PROGRAM).format(before=before, after=after),
-        ],
+    done = forked_process.run_code(
+        textwrap.dedent(PROGRAM).format(before=before, after=after),
         env={**clean, **environment},
-        cwd=os.getcwd(),
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=True,
     )
     return [
         line

@@ -7,6 +7,7 @@ programs that failed in earlier versions.
 import keras
 import pytest
 
+from tests import covering
 from tests.layout import random_models
 from tests.layout.random_models import Program
 
@@ -80,8 +81,8 @@ FIXED = {
         {2: ["model"]},
         "Adam",
     ),
-    # In an earlier version, a permutation was replicated in the same way as
-    # data.
+    # In an earlier version, the constant permutation of a transpose was
+    # replicated like data, which hid its value from DTensor.
     "reduce_prod": Program(
         "vector",
         [("Dense",), ("Expression", "times input", "reduce_prod")],
@@ -100,7 +101,8 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize("kind", random_models.LAYERS)
+# Tokens have the layers of sequences.
+@pytest.mark.parametrize("kind", covering.but(random_models.LAYERS, "tokens"))
 def test_every_layer_and_expression_builds(kind):
     layers = [(name,) for name in random_models.LAYERS[kind]]
     layers += [
@@ -120,10 +122,11 @@ def test_fixed_program_matches_a_single_device(name):
 @pytest.mark.parametrize(
     "seed",
     [
-        *range(5),
+        *range(2),
         *(
             pytest.param(seed, marks=pytest.mark.exhaustive)
-            for seed in range(6, 13)
+            for seed in range(2, 13)
+            if seed != 5
         ),
     ],
 )

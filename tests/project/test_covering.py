@@ -1,4 +1,4 @@
-"""`make test` covers all values or pairs of tests marked `covering`."""
+"""Tests which parameter values `make test` covers with `covering` marks."""
 
 import itertools
 import types

@@ -1,7 +1,7 @@
-"""Checks that the texts of the project contain no phrase of a list.
+"""Checks that the texts of the project contain no discouraged phrase.
 
-The list is short on purpose. It contains phrases that were common in earlier
-texts of this project, and a standard replacement for each phrase.
+The list of phrases is short on purpose. It contains phrases that were common in
+earlier texts of this project, and a standard replacement for each phrase.
 """
 
 import re

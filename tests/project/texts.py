@@ -133,7 +133,22 @@ def all_texts() -> tuple[Text, ...]:
 
 
 def sentences(text: Text) -> list[str]:
-    """Returns the sentences of a text that have at least four words."""
-    plain = re.sub(r"\s+", " ", text.text)
-    parts = re.split(r"(?<=[.!?:])\s+(?=[A-Z`\"'(*-])", plain)
-    return [part for part in parts if len(part.split()) >= 4]
+    """Returns the sentences of a text that have at least four words.
+
+    Sentences end at a full stop, at the end of a table cell, at an item of a
+    list and at the description of an argument. Doctests are not included.
+    """
+    lines = [
+        # The name of an argument, `name: description`, is not part of the
+        # sentence.
+        re.sub(r"^\s*(?:\w+(?:, \w+)*|\*+\w+): ", " .. ", line)
+        if text.kind == "docstring"
+        else line
+        for line in text.text.split("\n")
+        if not re.match(r"\s*(>>>|\.\.\. )", line)
+    ]
+    plain = re.sub(r"\s+", " ", "\n".join(lines))
+    parts = re.split(
+        r"(?<=[.!?:])\s+(?=[A-Z`\"'(*-])|\s+\.\.\s+|\s*\|\s*|\s+[*-]\s+", plain
+    )
+    return [part.strip() for part in parts if len(part.split()) >= 4]

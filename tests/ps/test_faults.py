@@ -133,7 +133,9 @@ def test_a_stopped_server_ends_the_step_at_its_deadline(tmp_path):
         # functions.
         ("worker", "READY", "--before-first-step"),
         ("worker", "DONE", "--before-save"),
-        ("ps", "DONE", "--before-save"),
+        pytest.param(
+            "ps", "DONE", "--before-save", marks=pytest.mark.exhaustive
+        ),
     ],
 )
 def test_a_program_exits_with_its_code_after_a_missed_deadline(

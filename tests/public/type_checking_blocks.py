@@ -103,7 +103,7 @@ def rewritten(package: str) -> str:
 
 
 def write() -> list[str]:
-    """Rewrites outdated sources; returns the packages that changed."""
+    """Rewrites outdated sources and returns the packages that changed."""
     changed = []
     for package in lazy_packages():
         source = rewritten(package)

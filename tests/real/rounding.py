@@ -19,8 +19,8 @@ from tests.real.compare import losses_differ_by
 LAST_BIT = 2.0**-24
 # Larger differences are never accepted as rounding errors.
 MOST = 1e-4
-# Accepted differences are this factor larger than the effect of the initial
-# weights, because each step also rounds several sums.
+# Factor between the accepted difference and the effect of the initial weights.
+# The factor is above 1, because each step also rounds several sums.
 FACTOR = 10
 # The effect depends on which last bits are changed, so the largest effect of
 # several random changes is used.

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.slow
 
 FEW = [
     ("keras-hub, its own layout maps", "Gemma"),
-    ("keras.applications", "VGG16"),
     ("recommenders", "deepctr, DCN"),
     ("programs", "two_towers"),
 ]
 MORE = [
+    ("keras.applications", "VGG16"),
     ("keras-hub, encoders of text", "XLNet"),
     ("keras-hub, images", "VGG"),
     ("tf_keras, layers", "Embedding"),

@@ -1,4 +1,4 @@
-"""Reference of a table update, which updates row by row in place."""
+"""Reference of a table update, which updates the rows one by one in place."""
 
 import numpy as np
 

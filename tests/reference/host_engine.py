@@ -103,7 +103,7 @@ class HostEngine:
             self.num_updates += 1
 
     def open(self, replica, batch):
-        """Starts a lookup; returns its token and its activations."""
+        """Starts a lookup and returns its token and its activations."""
         self.num_opened[replica] += 1
         token = replica, self.num_opened[replica]
         self.opened[token] = batch

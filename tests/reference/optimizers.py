@@ -131,7 +131,7 @@ PER_ROW = {("RowwiseAdagrad", "accumulators"), ("LAMB", "steps")}
 
 
 def rounded(value):
-    """Rounds a float to float32; returns other values unchanged."""
+    """Rounds a float to float32 and returns other values unchanged."""
     if isinstance(value, float) and math.isfinite(value):
         return float(np.float32(value))
     return value
@@ -181,7 +181,7 @@ class Table:
         self._settings = settings
 
     def train(self, contributions):
-        """Runs one step on (row, gradient) pairs, in the given order."""
+        """Runs one step on (row, gradient) pairs, in list order."""
         if not self._accumulate:
             for row, gradient in contributions:
                 self._update([row], np.asarray(gradient)[np.newaxis])

@@ -33,7 +33,7 @@ def table_of(rows, name, **kwargs):
 
 
 def export(subject, path, rows="float32", **kwargs):
-    """Exports `subject`; returns the report and the loaded model."""
+    """Exports `subject` and returns the report and the loaded model."""
     report = tlm.export(subject, str(path / "model"), rows, **kwargs)
     return report, tf.saved_model.load(report.path)
 

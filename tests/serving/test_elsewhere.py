@@ -1,14 +1,12 @@
 """Exported models can be served in processes without tf_layoutmap."""
 
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import forked_process
 from tests.serving import served as helpers
 
 ASK = """
@@ -42,12 +40,7 @@ def test_a_process_without_this_package_returns_the_same_results(
     report, here = helpers.export(model, tmp_path, kind)
     wanted = here.serve(tf.constant([[3, 0], [7, 7]]))
     files = [str(tmp_path / name) for name in ("loaded.npy", "session.npy")]
-    subprocess.run(
-        [sys.executable, "-c", ASK, report.path, *files],
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
+    forked_process.run_code(ASK, str(report.path), *files)
     for file in files:
         np.testing.assert_array_equal(np.load(file), wanted)
     slack = 5 * report.tables[0].largest_error * 2

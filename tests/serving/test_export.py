@@ -160,7 +160,7 @@ def test_a_link_to_other_files_is_not_replaced(tmp_path):
     with pytest.raises(ValueError, match="new, empty or a SavedModel"):
         tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "link")
     assert (tmp_path / "link" / "letter.txt").read_text() == "dear"
-    # If the target of a link does not exist, the export creates it.
+    # If the target of a link does not exist, the export creates the target.
     (tmp_path / "next").symlink_to("new/1")
     tlm.export(embedding_of(helpers.make_rows(4, 8)), tmp_path / "next")
     assert (tmp_path / "next").is_symlink()

@@ -1,4 +1,4 @@
-"""Tests `tlm.export` of Keras and tf_keras models, on host and mesh."""
+"""Tests `tlm.export` of Keras models on the host and on a mesh."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Runs random programs of reads and writes, and compares with numpy.
+"""Runs random programs of reads and writes, and compares them with numpy.
 
 Each step draws arguments from a generator and runs one method of the table. It
 then runs the equivalent code on a numpy array, and compares the returned value
@@ -62,7 +62,7 @@ def steps_of(dtype):
     """Returns the steps that `tf.Variable` supports for a dtype.
 
     Integer division is excluded, because numpy rounds down and TensorFlow
-    rounds towards zero. The routing tests cover it.
+    rounds towards zero. The routing tests cover integer division.
     """
     kind = "f" if dtype == tf.bfloat16.as_numpy_dtype else np.dtype(dtype).kind
     left_out = {
@@ -110,7 +110,7 @@ class Program:
         self._functions = {}
 
     def run(self, num_steps):
-        """Runs random steps; returns the number of steps that ran."""
+        """Runs random steps and returns the number of steps that ran."""
         for _ in range(num_steps):
             step = self.rng.choice(self._steps)
             if step in READS:

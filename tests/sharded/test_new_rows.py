@@ -1,4 +1,4 @@
-"""Large pages and memory of initial values."""
+"""Tests the values and the memory use of initial rows."""
 
 import numpy as np
 import pytest

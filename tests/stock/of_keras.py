@@ -1,5 +1,6 @@
 """Programs with Keras and tf_keras: models, optimizers, files and errors."""
 
+import functools
 import os
 import tempfile
 
@@ -8,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tests.stock.outcome import attempts, program
+from tests.stock.outcome import attempts, exhaustive_program, program
 
 PACKAGES = {"keras": keras, "tf_keras": tf_keras}
 
@@ -95,12 +96,14 @@ def own_step(package):
 
 MODELS = {
     "dense": (dense, numbers(8, 4)),
-    "sequence": (sequence, IDS),
     "attention": (attention, IDS),
     "image": (image, numbers(8, 6, 6, 2)),
     "subclassed": (subclassed, numbers(8, 4)),
     "own step": (own_step, numbers(8, 4)),
 }
+# Tracing recurrent layers takes longer than all other programs together.
+# `layers` calls them in `make test`.
+RECURRENT_MODELS = {"sequence": (sequence, IDS)}
 Y = numbers(8, 2, seed=2)
 
 
@@ -125,8 +128,35 @@ def in_both(run):
     }
 
 
-@program
-def models():
+def in_alternate_packages(function):
+    """Registers two programs for functions of a package, by name.
+
+    The first program alternates between the packages. The second program, which
+    is exhaustive, calls each function with the other package.
+    """
+
+    def outcomes(first):
+        return {
+            name: attempts(**{package: lambda: run(PACKAGES[package])})
+            for number, (name, run) in enumerate(function().items())
+            for package in [[*PACKAGES][(number + first) % 2]]
+        }
+
+    @functools.wraps(function)
+    def alternating():
+        return outcomes(0)
+
+    @functools.wraps(function)
+    def other():
+        return outcomes(1)
+
+    other.__name__ += "_in_the_other_package"
+    program(alternating)
+    exhaustive_program(other)
+    return function
+
+
+def runs_of_models(models):
     def run(package, make, x):
         model, history = trained(package, make, x)
         return [
@@ -139,8 +169,21 @@ def models():
         ]
 
     return {
-        name: in_both(lambda package, make=make, x=x: run(package, make, x))
-        for name, (make, x) in MODELS.items()
+        name: lambda package, make=make, x=x: run(package, make, x)
+        for name, (make, x) in models.items()
+    }
+
+
+@in_alternate_packages
+def models():
+    return runs_of_models(MODELS)
+
+
+@exhaustive_program
+def recurrent_models():
+    return {
+        name: in_both(run)
+        for name, run in runs_of_models(RECURRENT_MODELS).items()
     }
 
 
@@ -235,24 +278,21 @@ def stepped(package, optimizer):
     return [one, two, len(variables() if callable(variables) else variables)]
 
 
-@program
+@in_alternate_packages
 def optimizers():
     def run(package, name, **options):
         return stepped(
             package, getattr(package.optimizers, name)(0.1, **options)
         )
 
-    legacy = tf_keras.optimizers.legacy
     return {
         **{
-            name: in_both(lambda package, name=name: run(package, name))
+            name: lambda package, name=name: run(package, name)
             for name in OPTIMIZERS
         },
         **{
-            f"{option}": in_both(
-                lambda package, option=option, value=value: run(
-                    package, "Adam", **{option: value}
-                )
+            f"{option}": lambda package, option=option, value=value: run(
+                package, "Adam", **{option: value}
             )
             for option, value in (
                 ("global_clipnorm", 0.1),
@@ -262,18 +302,24 @@ def optimizers():
                 ("no_such", 1),
             )
         },
-        "scaled": in_both(
-            lambda package: trained(
-                package,
-                dense,
-                numbers(8, 4),
-                optimizer=(
-                    package.mixed_precision.LossScaleOptimizer(
-                        package.optimizers.SGD(0.1)
-                    )
-                ),
-            )[1]
+        "scaled": lambda package: trained(
+            package,
+            dense,
+            numbers(8, 4),
+            optimizer=package.mixed_precision.LossScaleOptimizer(
+                package.optimizers.SGD(0.1)
+            ),
+        )[1],
+        "no gradient": lambda package: package.optimizers.SGD().apply_gradients(
+            []
         ),
+    }
+
+
+@program
+def optimizers_of_one_package():
+    legacy = tf_keras.optimizers.legacy
+    return {
         "legacy": {
             name: attempts(
                 of=lambda name=name: stepped(
@@ -291,9 +337,6 @@ def optimizers():
                     0.1, gradient_accumulation_steps=2
                 ),
             )[1]
-        ),
-        "no gradient": in_both(
-            lambda package: package.optimizers.SGD().apply_gradients([])
         ),
     }
 
@@ -513,22 +556,28 @@ def distribution():
     )
 
 
-@program
+def of_dataset(package, **options):
+    model = dense(package)
+    model.compile("sgd", "mse", **options)
+    dataset = (
+        tf.data.Dataset.from_tensor_slices((numbers(8, 4), Y))
+        .shuffle(8, seed=1)
+        .batch(3)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+    return list(
+        map(float, model.fit(dataset, epochs=2, verbose=0).history["loss"])
+    )
+
+
+@exhaustive_program
+def compiled_by_xla():
+    return in_both(lambda package: of_dataset(package, jit_compile=True))
+
+
+@in_alternate_packages
 def data():
     x = numbers(8, 4)
-
-    def of_dataset(package, **options):
-        model = dense(package)
-        model.compile("sgd", "mse", **options)
-        dataset = (
-            tf.data.Dataset.from_tensor_slices((x, Y))
-            .shuffle(8, seed=1)
-            .batch(3)
-            .prefetch(tf.data.AUTOTUNE)
-        )
-        return list(
-            map(float, model.fit(dataset, epochs=2, verbose=0).history["loss"])
-        )
 
     def with_callbacks(package):
         model = dense(package)
@@ -574,16 +623,10 @@ def data():
         )
 
     return {
-        name: in_both(run)
-        for name, run in {
-            "dataset": of_dataset,
-            "several": lambda package: of_dataset(
-                package, steps_per_execution=2
-            ),
-            "compiled": lambda package: of_dataset(package, jit_compile=True),
-            "eager": lambda package: of_dataset(package, run_eagerly=True),
-            "callbacks": with_callbacks,
-            "batches": by_batches,
-            "endless": endless,
-        }.items()
+        "dataset": of_dataset,
+        "several": lambda package: of_dataset(package, steps_per_execution=2),
+        "eager": lambda package: of_dataset(package, run_eagerly=True),
+        "callbacks": with_callbacks,
+        "batches": by_batches,
+        "endless": endless,
     }

@@ -14,6 +14,8 @@ import tf_keras
 
 dtensor = tf.experimental.dtensor
 PROGRAMS: dict[str, Any] = {}
+# Names of programs that only `make test-all` runs.
+EXHAUSTIVE: set[str] = set()
 
 
 def program(function):
@@ -21,6 +23,14 @@ def program(function):
     name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
     assert name not in PROGRAMS
     PROGRAMS[name] = function
+    return function
+
+
+def exhaustive_program(function):
+    """Registers a program that only `make test-all` runs."""
+    before = set(PROGRAMS)
+    program(function)
+    EXHAUSTIVE.update(PROGRAMS.keys() - before)
     return function
 
 

@@ -56,7 +56,7 @@ def main():
     kind, *names = sys.argv[1:]
     if kind == "patched":
         use_everything()
-    from tests.stock import (  # noqa: F401 - they register their programs.
+    from tests.stock import (  # noqa: F401 - the imports register programs.
         in_graphs,
         of_keras,
         of_operations,
@@ -79,6 +79,8 @@ def main():
         print(
             "FOUND", json.dumps([name, found, warnings_of_package]), flush=True
         )
+    if kind == "plain":
+        assert "tf_layoutmap" not in sys.modules
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ that compute wrong numbers; both processes run without these passes.
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
-from tests import processes
-from tests.stock import (  # noqa: F401 - they register their programs.
+from tests import covering, forked_process, processes
+from tests.stock import (  # noqa: F401 - the imports register programs.
     in_graphs,
     of_keras,
     of_operations,
@@ -47,22 +45,15 @@ def found(tmp_path_factory, request):
     running = []
     try:
         for log in logs:
-            with log.open("w") as out, log.with_suffix(".err").open("w") as err:
-                running.append(
-                    subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-m",
-                            "tests.stock.run",
-                            log.name,
-                            *names,
-                        ],
-                        env=env,
-                        cwd=processes.ROOT,
-                        stdout=out,
-                        stderr=err,
-                    )
+            running.append(
+                forked_process.ForkedProcess(
+                    ["-m", "tests.stock.run", log.name, *names],
+                    log,
+                    errors=log.with_suffix(".err"),
+                    env=env,
+                    cwd=processes.ROOT,
                 )
+            )
         for process, log in zip(running, logs):
             code = process.wait(SECONDS)
             assert code == 0, (
@@ -114,7 +105,9 @@ def differences(plain, patched, where=""):
     ]
 
 
-@pytest.mark.parametrize("name", outcome.PROGRAMS)
+@pytest.mark.parametrize(
+    "name", covering.but(outcome.PROGRAMS, *outcome.EXHAUSTIVE)
+)
 def test_a_program_has_the_same_outcome_with_patches(name, found):
     plain, patched = (outcomes[name] for outcomes in found)
     assert not differences(plain[0], patched[0])

@@ -143,8 +143,8 @@ def test_keys_convert_to_rows(dtype, tmp_path):
     others = np.setdiff1d(np.arange(100), kept)
     table, slot = contents(closed, config, others)
     assert (table == 0.25).all() and (slot == 0.5).all()
-    # The conversion back to an open vocabulary keeps all 100 keys, also the
-    # keys of rows that had no key before.
+    # The conversion back to an open vocabulary keeps all 100 keys, including
+    # the keys of rows that had no key before.
     again = str(tmp_path / "again")
     back = tlm.convert_vocabularies(
         target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer

@@ -154,6 +154,18 @@ _method(
     "auto_shard_dataset",
 )
 
+# The module of the TensorFlow backend that `keras.distribution` calls, and the
+# class that passes datasets to a distribution. `tlm.distribution.enable`
+# implements them.
+distribution_backend = _private("backend.tensorflow", "distribution_lib")
+_method(distribution_backend, "list_devices", "device_type")
+_method(distribution_backend, "_to_backend_mesh", "device_mesh")
+_method(distribution_backend, "_to_backend_layout", "tensor_layout")
+TFDatasetAdapter = _private(
+    "trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter"
+)
+_method(TFDatasetAdapter, "__init__", "dataset", "class_weight", "distribution")
+
 # The methods that add the LoRA part to a weight before saving.
 for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
     _method(_layer, "_get_kernel_with_merged_lora")
@@ -239,6 +251,11 @@ def calling_layer() -> keras.layers.Layer | None:
     """Returns the outermost layer that is being called in this thread."""
     context = _get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
+
+
+def random_seed() -> int | None:
+    """Returns the seed passed to `keras.utils.set_random_seed`, or None."""
+    return _get_global_attribute("global_random_seed")
 
 
 def is_abstract() -> bool:

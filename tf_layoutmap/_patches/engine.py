@@ -23,6 +23,7 @@ _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     keras_rows.SHARD_SLOTS: keras_rows.shard_slot_rows,
     keras_rows.TF_KERAS_LAYERS: keras_rows.tf_keras_layer_rows,
     keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,
+    keras_rows.KERAS_DISTRIBUTION_GROUP: keras_rows.keras_distribution_rows,
     keras_rows.TF_KERAS_GROUP: keras_rows.tf_keras_rows,
     runtime_rows.ENUM: runtime_rows.enum_rows,
     runtime_rows.EMULATION_GROUP: runtime_rows.emulation_rows,
@@ -53,15 +54,17 @@ def all_rows() -> list[Patch]:
 
 _lock = threading.RLock()
 _counts: dict[str, int] = {}
-# Marks a name that a class inherits. Such a name is restored by deleting it
-# from the class.
+# The groups that `ensure` has installed.
+_ensured: set[str] = set()
+# Marks a name that is missing or that a class inherits. Such a name is restored
+# by deleting it.
 _INHERITED = object()
 
 
 class _ReplacedName:
     """A replaced name with its original value and the installed patches."""
 
-    def __init__(self, owner: Any, name: str):
+    def __init__(self, owner: Any, name: str, is_missing: bool):
         self._owner = owner
         self._name = name
         self._original_attribute = (
@@ -69,7 +72,9 @@ class _ReplacedName:
             if name in vars(owner)
             else _INHERITED
         )
-        self.original = getattr(owner, name)
+        self.original = (
+            _missing(owner, name) if is_missing else getattr(owner, name)
+        )
         self._current = self.original
         self.rows: list[Patch] = []
 
@@ -87,7 +92,7 @@ class _ReplacedName:
             for module in tf_private.modules_with(before, self._name):
                 if module is not self._owner:
                     setattr(module, self._name, value)
-        self._current = getattr(self._owner, self._name)
+        self._current = getattr(self._owner, self._name, self.original)
 
     def _set(self, value: Any) -> None:
         if value is not self.original:
@@ -110,6 +115,18 @@ class _ReplacedName:
                 "other code after tf_layoutmap had replaced it, so it cannot "
                 "be changed or restored. Undo the other replacement first."
             )
+
+
+def _missing(owner: Any, name: str) -> Callable[..., Any]:
+    """Returns a function that raises the error for a missing name."""
+
+    def raise_missing(*args: Any, **kwargs: Any) -> Any:
+        del args, kwargs
+        raise AttributeError(
+            f"{display_name(owner, name)} does not exist.", name=name
+        )
+
+    return raise_missing
 
 
 _replaced: dict[tuple[str, str], _ReplacedName] = {}
@@ -137,11 +154,15 @@ def install(group: str) -> None:
 
 
 def ensure(group: str) -> None:
-    """Installs a group if it is not installed yet."""
-    if not _counts.get(group):
+    """Installs a group on the first call, and keeps it installed.
+
+    A later `uninstall` that belongs to an `install` does not restore the names.
+    """
+    if group not in _ensured:
         with _lock:
-            if not _counts.get(group):
+            if group not in _ensured:
                 install(group)
+                _ensured.add(group)
 
 
 def uninstall(group: str) -> None:
@@ -163,6 +184,7 @@ def uninstall(group: str) -> None:
             _check_untouched(rows)
             for row in reversed(rows):
                 _remove(row)
+            _ensured.discard(group)
         _counts[group] -= 1
 
 
@@ -195,7 +217,9 @@ def _check_untouched(rows: tuple[Patch, ...]) -> None:
 def _add(row: Patch) -> None:
     replaced = _replaced.get(row.key)
     if replaced is None:
-        replaced = _replaced[row.key] = _ReplacedName(owner_of(row), row.name)
+        replaced = _replaced[row.key] = _ReplacedName(
+            owner_of(row), row.name, row.is_missing
+        )
     # The entries of a name are sorted by group, because a group has only one
     # entry per name.
     replaced.set_rows(

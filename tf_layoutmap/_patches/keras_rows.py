@@ -7,6 +7,8 @@ from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
 
 KERAS3_GROUP = "keras3"
 _KERAS3_TESTS = "tests/layout/keras3/"
+KERAS_DISTRIBUTION_GROUP = "keras_distribution"
+_DISTRIBUTION_TESTS = "tests/distribution/test_keras_backend.py"
 
 
 def _keras3_row(
@@ -265,6 +267,90 @@ def _tf_keras_row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
 
 _LAYER, _MODEL = "tf_keras:layers.Layer", "tf_keras:Model"
 _STEP = "The step of `fit` does not run on the mesh of the weights."
+
+
+def keras_distribution_rows() -> list[Patch]:
+    """Returns the rows of `keras.distribution`, for `distribution.enable`."""
+    from tf_layoutmap.distribution import keras_backend
+
+    def backend_row(
+        name: str, ours: Replacement, why: str, *, is_missing: bool = False
+    ) -> Patch:
+        return Patch(
+            KERAS_DISTRIBUTION_GROUP,
+            "_core.keras_private:distribution_backend",
+            name,
+            ours,
+            why,
+            KERAS,
+            _DISTRIBUTION_TESTS,
+            is_missing=is_missing,
+        )
+
+    return [
+        Patch(
+            KERAS_DISTRIBUTION_GROUP,
+            "_core.keras_private:Distribution",
+            "_context_if_set_in_keras",
+            keras_backend.context_if_set,
+            "Keras creates unsharded weights while a distribution is set.",
+            KERAS,
+            _DISTRIBUTION_TESTS,
+            make=keras_backend.as_property,
+            is_missing=True,
+        ),
+        Patch(
+            KERAS_DISTRIBUTION_GROUP,
+            "_core.keras_private:Distribution",
+            "auto_shard_dataset",
+            keras_backend.set_auto_shard_dataset,
+            "A process would train on a part of its own samples only, and no "
+            "error would be raised.",
+            KERAS,
+            _DISTRIBUTION_TESTS,
+            make=keras_backend.with_checked_setter,
+        ),
+        backend_row(
+            "list_devices",
+            keras_backend.list_devices,
+            "The list contains devices of several types on a TPU host.",
+        ),
+        backend_row(
+            "_to_backend_mesh",
+            keras_backend.to_backend_mesh,
+            "Keras' function fails if DTensor is not initialized.",
+        ),
+        backend_row(
+            "_to_backend_layout",
+            keras_backend.to_backend_layout,
+            "DTensor's error for a repeated axis does not contain the layout.",
+        ),
+        *(
+            backend_row(
+                name,
+                ours,
+                "The TensorFlow backend of Keras does not have this function.",
+                is_missing=True,
+            )
+            for name, ours in (
+                ("distribute_tensor", keras_backend.distribute_tensor),
+                ("get_device_count", keras_backend.get_device_count),
+                ("initialize", keras_backend.initialize),
+                ("num_processes", keras_backend.num_processes),
+                ("process_id", keras_backend.process_id),
+            )
+        ),
+        Patch(
+            KERAS_DISTRIBUTION_GROUP,
+            "_core.keras_private:TFDatasetAdapter",
+            "__init__",
+            keras_backend.init_dataset_adapter,
+            "Keras shards a dataset over processes, but a step on a mesh "
+            "requires the full batch in each process.",
+            KERAS,
+            _DISTRIBUTION_TESTS,
+        ),
+    ]
 
 
 def tf_keras_rows() -> list[Patch]:

@@ -34,6 +34,8 @@ class Patch:
         does not support the arguments of the replaced function.
       everywhere: Whether the name is also replaced in all other modules of
         TensorFlow that hold the same function under this name.
+      is_missing: Whether the owner does not have the name. The row then adds
+        the name, and `original` raises `AttributeError`.
     """
 
     group: str
@@ -46,6 +48,7 @@ class Patch:
     make: Replacement | None = None
     base: tuple[str, str] | None = None
     everywhere: bool = False
+    is_missing: bool = False
 
     @property
     def key(self) -> tuple[str, str]:

@@ -14,8 +14,11 @@ _HOMES = {
     "LayoutMap": "tf_layoutmap.distribution.layout_map:LayoutMap",
     "ModelParallel": "tf_layoutmap.distribution.parallel:ModelParallel",
     "TensorLayout": "tf_layoutmap.distribution.layout_map:TensorLayout",
+    "disable": "tf_layoutmap.distribution.keras_backend:disable",
     "distribute_tensor": "tf_layoutmap.distribution.layout_map:distribute_tensor",
     "distribution": "tf_layoutmap.distribution.parallel:distribution",
+    "enable": "tf_layoutmap.distribution.keras_backend:enable",
+    "enabled": "tf_layoutmap.distribution.keras_backend:enabled",
     "get_device_count": "tf_layoutmap.distribution.processes:get_device_count",
     "initialize": "tf_layoutmap.distribution.processes:initialize",
     "list_devices": "tf_layoutmap.layout.mesh.device_mesh:list_devices",
@@ -24,6 +27,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from tf_layoutmap.distribution.keras_backend import disable, enable, enabled
     from tf_layoutmap.distribution.layout_map import (
         DeviceMesh,
         LayoutMap,
@@ -50,8 +54,11 @@ __all__ = [
     "LayoutMap",
     "ModelParallel",
     "TensorLayout",
+    "disable",
     "distribute_tensor",
     "distribution",
+    "enable",
+    "enabled",
     "get_device_count",
     "initialize",
     "list_devices",

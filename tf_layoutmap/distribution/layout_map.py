@@ -202,8 +202,8 @@ def distribute_tensor(
     ```
 
     Args:
-      tensor: Tensor on the host or on the mesh of `layout`, array, or symbolic
-        tensor inside `tf.function`.
+      tensor: Tensor on the host or on the mesh of `layout`, array, variable, or
+        symbolic tensor inside `tf.function`.
       layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. The
         layout must have a mesh.
 
@@ -220,6 +220,8 @@ def distribute_tensor(
     checks.check_type(
         "layout", layout, dtensor.Layout, "a TensorLayout or a dtensor.Layout"
     )
+    if isinstance(tensor, keras.Variable):
+        tensor = tensor.value
     # A symbolic tensor of a Functional model has no value.
     if isinstance(tensor, keras.KerasTensor):
         return tensor

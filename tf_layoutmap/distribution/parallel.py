@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
@@ -20,7 +21,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, keras_private, lazy, literals
+from tf_layoutmap._core import (
+    checks,
+    distribution_notice,
+    keras_private,
+    lazy,
+    literals,
+)
 from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.layout_map import (
     DeviceMesh,
@@ -70,14 +77,15 @@ def distribution() -> AnyDistribution | None:
 
     If user code passed a `tlm.distribution` object to
     `keras.distribution.set_distribution`, this object is returned. If user code
-    passed a distribution of Keras to that function, the distribution has no
-    effect and is not returned.
+    passed a distribution of Keras to that function, the distribution is
+    returned only after `tlm.distribution.enable()`, because otherwise it has no
+    effect.
     """
     theirs = keras.distribution.distribution()
     return (
         recorded_distribution()
         if recorded_distribution() is not None
-        or not hasattr(theirs, "_context_if_set_in_keras")
+        or not hasattr(type(theirs), distribution_notice.EFFECTIVE)
         else theirs
     )
 
@@ -93,6 +101,22 @@ def record_distribution(value: Any) -> None:
 
 
 dtensor = tf.experimental.dtensor
+
+
+def check_feeding(auto_shard_dataset: bool) -> None:
+    """Checks the option `auto_shard_dataset` of a distribution.
+
+    Raises:
+      ValueError: `auto_shard_dataset` is False with several processes.
+    """
+    if not auto_shard_dataset and dtensor.num_clients() > 1:
+        raise ValueError(
+            "Argument `auto_shard_dataset` must be True with several "
+            "processes: each process gets full batches and uses its part. "
+            "Received: auto_shard_dataset=False, with "
+            f"{dtensor.num_clients()} processes. Pass a tf.data.Dataset of "
+            "full batches in each process."
+        )
 
 
 class Distribution(keras_private.Distribution):
@@ -127,23 +151,13 @@ class Distribution(keras_private.Distribution):
           ValueError: If `auto_shard_dataset` is False with several processes.
         """
         check_mesh("device_mesh", device_mesh)
-        self._check_feeding(auto_shard_dataset)
+        check_feeding(auto_shard_dataset)
         keras_private.Distribution.__init__(
             self, device_mesh, batch_dim_name, bool(auto_shard_dataset)
         )
         self._num_processes = dtensor.num_clients()
         self._process_id = dtensor.client_id()
         self._is_multi_process = self._num_processes > 1
-
-    @staticmethod
-    def _check_feeding(auto_shard_dataset: bool) -> None:
-        if not auto_shard_dataset and dtensor.num_clients() > 1:
-            raise ValueError(
-                "Argument `auto_shard_dataset` must be True with several "
-                "processes: each process gets full batches and uses its part. "
-                "Received: auto_shard_dataset=False, with "
-                f"{dtensor.num_clients()} processes."
-            )
 
     @property
     def device_mesh(self) -> AnyMesh:
@@ -162,7 +176,7 @@ class Distribution(keras_private.Distribution):
 
     @auto_shard_dataset.setter
     def auto_shard_dataset(self, value: bool) -> None:
-        self._check_feeding(value)
+        check_feeding(value)
         self._auto_shard_dataset = bool(value)
 
     @property
@@ -492,25 +506,79 @@ def _to_own_distribution(value: Any) -> Distribution:
     """Converts a distribution of Keras to a distribution of this package."""
     if isinstance(value, Distribution):
         return value
-    theirs = keras.distribution
-    for kind in (theirs.ModelParallel, theirs.DataParallel):
-        # A user-defined subclass may place variables in a different way.
-        if isinstance(value, kind) and type(value).get_variable_layout is (
-            kind.get_variable_layout
-        ):
-            return _counterpart(value)
+    if _selects_layouts_as_keras(value):
+        return _counterpart(value)
     return checks.check_type(
         "value", value, Distribution, "a ModelParallel, a DataParallel or None"
     )
 
 
-def _counterpart(value: Any) -> Distribution:
-    if isinstance(value, keras.distribution.DataParallel):
-        return DataParallel(
-            value.device_mesh, auto_shard_dataset=value.auto_shard_dataset
+def _selects_layouts_as_keras(value: Any) -> bool:
+    """Returns whether `value` is a Keras distribution with Keras' layouts.
+
+    A user-defined subclass may select layouts by other rules.
+    """
+    return any(
+        isinstance(value, kind)
+        and type(value).get_variable_layout is kind.get_variable_layout
+        for kind in (
+            keras.distribution.ModelParallel,
+            keras.distribution.DataParallel,
         )
-    return ModelParallel(
-        layout_map=keras_private.layout_map_of(value),
-        batch_dim_name=value.batch_dim_name,
-        auto_shard_dataset=value.auto_shard_dataset,
+    )
+
+
+def _counterpart(value: Any) -> ByLayoutMap:
+    if isinstance(value, keras.distribution.ModelParallel):
+        return ModelParallel(
+            layout_map=keras_private.layout_map_of(value),
+            batch_dim_name=value.batch_dim_name,
+            auto_shard_dataset=value.auto_shard_dataset,
+        )
+    # `DataParallel` would repeat Keras' warning about a mesh with two axes.
+    return ByLayoutMap(
+        LayoutMap(value.device_mesh),
+        value.batch_dim_name,
+        value.auto_shard_dataset,
+    )
+
+
+def context_of_keras_distribution(value: Any) -> Any:
+    """Returns the context of new models under a distribution of Keras.
+
+    As on JAX, a user-defined subclass can override `get_variable_layout`.
+
+    Raises:
+      NotImplementedError: `value` is a Keras `Distribution` without layouts.
+    """
+    if _selects_layouts_as_keras(value):
+        return _counterpart(value).context()
+    kind = keras_private.Distribution
+    if type(value).get_variable_layout is kind.get_variable_layout:
+        value.get_variable_layout(None)  # Raises NotImplementedError.
+    context = ByLayoutMap(
+        LayoutMap(value.device_mesh),
+        value.batch_dim_name,
+        value.auto_shard_dataset,
+    ).context()
+    context.layout_of = functools.partial(_layout_by, value)
+    return context
+
+
+def _layout_by(distribution: Any, variable: Any) -> Any:
+    """Returns the layout that a user-defined distribution selects.
+
+    The method gets a copy of the variable's attributes, because the layout of
+    the variable itself is not known yet.
+    """
+    return distribution.get_variable_layout(
+        types.SimpleNamespace(
+            path=variable.path,
+            name=variable.name,
+            shape=tuple(variable.shape),
+            ndim=len(variable.shape),
+            dtype=variable.dtype,
+            trainable=variable.trainable,
+            _layout=None,
+        )
     )

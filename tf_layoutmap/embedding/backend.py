@@ -32,8 +32,8 @@ class Backend(Protocol):
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` if the backend identifies gradients by the order of the
-        steps only.
+        lookup; `()` if the backend identifies gradients only by the order of
+        the steps.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
@@ -87,7 +87,7 @@ class Backend(Protocol):
     # Steps.
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks and reads the input of a step, also before `start`.
+        """Checks and reads the input of a step; may be called before `start`.
 
         Args:
           features: Ids in any form that `TPUEmbedding.enqueue` accepts.
@@ -98,9 +98,10 @@ class Backend(Protocol):
           The batch, which only `enqueue` of the same backend accepts.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         ...
 
@@ -201,7 +202,7 @@ class EngineBackend(Backend, Protocol):
         """Looks up a batch; the caller may later pass gradients to `follow`.
 
         Args:
-          features: Structure of the feature config with ids.
+          features: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Returns:
@@ -215,7 +216,8 @@ class EngineBackend(Backend, Protocol):
 
         Args:
           lookup: The lookup that `open` returned.
-          gradients: Per feature: float32 of the activation's shape.
+          gradients: For each feature, a float32 gradient in the shape of the
+            activations.
 
         Returns:
           The mark of the gradients, float32 of `mark_shape`.
@@ -274,7 +276,7 @@ class EngineBackend(Backend, Protocol):
         ...
 
     def flush(self) -> None:
-        """Applies the pending pipelined update, if there is one."""
+        """Applies the pending pipelined update, if any."""
 
     def reset(self) -> None:
         """Applies the pending pipelined update and discards steps in flight."""
@@ -373,7 +375,7 @@ def read_over_processes(
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:
-    """Whether a strategy is a `TPUStrategy`, new or deprecated class."""
+    """Whether a strategy is a `TPUStrategy`, also of the deprecated class."""
     return isinstance(
         strategy,
         (tf.distribute.TPUStrategy, tf.distribute.experimental.TPUStrategy),

@@ -86,9 +86,8 @@ def read(
         `tf.TensorShape` for each feature, with any nesting.
 
     Returns:
-      For each feature, the shape of its samples. This is the shape of the input
-      without the last dimension, because a lookup combines the ids in this
-      dimension.
+      For each feature, the shape of its samples: the shape of the input without
+      the last dimension, whose ids a lookup combines.
 
     Raises:
       TypeError: If the structure has other types than `feature_config`.

@@ -86,9 +86,8 @@ def _vocabulary_mismatch(
 ) -> str | None:
     """Returns an error message if a vocabulary does not match, or None.
 
-    If the table identifies rows by keys and the checkpoint does not, or the
-    checkpoint does and the table does not, the restored rows would belong to
-    other ids.
+    If rows are identified by keys only in the table or only in the checkpoint,
+    the restored rows would belong to other ids.
     """
     for table, by_name in variables.items():
         if prefix + key_of(attribute, table, "parameters") not in found:
@@ -178,8 +177,8 @@ class CheckpointHooks(_Trackable):
 
     def _checkpoint_adapter(self, path):
         # A restore calls this method before it writes variables. No other hook
-        # can prevent a restore while steps are in flight. The gradients of such
-        # steps belong to the old rows.
+        # can prevent a restore while steps are in flight. The gradients of
+        # steps in flight belong to the old rows.
         backend = self._state.backend
         if not backend.is_built:
             return None

@@ -126,7 +126,7 @@ def read_keys(
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
-    """Casts all ids to int64, except if the ids of all features are int32."""
+    """Casts all ids to int64, unless the ids of all features are int32."""
     if all(one.ids.dtype == tf.int32 for one in features):
         return
     for one in features:
@@ -252,7 +252,7 @@ def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
 
 
 def _dimension(tensor: tf.Tensor, axis: int):
-    """Returns the size of an axis as an int, or as a scalar if not static."""
+    """Returns the static size of an axis as an int, or else a scalar tensor."""
     static = tensor.shape[axis]
     return static if static is not None else tf.shape(tensor, tf.int64)[axis]
 
@@ -281,7 +281,7 @@ def check_weights(feature: config.FeatureSpec, value: Any, weight: Any):
     Raises:
       TypeError: If the weights are not numbers.
       ValueError: If the weights have another tensor type than the ids, or if
-        there are more or fewer weights than ids.
+        the numbers of weights and ids differ.
     """
     check_weight_type(feature, value, weight, type(value))
     _check_values(feature, value.values, weight.values)
@@ -358,7 +358,7 @@ def same_positions(feature, attribute, positions, weight_positions):
 
 
 def ops_only(checks):
-    """Removes the None values that eager assertions return from `checks`."""
+    """Removes from `checks` the None values that eager assertions return."""
     return [check for check in checks if check is not None]
 
 

@@ -56,7 +56,7 @@ class RowwiseAdagrad(HostOptimizer):
         epsilon: float = 1e-8,
         **options: Unpack[HostOptions],
     ):
-        """Stores the settings; `TPUEmbedding` raises for invalid settings.
+        """Stores the settings, which `TPUEmbedding` checks later.
 
         Args:
           learning_rate: A number, or a callable without arguments.
@@ -103,7 +103,7 @@ class LAMB(HostOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[HostOptions],
     ):
-        """Stores the settings; `TPUEmbedding` raises for invalid settings.
+        """Stores the settings, which `TPUEmbedding` checks later.
 
         Args:
           learning_rate: A number, or a callable without arguments.

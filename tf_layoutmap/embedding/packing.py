@@ -192,7 +192,7 @@ def unpack_ids(
 
 
 def _after_checks(checks: list[Any]) -> Any:
-    """Returns a scope. Its operations run only if the checks pass."""
+    """Returns a scope whose operations run only if the checks pass."""
     return tf.control_dependencies(embedding_inputs.ops_only(checks))
 
 

@@ -61,7 +61,7 @@ class Replicas:
         """Returns the replicas whose steps `replica` runs in this process.
 
         The engine of a process runs the steps of all replicas. The calls of the
-        first replica of a process run its own steps and the steps of all
+        first replica of a process run the steps of this replica and of all
         replicas in other processes, in the order of the replicas. The calls of
         all other replicas run only their own steps.
         """
@@ -264,7 +264,7 @@ def merge_replica_steps(
     Raises:
       RuntimeError: If the call is in a tf.function or a condition inside the
         function that is passed to `strategy.run`. TensorFlow does not support
-        merge calls in these functions.
+        merge calls in nested functions and conditions.
     """
     tensors = [
         [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     )
 
 
-# Without this decorator, AutoGraph would convert the function and all
-# functions that it calls, in each trace.
+# Without this decorator, each trace would run AutoGraph on the function and on
+# all functions that it calls.
 @tf.autograph.experimental.do_not_convert
 def serving_embedding_lookup(
     inputs: Features,

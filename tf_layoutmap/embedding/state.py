@@ -128,8 +128,8 @@ def _check_not_exported(method: str):
         )
 
 
-# Without this decorator, AutoGraph would convert the methods of this module
-# and all functions that they call, in each trace.
+# Without this decorator, each trace would run AutoGraph on the methods of this
+# module and on all functions that they call.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
@@ -165,7 +165,7 @@ class StepMethods:
             row-major `tf.SparseTensor` of rank 2 or more, or a
             `tf.RaggedTensor` of rank 2. Different features can have different
             tensor types and batch sizes. `features` can also be the tensor that
-            `tlm.pack` returned for such a structure.
+            `tlm.pack` returned for this structure.
           weights: None, or the same structure in which each leaf is None or the
             weights of the ids. Weights have the same sparse or ragged form as
             the ids. For packed features, `weights` are the weights that
@@ -182,9 +182,11 @@ class StepMethods:
             any core of the TPU.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than `feature_config`, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match
+            `feature_config` or the known shapes, or if weights do not match
+            their ids.
           RuntimeError: If `training` is True and a table has no optimizer, if
             the caller is a replica of another strategy, or if the call is in
             control flow inside a TPU program.
@@ -262,7 +264,7 @@ class StepMethods:
 
     @property
     def _verify_output_shapes_on_enqueue(self) -> bool:
-        """Whether `enqueue` checks shapes. User code can set this to False."""
+        """Whether `enqueue` checks shapes. User code can assign False."""
         return self._state.backend.checks_shapes
 
     @_verify_output_shapes_on_enqueue.setter

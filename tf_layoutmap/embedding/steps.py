@@ -6,9 +6,10 @@
   Backends whose steps are tensors of a traced function use this class.
 - `StepModes` detects forward-only steps during tracing. On a TPU, an evaluation
   function can use the default `training=True`, because the TPU compiler detects
-  that the function sends no gradients. `StepModes` detects such functions for
-  other engines. If a function enqueues and dequeues a step with a `name`, and
-  does not call `apply_gradients` with this name, the step is forward-only.
+  that the function sends no gradients. For other engines, `StepModes` detects
+  that the function sends no gradients. If a function enqueues and dequeues a
+  step with a `name`, and does not call `apply_gradients` with this name, the
+  step is forward-only.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def read_gradient(
 
     Args:
       feature: Spec of the feature.
-      gradient: Gradient of the activations, as a float32 tensor or as a
-        `tf.IndexedSlices` that a gather returns for its gradient.
+      gradient: Gradient of the activations, as a float32 tensor or as the
+        `tf.IndexedSlices` that is the gradient of a gather.
       shape: Static shape of the activations.
 
     Raises:
@@ -192,7 +193,7 @@ class StepQueues(Generic[StepT]):
         return queue.last
 
     def take_dequeued(self) -> StepT:
-        """Returns the last dequeued step, whose gradients are then applied.
+        """Returns the last dequeued step, for the update with its gradients.
 
         Raises:
           RuntimeError: If no step is dequeued.

@@ -19,8 +19,8 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.vocabulary import state
 
-# Without this decorator, AutoGraph would convert the methods of this module
-# and all functions that they call, in each trace.
+# Without this decorator, each trace would run AutoGraph on the methods of this
+# module and on all functions that they call.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
@@ -115,7 +115,7 @@ class TableAccess:
 
     @_no_autograph
     def flush(self):
-        """Applies the pending pipelined update, if there is one.
+        """Applies the pending pipelined update, if any.
 
         The following operations also apply this update: reading
         `embedding_tables` outside of `tf.function`, saving, restoring, and
@@ -149,7 +149,8 @@ class TableAccess:
           - `features`: For each feature, counts over all steps. `num_samples`
             and `num_ids` are the numbers of samples and ids. `num_dropped`,
             `num_clipped` and `num_truncated` are the numbers of ids that were
-            dropped, clipped, or after the last position of a sequence.
+            dropped, that were clipped, or that were after the last position of
+            a sequence.
           - `tables`: For each table, its size as `num_bytes` and
             `num_slot_bytes`, and counts over all training steps. `num_lookups`
             and `num_unique_rows` are the numbers of lookups and of distinct
@@ -281,7 +282,7 @@ class LayerAccess:
         """Looks up a batch, whose gradients can be passed to a function later.
 
         Args:
-          inputs: Structure of the feature config with ids.
+          inputs: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Returns:
@@ -297,7 +298,7 @@ class LayerAccess:
         """Looks up activations without gradients, for `is_divided` tables.
 
         Args:
-          inputs: Structure of the feature config with ids.
+          inputs: Ids in the structure of the feature config.
           weights: None, or the same structure with None or weights as leaves.
 
         Raises:

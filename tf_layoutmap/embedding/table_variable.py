@@ -50,8 +50,8 @@ def create(
       dtype: Storage dtype of the rows. Variable creators always receive
         float32.
       devices: Device of each shard, or None for the device of the caller. If
-        devices are passed, variable creators are not called. Initial values
-        that are equal in all processes are then computed on these devices.
+        devices are passed, variable creators are not called, and initial values
+        that are equal in all processes are computed on these devices.
       only: Index of the only shard to create, or None for all shards. If an
         index is passed, variable creators are not called. The values of the
         shard do not depend on whether other shards are created, for any seed.
@@ -283,9 +283,7 @@ def _create_variable(
     trainable=None,
     **unused,
 ):
-    """Creates a variable.
-
-    This function is the last function in the chain of variable creators.
+    """Creates a variable, at the end of the chain of variable creators.
 
     Args:
       table: Spec of the table.

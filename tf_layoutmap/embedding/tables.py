@@ -170,9 +170,9 @@ def _create_table(
             buckets(settings.num_buckets, num_shards)
         )
     devices = None if place is None else place(table, cut)
-    # If a table has an optimizer, the engine trains the table. The table must
-    # then not be a trainable variable, because a gradient tape and another
-    # optimizer would also use it.
+    # If a table has an optimizer, the engine trains the table. In this case,
+    # the table must not be a trainable variable, because a gradient tape and
+    # another optimizer would also use the variable.
     rows = table_variable.create(
         table,
         table.name,

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _WIRE_DTYPES = ("float32", "bfloat16")
 
-# Without this decorator, AutoGraph would convert the methods of this module
-# and all functions that they call, in each trace.
+# Without this decorator, each trace would run AutoGraph on the methods of this
+# module and on all functions that they call.
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
@@ -70,10 +70,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
 
     Under `ParameterServerStrategy`, the servers store the tables. Each worker
     runs separate steps, in functions that a `ClusterCoordinator` or a
-    `tlm.ps.Run` schedules. With one worker, results match the host engine. With
-    several workers, a server can apply other updates between the lookup of a
-    row and the update with its gradients. `stats` reports the number of these
-    updates.
+    `tlm.ps.Run` schedules. With one worker, the results match the results of
+    the host engine. With several workers, a server can apply other updates
+    between the lookup of a row and the update with its gradients. `stats`
+    reports the number of these updates.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -167,8 +167,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             vocabulary accepts any int64 or string as an id. The
             `vocabulary_size` of the table must equal the `capacity` of the
             vocabulary. The initializer must be uniform, normal, truncated
-            normal or constant, because it must compute each value separately.
-            On a TPU, `vocabularies` must be None.
+            normal or constant, because the initial values of each key are
+            computed separately. On a TPU, `vocabularies` must be None.
           wire_dtype: Dtype of rows and gradients in messages between processes
             under `ParameterServerStrategy`. With `"float32"`, values are sent
             unchanged. With `"bfloat16"`, messages have half the size. Rows that
@@ -185,10 +185,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             sharded tables, but cannot read their values.
           order: Order of gradient summation for `over_processes="sharded"`.
             With `"exact"`, replicas send all gradients of a row to the process
-            that owns the row. This process sums the gradients in the same order
-            as a single process, so the results are bitwise identical. With
+            that owns the row. The owner sums the gradients in the same order as
+            a single process, so the results are bitwise identical. With
             `"folded"`, each replica sums its gradients of a row, and sends only
-            the sum. The results can then differ in the last bits.
+            the sum. The results can differ from the results of a single process
+            in the last bits.
 
         Raises:
           TypeError: If `feature_config` contains an object that is not a

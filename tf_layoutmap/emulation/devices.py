@@ -1,10 +1,10 @@
 """Logical CPUs that represent the cores and hosts of an emulated TPU.
 
 The first logical CPUs represent the cores. The device index of an op is
-therefore the index of its core. If there is one host, it is represented by the
-CPU that TensorFlow's `get_host_for_device` returns by default. If there are
-several hosts, each host is represented by a separate logical CPU after the CPUs
-of the cores.
+therefore the index of its core. A single host is represented by the CPU that
+TensorFlow's `get_host_for_device` returns by default. If there are several
+hosts, each host is represented by a separate logical CPU after the CPUs of the
+cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Devices:
 
     @property
     def num_cores_per_host(self) -> int:
-        """Number of cores per host. All hosts have the same number."""
+        """Number of cores per host, which is equal for all hosts."""
         return len(self.cores) // len(self.hosts)
 
     def tpu_name_of(self, device: str) -> str:
@@ -43,10 +43,10 @@ class Devices:
         '/job:localhost/replica:0/task:0/device:TPU:1'
 
         Args:
-          device: Device of a core, either as in programs for a TPU,
-            `"/task:{host}/device:TPU:{core of that host}"`, or the logical CPU
-            that represents the core. The name of any other device is returned
-            unchanged.
+          device: Device name of a core: either the name in programs for a TPU,
+            `"/task:{host}/device:TPU:{core of that host}"`, or the name of the
+            logical CPU that represents the core. The name of any other device
+            is returned unchanged.
 
         Raises:
           ValueError: If the emulated TPU does not have this core.
@@ -100,10 +100,10 @@ class Devices:
 
 
 def create_devices(num_cores: int, num_hosts: int) -> Devices:
-    """Creates logical CPUs for cores and hosts, if they do not exist yet.
+    """Creates logical CPUs for cores and hosts, unless the CPUs already exist.
 
     Raises:
-      RuntimeError: If TensorFlow has already started, and has too few logical
+      RuntimeError: If TensorFlow has already started and has too few logical
         CPUs.
     """
     needed = num_cores + (num_hosts if num_hosts > 1 else 0)

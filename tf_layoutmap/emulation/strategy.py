@@ -6,12 +6,12 @@ devices as in a MirroredStrategy. The programs of all cores are traced one after
 the other into the caller's function, and TensorFlow runs these programs in
 parallel.
 
-The strategy also applies a rule of the TPU compiler: inside `strategy.run`, the
-calls of `enqueue`, `dequeue` and `apply_gradients` with the same name are one
+The strategy also applies a rule of the TPU compiler: inside `strategy.run`, all
+calls of `enqueue`, `dequeue` and `apply_gradients` with the same name form one
 step. If a step contains `apply_gradients`, it is a training step. Otherwise the
-step only looks up rows. The argument `training` of `enqueue` has no effect in
-such a step. In the graph, an op selects one of two mode constants; the compiler
-replaces this op by the correct constant.
+step only looks up rows. The argument `training` of `enqueue` has no effect in a
+step with a name. In the graph, an op selects the mode from two constants. The
+strategy, like the compiler, replaces this op by the correct constant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _steps: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
-    """Sets the mode of each named step, according to its ops so far.
+    """Sets the mode of each named step, according to the ops added so far.
 
     Args:
       graph: Graph that `strategy.run` traces into.
@@ -69,7 +69,7 @@ def correct_step_modes(graph: tf.Graph, core: int, new: Iterable[tf.Operation]):
 
     Raises:
       RuntimeError: If two operations of the same kind have the same step name.
-        The TPU compiler does not support this either.
+        The TPU compiler does not support repeated names either.
     """
     by_name = _steps.setdefault(graph, {})
     for op in new:
@@ -140,7 +140,7 @@ def graph_of_core() -> Any:
 class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
     """The strategy of `tlm.emulation.enable`, with emulated TPU cores.
 
-    If `run` is called outside a `tf.function`, it converts its function to a
+    Outside a `tf.function`, the method `run` converts its argument `fn` to a
     `tf.function`, as on a TPU.
     """
 
@@ -193,7 +193,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
         function = self._functions.get(fn)
         if function is None:
             # The reference is weak, so that the cached function does not keep
-            # its own key in memory.
+            # its cache key `fn` in memory.
             fn_ref = weakref.ref(fn)
 
             @tf.function
@@ -225,9 +225,9 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                     _mark_input, (args, kwargs)
                 )
                 result = fn(*args, **kwargs)
-            # Ops of other cores are excluded. The graph contains such ops if
-            # replicas wait for each other, because the program of another
-            # replica is then traced in the meantime.
+            # Ops of other cores are excluded. If replicas wait for each other,
+            # the programs of other replicas are traced before `fn` returns, and
+            # their ops are in the same graph.
             others = {
                 one
                 for one in self.extended.worker_devices
@@ -314,10 +314,11 @@ class _Extended(tf_private.MirroredExtended):
         )
 
     def _reduce_to(self, reduce_op, value, destinations, options):
-        # Keras' `fit` reduces each batch to its mean. A batch is a structure of
-        # distributed values, and not itself a distributed value. As in a
-        # TPUStrategy, the batch is returned unchanged. A MirroredStrategy would
-        # convert the ids to floats, and would raise an error for ragged ids.
+        # To build a model, Keras' `fit` calls `strategy.reduce` with the first
+        # batch. A batch is a structure of distributed values, and not itself a
+        # distributed value. As in a TPUStrategy, the batch is returned
+        # unchanged. A MirroredStrategy would convert the ids to floats, and
+        # would raise an error for ragged ids.
         if not isinstance(value, tf.distribute.DistributedValues):
             return tf_private.reduce_non_distributed_value(
                 reduce_op, value, destinations, self._num_replicas_in_sync

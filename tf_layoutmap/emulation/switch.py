@@ -15,8 +15,8 @@ from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
 # If one of these ops has a kernel before the emulation loads its own kernels,
-# the process has a TPU runtime. All these ops are checked, because not every
-# TPU runtime registers kernels for the same ops.
+# the process has a TPU runtime. All these ops are checked, because TPU runtimes
+# differ in the ops for which they register kernels.
 _FOREIGN_OPS = (
     "ConfigureTPUEmbedding",
     "ConfigureDistributedTPU",
@@ -84,9 +84,10 @@ def enable(
         separate logical CPU.
       num_hosts: Number of hosts over which the tables are sharded. `num_cores`
         must be a multiple of `num_hosts`.
-      deadline: Timeout in seconds. If an op waits longer for another op, it
-        raises `tf.errors.DeadlineExceededError` with a report about the queues.
-        On a real TPU, the op would wait without a timeout.
+      deadline: Maximum time, in seconds, for which an op waits for another op.
+        After this time, the op raises `tf.errors.DeadlineExceededError` with a
+        report about the queues. On a real TPU, the op would wait without a
+        timeout.
 
     Returns:
       A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)` is
@@ -95,8 +96,8 @@ def enable(
 
     Raises:
       TypeError: If an argument is not a number.
-      ValueError: If `num_cores` is not a multiple of `num_hosts`, or a number
-        is out of range.
+      ValueError: If `num_cores` is not a multiple of `num_hosts`, or if an
+        argument is out of range.
       RuntimeError: If the process has a TPU runtime, if TensorFlow has already
         started and has too few logical CPUs, or if the emulation was enabled
         with another number of cores or hosts.
@@ -125,9 +126,9 @@ def disable() -> None:
     """Disables the emulation, and discards its tables.
 
     The function removes the patches of TensorFlow. The kernels and the logical
-    CPUs remain, because TensorFlow does not support removing kernels and
-    logical CPUs. After this call, the kernels raise errors. If the emulation is
-    not enabled, the function does nothing.
+    CPUs remain, because TensorFlow cannot remove them. After this call, the
+    kernels raise errors. If the emulation is not enabled, the function does
+    nothing.
     """
     if not _process.is_enabled:
         return

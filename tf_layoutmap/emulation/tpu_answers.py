@@ -1,4 +1,4 @@
-"""Replacements for functions of TensorFlow, which the emulation installs.
+"""TensorFlow functions that the emulation replaces, and their replacements.
 
 Programs for a TPU call three kinds of TensorFlow functions: functions that
 return the host of a core, functions that return whether the caller is inside
@@ -30,7 +30,7 @@ _emulated: Devices | None = None
 
 
 def install(devices: Devices) -> None:
-    """Installs the replacements, which handle the cores in `devices`."""
+    """Installs the replacements for the cores in `devices`."""
     global _emulated
     _emulated = devices
     batches.set_emulated(
@@ -111,7 +111,7 @@ def enqueue(
 
 
 class _WithEnum:
-    """A proxy of an optimizer, whose packing status is an int."""
+    """A proxy of an optimizer that returns the packing status as an int."""
 
     def __init__(self, optimizer: Any):
         self._optimizer = optimizer

@@ -86,6 +86,10 @@ class _KerasLayoutTable(LayoutTable):
         del names
         return [path]
 
+    def _is_layer_output(self, key: str) -> bool:
+        # Keras looks up the path of a layer and this suffix.
+        return key.endswith("/output")
+
     def mesh_in_use(self) -> Mesh:
         self._synchronize()
         return super().mesh_in_use()

@@ -143,6 +143,11 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         del path
         return names
 
+    def _is_layer_output(self, key: str) -> bool:
+        """Returns whether a stored key selects outputs of layers."""
+        del key
+        return False
+
     def __setitem__(
         self, key: str, layout: Layout | collections.abc.Sequence[str | None]
     ) -> None:

@@ -58,7 +58,7 @@ def make_endpoints(
         specs of the model's inputs.
       replaced: Replacements of lookups that are used while the function is
         traced.
-      sources: The tables. The function must read them only through lookups.
+      sources: The tables, which the function must read only through lookups.
 
     Raises:
       TypeError: If `input_signature` is not a list of structures of specs.

@@ -139,12 +139,12 @@ def export(
         same way as in `model.export`.
       path: Folder of the SavedModel: a new folder, an empty folder, or an
         existing SavedModel. An existing SavedModel is replaced atomically when
-        the new SavedModel is complete. If `path` is a link, the folder that it
-        points to is replaced and the link remains.
+        the new SavedModel is complete. If `path` is a link, the target folder
+        of the link is replaced and the link remains.
       rows: Storage type of the rows: `"float32"` (rows are not packed),
         `"float16"`, `"int8"` or `"int4"`; or a dict from tables to storage
-        types. A key is a `TableConfig` or `ShardedEmbedding`, or the name of
-        such an object. Tables that are not in the dict are not packed.
+        types. A key is a `TableConfig`, a `ShardedEmbedding`, or the name of a
+        table or layer. Tables that are not in the dict are not packed.
       fuse: Whether tables with equal storage types and equal numbers of columns
         share a variable. One gather then reads rows from all of these tables.
       input_signature: A structure of `tf.TensorSpec`, `tf.RaggedTensorSpec` and
@@ -158,8 +158,8 @@ def export(
         dataset, once with the model and once with the SavedModel.
 
     Returns:
-      A report that can be printed. It contains the bytes and errors of each
-      table, and the metrics.
+      A report that can be printed. The report contains the bytes and errors of
+      each table, and the metrics.
 
     Raises:
       TypeError: If `model_or_embedding` has an unsupported type.

@@ -204,7 +204,7 @@ class RowLookup:
     """Looks up rows in one exported table."""
 
     def __init__(self, table: StoredTable, layer: str):
-        """Initializes the lookup; errors contain the name of the layer."""
+        """Initializes the lookup. Error messages name the layer."""
         self._table = table
         self._message = (
             f"Ids must be in [0, {table.num_rows}) (layer {layer!r})."

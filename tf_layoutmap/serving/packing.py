@@ -5,10 +5,11 @@ memory location. A row consists of these parts:
 
     codes, one byte each (int8) or two in a byte (int4) | scale | lowest
 
-Scale and lowest value are float32. The value is `lowest + code * scale`, with
-an error of at most half a step plus 2e-38. A step is the highest value of the
-row minus the lowest value, divided by the highest code. The bound includes
-2e-38, because TensorFlow replaces numbers below 1.2e-38 by zero.
+The scale and the lowest value are float32. A code is unpacked to the value
+`lowest + code * scale`, with an error of at most half a step plus 2e-38. A step
+is the highest value of the row minus the lowest value, divided by the highest
+code. The error bound includes 2e-38, because TensorFlow replaces numbers below
+1.2e-38 by zero.
 
 In int4, the low bits of each byte contain a column of the first half of the
 row. The high bits contain a column of the second half. Therefore, unpacking
@@ -103,7 +104,7 @@ def choose(kind: str, dtype: str, dim: int) -> RowFormat:
 
 
 class UnfitRowError(ValueError):
-    """Error for a row that contains a value that a format cannot represent.
+    """Error for a row with a value that a format cannot represent.
 
     Attributes:
       row: Index of the row in the array that is packed.

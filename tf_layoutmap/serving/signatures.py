@@ -2,8 +2,8 @@
 
 TensorFlow Serving passes tensors by name, so each ragged or sparse input is
 split into several tensors. A ragged input becomes two tensors, such as
-`title_values` and `title_row_splits`. A sparse input becomes three:
-`title_indices`, `title_values` and `title_dense_shape`.
+`title_values` and `title_row_splits`. A sparse input becomes three tensors,
+such as `title_indices`, `title_values` and `title_dense_shape`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def of_tensors(
         in the structure.
 
     Returns:
-      A `tf.function` with an input signature. It returns the outputs of
-      `function`; a nested structure becomes a dict by path.
+      A `tf.function` with an input signature. The `tf.function` returns the
+      outputs of `function`. A nested structure of outputs becomes a dict whose
+      keys are paths in the structure.
 
     Raises:
       ValueError: If two tensors would have the same name.

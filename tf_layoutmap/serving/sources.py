@@ -98,7 +98,7 @@ def _shards_on_mesh(variable: Any, shape: list[int]) -> list[Any]:
             _Part(parts[shard.devices[0]], shard.slices[0])
             for shard in sorted(shards, key=lambda shard: shard.slices[0].start)
         ]
-    # If the columns are sharded or other processes have some of the devices,
+    # If the columns are sharded, or if some devices belong to other processes,
     # the full table is read.
     full = tf.constant(transfer.to_host(variable))
     return [_Part(full, slice(0, shape[0]))]

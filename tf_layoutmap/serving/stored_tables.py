@@ -153,7 +153,7 @@ class StoredKeys:
 
 
 def id_type(vocabulary: state.Vocabulary) -> tf.DType:
-    """Returns the dtype of a table's ids; int64 if it has no keys yet."""
+    """Returns the dtype of a table's ids; int64 for a table without keys."""
     is_strings = (
         vocabulary.stats()["keys_are"]
         == (key_tensors.KINDS[key_tensors.STRINGS])

@@ -162,7 +162,7 @@ def _rename(prefix: str, to: str) -> None:
 
 
 class MeasuredBlocks:
-    """Packs the rows of tables that share a variable, and measures errors."""
+    """Packs the rows of tables that share a variable; measures errors."""
 
     def __init__(self, sources: Sequence[Source], form: RowFormat):
         """Stores the tables.

@@ -304,9 +304,10 @@ def of_shard(
             # The server counts the bytes of the op in its own process.
             new_rows.add_progress(num_bytes)
         return value
-    new_rows.add_progress(num_bytes)
     if isinstance(initializer, FullValue):
-        return shard_of_value(initializer.value(), partition, shard, axis)
+        value = shard_of_value(initializer.value(), partition, shard, axis)
+        new_rows.add_progress(num_bytes)
+        return value
     if not partition.is_contiguous and {"shard_info", "partition_offset"} & set(
         inspect.signature(initializer).parameters
     ):
@@ -319,6 +320,7 @@ def of_shard(
     value = tf.convert_to_tensor(
         _call(initializer, shape, dtype, info, name), dtype
     )
+    new_rows.add_progress(num_bytes)
     if tuple(value.shape) == shape:
         value = shard_of_value(value, partition, shard, axis)
     check_full_shape(value, info.shape, f"table {name!r}, shard {shard}")

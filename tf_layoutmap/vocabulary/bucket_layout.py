@@ -56,7 +56,7 @@ def bucket_partition(
     num_buckets: int,
     num_shards: int,
 ) -> partition.RowPartition:
-    """Returns the partition of the buckets into shards of even sizes."""
+    """Returns the partition of the buckets into shards of similar sizes."""
     return partition.RowPartition.div(num_buckets, num_shards)
 
 

@@ -7,8 +7,8 @@ different numbers of data files, their data files have different names and can
 exist at the same time. The new checkpoint then replaces the old checkpoint
 atomically, by a rename of the new index.
 
-The module can also add variables to the object graph of a checkpoint, and
-remove variables from it.
+The module can also add and remove variables in the object graph of a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def is_same_checkpoint(one: str, other: str) -> bool:
     """Returns whether two prefixes name the same checkpoint.
 
     Args:
-      one: A prefix, or a folder, which stands for the newest checkpoint in the
-        folder.
+      one: A prefix, or a folder. A folder represents the newest checkpoint in
+        the folder.
       other: A prefix.
     """
     newest = (
@@ -60,7 +60,7 @@ def located(prefix: str) -> str:
 
 
 def data_files(prefix: str) -> dict[str, int]:
-    """Returns data files by name, with the file count in that name."""
+    """Returns a dict from each data file to the file count in its name."""
     found: dict[str, int] = {}
     matching = (
         glob.glob(f"{glob.escape(prefix)}.data-*")
@@ -122,7 +122,7 @@ def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
 
 class _Part:
-    """A checkpoint of some tensors, which is merged as one data file."""
+    """A checkpoint of some tensors, for one data file of the target."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Part:
 
 
 def _join_smallest(parts: list[_Part], target: str) -> None:
-    """Joins the two smallest parts, to reduce the data files by one."""
+    """Joins the two smallest parts into one part, with one data file."""
     if len(parts) == 1:
         raise FileExistsError(
             "A checkpoint of one tensor must not replace a checkpoint with one "
@@ -215,8 +215,8 @@ def replace_checkpoint(new: str, target: str) -> None:
     checkpoint.
 
     Args:
-      new: Prefix of a checkpoint on the same file system. The number of data
-        files must differ from the checkpoint at `target`.
+      new: Prefix of a checkpoint on the same file system. The checkpoints at
+        `new` and at `target` must have different numbers of data files.
       target: Prefix, as returned by `located`.
 
     Raises:
@@ -233,8 +233,9 @@ def replace_checkpoint(new: str, target: str) -> None:
         files.sync(folder)
         files.rename(f"{new}.index", f"{target}.index")
     except BaseException:
-        # If the index still has its old name, it was not renamed, and the moved
-        # files are removed. Otherwise `target` is already the new checkpoint.
+        # If the index still has its old name, `target` is not the new
+        # checkpoint yet, and the moved data files are removed. Otherwise
+        # `target` is already the new checkpoint.
         if tf.io.gfile.exists(f"{new}.index"):
             for path in moved:
                 files.remove(path)

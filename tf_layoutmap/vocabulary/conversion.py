@@ -1,4 +1,4 @@
-"""Converts checkpoints for tables with other vocabularies.
+"""Converts the tables in checkpoints to other vocabularies.
 
 In this module, an open table is a table with an open vocabulary. A closed table
 has a fixed number of rows, and its ids are row indices. `convert_vocabularies`
@@ -124,7 +124,8 @@ def move_rows(
     )
 
 
-# Type of functions that return the saved value of a variable, by its name.
+# Type of a function that takes the name of a variable and returns its saved
+# value.
 Read = Callable[[str], Array]
 PARAMETERS = "parameters"
 
@@ -294,8 +295,8 @@ def convert_vocabularies(
 
     - From an open vocabulary to another capacity: keys keep the values of their
       rows and slot variables, their counts and their steps. If there are too
-      many keys for the new capacity, the most recently used keys are kept, or
-      the most frequently used keys, according to `evict` of the new vocabulary.
+      many keys for the new capacity, the most recently used or the most
+      frequently used keys are kept, according to `evict` of the new vocabulary.
       The counts of keys without a row are discarded.
     - From a closed table of n rows to an open vocabulary: the keys are the row
       indices 0 to n - 1. Each key has the count 1, and its last use is before
@@ -305,8 +306,8 @@ def convert_vocabularies(
       their values. Other keys are dropped. Rows without a key are initialized
       as in a new table.
 
-    All other variables are copied. Only one variable at a time is in memory,
-    with its old and its new value.
+    All other variables are copied. The function holds the old and the new value
+    of only one variable at a time in memory.
 
     Args:
       source: Prefix of a TensorFlow checkpoint, such as the result of
@@ -520,7 +521,7 @@ def _tensors(
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the tensors of the new checkpoint. Computes each when needed."""
+    """Yields the tensors of the new checkpoint, computed on demand."""
     values = {
         prefix + name + _VALUE: value
         for prefix, one in converted.items()

@@ -34,7 +34,7 @@ def hash_strings(strings: tf.Tensor) -> tf.Tensor:
 
 
 def of_input(value: Any) -> tuple[Any, int]:
-    """Converts the ids of a feature to keys; returns them and their kind.
+    """Converts the ids of a feature to keys; returns the keys and their kind.
 
     Args:
       value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, or a value
@@ -63,7 +63,7 @@ def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
-    """Converts an argument to int64 keys; returns them and their kind.
+    """Converts an argument to int64 keys; returns the keys and their kind.
 
     Args:
       keys: Integers or strings, of any shape.

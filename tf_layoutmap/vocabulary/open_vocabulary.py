@@ -58,10 +58,10 @@ class OpenVocabulary:
     >>> words.num_rows
     1025
 
-    Each key has 32 possible places. When a table is about three quarters full,
-    it happens for the first time that all places of a new key are occupied.
-    From then on, `evict` determines which key loses its row. Strings are hashed
-    to 63 bits, both in training and in serving. The probability that two of a
+    Each key has 32 possible places. Until a table is about three quarters full,
+    each new key has at least one empty place. If all places of a new key are
+    occupied, `evict` determines which key loses its row. Strings are hashed to
+    63 bits, both in training and in serving. The probability that two of a
     hundred million strings have the same hash is 5e-4.
 
     Attributes:
@@ -71,16 +71,15 @@ class OpenVocabulary:
       min_count: Number of occurrences after which a key gets a row, in [1,
         255]. Used only if `admission` is `"count"`. Ids without a row are
         counted in a sketch. The table has up to 64 segments, which count
-        separately. The window is the number of rows in a segment, or 128 if a
-        segment has fewer rows. Each time that a segment has counted as many ids
-        as a window, all its counts decrease by one. A key that occurs n times
-        while its segment counts N ids has a row if `n - ceil(N / window) >=
-        min_count`. If all occurrences of a key are within one window,
-        `min_count + 1` occurrences are always sufficient. A key that occurs
-        more than once in each window eventually gets a row, for all values of
-        `min_count` and `capacity`. If keys share cells of the sketch, their
-        counts can be too high. Of the keys that occurred once, fewer than one
-        in ten have the count 2.
+        separately. A window is a number of counted ids: the number of rows in a
+        segment, but at least 128. After each window, all counts of the segment
+        decrease by one. A key that occurs n times while its segment counts N
+        ids has a row if `n - ceil(N / window) >= min_count`. If all occurrences
+        of a key are within one window, `min_count + 1` occurrences are always
+        sufficient. A key that occurs more than once in each window eventually
+        gets a row, for all values of `min_count` and `capacity`. If keys share
+        cells of the sketch, their counts can be too high. Fewer than one in ten
+        of the keys that occurred once have the count 2.
       admission: `"all"`: each new key gets a row. `"count"`: a key gets a row
         after `min_count` occurrences. If a key occurs several times in a step,
         all occurrences count. `"probability"`: in each step that contains the

@@ -26,11 +26,11 @@ _STEP, _KIND = 0, 1
 
 
 class ShardedNumbers(tf_private.Trackable):
-    """Numbers that several shards count, used like one int64 vector.
+    """Counters of several shards, with the interface of one int64 vector.
 
-    Each shard counts all steps, but only the keys of the shard. A checkpoint
-    contains the total numbers as one variable, as for a vocabulary with one
-    shard.
+    Each shard counts all steps. The other counts of a shard include only the
+    keys of the shard. A checkpoint contains the total numbers as one variable,
+    as for a vocabulary with one shard.
 
     Attributes:
       copies: One variable `[num_numbers]` int64 per shard.
@@ -350,10 +350,11 @@ class Vocabulary:
         `on_evict`. The counts of keys without a row are discarded.
 
         The table gets new variables, and the embedding gets a new engine, so
-        that `TPUEmbedding.stats` starts at zero. A function that was traced
-        before must be traced again; otherwise its steps raise an error. For a
-        Keras model, call `make_train_function(force=True)` or `compile`. A
-        program that restarts must create the embedding with the new capacity.
+        that the counts in `TPUEmbedding.stats` start at zero. Functions that
+        were traced before the call must be traced again; otherwise their steps
+        raise an error. For a Keras model, call
+        `make_train_function(force=True)` or `compile`. A program that restarts
+        must create the embedding with the new capacity.
 
         Args:
           capacity: Same as for `OpenVocabulary`.

@@ -86,9 +86,9 @@ def _row_in(
         tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
         [-1, num_lanes],
     )
-    # At most one position matches a key. The product is therefore the number of
-    # this position, from 1 on, or 0 if no position matches. The product is
-    # exact, and is faster than `argmax`.
+    # At most one position matches a key. The product is therefore the index of
+    # this position plus 1, or 0 if no position matches. The product is exact,
+    # and is faster than `argmax`.
     place = (
         tf.cast(
             tf.linalg.matvec(

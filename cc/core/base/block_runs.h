@@ -39,8 +39,8 @@ class BlockRuns {
         start_(std::move(start)),
         row_step_(row_step) {
     assert(full_.size() == block_.size() && full_.size() == start_.size());
-    // Dimensions that the block covers completely belong to the run, and so
-    // does the last dimension before them.
+    // A run spans the trailing dimensions that the block covers completely, and
+    // the dimension before them.
     outer_rank_ = full_.size();
     inner_size_ = 1;
     while (outer_rank_ > 0) {
@@ -94,8 +94,7 @@ class BlockRuns {
   int64_t row_step_;
   // Number of leading dimensions that are not part of a run.
   size_t outer_rank_;
-  // Number of elements of the full tensor per index of the last outer
-  // dimension.
+  // Stride of the last outer dimension in the full tensor, in elements.
   int64_t inner_size_;
   int64_t num_runs_;
   int64_t run_size_ = 1;

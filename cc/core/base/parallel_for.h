@@ -11,7 +11,7 @@ namespace layoutmap {
 
 // Calls `work(begin, end)` with ranges that cover [0, total) once, in any order
 // and possibly in parallel. Returns when all calls are done. `cost` is the
-// approximate number of nanoseconds per unit. It only affects the sizes of the
+// approximate number of nanoseconds per unit, and only affects the sizes of the
 // ranges. The results of `work` must not depend on how [0, total) is split into
 // ranges.
 using ParallelFor = std::function<void(

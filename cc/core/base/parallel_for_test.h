@@ -1,4 +1,4 @@
-// Parallel loops for tests. They split the work into uneven ranges, so that a
+// Parallel loops for tests, which split the work into uneven ranges, so that a
 // test detects results that depend on the split.
 
 #ifndef TF_LAYOUTMAP_CORE_BASE_PARALLEL_FOR_TEST_H_
@@ -16,8 +16,9 @@
 
 namespace layoutmap {
 
-// Returns ascending borders of ranges that cover [0, total). The first range
-// and the last range have one unit. The ranges between them have random sizes.
+// Returns the boundaries of ranges that cover [0, total), in ascending order.
+// The first range and the last range have one unit. The ranges between them
+// have random sizes.
 inline std::vector<int64_t> RandomBorders(int64_t total, int64_t num_ranges,
                                           uint32_t seed) {
   std::mt19937 random(seed);

@@ -10,8 +10,8 @@ namespace layoutmap {
 
 // Prefetches the cache lines of a row into the second-level cache. Prefetches
 // into the first-level cache would stall, because that cache accepts only a few
-// outstanding requests. The stalls would take a third of the time of a large
-// gather.
+// outstanding requests. The stalls would account for a third of the time of a
+// large gather.
 inline void PrefetchRow(const void* row, int64_t row_bytes) {
   constexpr int64_t kLineBytes = 64;
   // The loop prefetches at most eight cache lines. The hardware prefetcher

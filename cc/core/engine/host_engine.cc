@@ -330,7 +330,8 @@ Status HostEngine::BeginDequeue(int32_t replica,
         "`dequeue` needs an enqueued step; call `enqueue` first (replica " +
         to_string(replica) + ")");
   }
-  // If an earlier training step is not finished, it waits for other replicas.
+  // An unfinished earlier training step waits for the gradients of other
+  // replicas.
   for (int64_t number = first_number_; number < r.dequeued; ++number) {
     if (!StepAt(number)->training) continue;
     return NotYet("`dequeue` of replica " + to_string(replica) +

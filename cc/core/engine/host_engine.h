@@ -1,5 +1,5 @@
-// The host engine. It stores the steps that are in flight between enqueue,
-// dequeue and apply_gradients.
+// The host engine, which stores the steps in flight between enqueue, dequeue
+// and apply_gradients.
 //
 // The engine owns the steps. The caller owns the rows and the slot variables,
 // and passes them to each call. The calls of one replica must be sequential.
@@ -135,12 +135,11 @@ class HostEngine {
   void FinishDequeue(int32_t replica, bool looked_up);
 
   // Passes the replica's gradients for the step that the replica has dequeued.
-  // The call of the last replica sets `update` to the step. The calls of the
-  // other replicas set `update` to null. If `update` is not null, the caller
-  // must run `Update` and then `FinishApply`. If the update fails, the
-  // gradients of this replica are pending again. A pipelined engine defers the
-  // update of this step, and returns the deferred step that precedes it, if
-  // there is one.
+  // `*update` must be null. The call of the last replica sets `*update` to the
+  // step that the caller must pass to `Update` before it calls `FinishApply`. A
+  // pipelined engine defers the update of the current step and sets `*update`
+  // to the previously deferred step, if any. All other calls leave `*update`
+  // null. If the update fails, the replica must pass its gradients again.
   Status BeginApply(int32_t replica, BatchGradients gradients,
                     std::shared_ptr<Step>* update);
   Status Update(const Step& step, const std::vector<TableViews>& tables,
@@ -148,11 +147,11 @@ class HostEngine {
                 const ParallelFor& parallel_for) const;
   void FinishApply(int32_t replica, bool updated);
 
-  // Sets `update` to the deferred update of a pipelined engine, or to null if
-  // no update is deferred. The caller must run the update and then call
-  // `FinishLanding`. If `always` is false, the deferred update is returned only
-  // if the next step of the replica is forward-only, because a forward-only
-  // step must read the updated rows.
+  // Sets `*update` to the deferred update of a pipelined engine. The caller
+  // must run this update and then call `FinishLanding`. `*update` must be null,
+  // and stays null if no update is deferred. If `always` is false, `*update` is
+  // set only if the next step of the replica is forward-only, because a
+  // forward-only step must read the updated rows.
   Status BeginLanding(int32_t replica, bool always,
                       std::shared_ptr<Step>* update);
   void FinishLanding(bool updated);
@@ -209,9 +208,9 @@ class HostEngine {
   std::vector<TableCounts> table_counts_;
 };
 
-// The members are written while the mutex of the engine is held, except for
-// `tables`. It is written once, before the replica that completes the step can
-// dequeue its batch.
+// All members except `tables` are written while the mutex of the engine is
+// held. `tables` is written once, before the replica that completes the step
+// can dequeue its batch.
 struct HostEngine::Step {
   bool training = true;
   // One batch per replica. For token steps, one batch per lookup and replica,

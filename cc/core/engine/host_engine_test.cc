@@ -54,7 +54,7 @@ std::string ToString(const HostEngine::Description& d) {
   return text + std::to_string(d.num_updates) + d.poisoned;
 }
 
-// The state of a trainer. A failed call must not change it.
+// The state of a trainer, which a failed call must not change.
 struct Snapshot {
   explicit Snapshot(Trainer* trainer)
       : description(ToString(trainer->engine().Describe())) {

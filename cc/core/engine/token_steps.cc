@@ -25,13 +25,13 @@ namespace {
 
 using std::to_string;
 
-// Number of distinct generations. It must be far below 2^24, because a
+// Number of distinct generations, which must be far below 2^24, because a
 // generation is computed as the quotient of two floats.
 constexpr int64_t kGenerations = 1000;
 
-// The value in a mark that represents a factor of 1. It is small enough that
-// marks do not affect the global norm of gradients, which is used for clipping.
-// It is a power of two, so no precision is lost.
+// The value in a mark that represents a factor of 1. The value is small enough
+// that marks do not affect the global norm of gradients, which is used for
+// clipping, and is a power of two, so that no precision is lost.
 constexpr float kUnit = 1.0f / (int64_t{1} << 40);
 
 int64_t PlaceOf(int64_t number) { return number % TokenSteps::kMaxOpen; }

@@ -71,10 +71,10 @@ class TokenSteps {
   Status Follow(int32_t replica, int64_t token, BatchGradients gradients,
                 Mark* mark);
 
-  // Receives the sum of marks of one replica. The call of the last replica sets
-  // `update` to the update of all replicas. All other calls set `update` to
-  // null, and so does the last call if there are no marks. If `update` is not
-  // null, the caller must call `Prepare`, run the update, and then call
+  // Receives the sum of marks of one replica. `*update` must be null. The call
+  // of the last replica sets `*update` to the update of all replicas, unless no
+  // replica has marks. All other calls leave `*update` null. If `*update` is
+  // not null, the caller must call `Prepare`, run the update, and then call
   // `FinishApply`. If the update fails, the replica may call `BeginApply`
   // again.
   Status BeginApply(int32_t replica, Span<const float> marks,

@@ -22,9 +22,9 @@ Status ParseCombiner(const std::string& name, Combiner* combiner);
 //   mean   w / sum(w)
 //   sqrtn  w / sqrt(sum(w^2))
 //
-// If the divisor is 0, the gain is 0. The TPU kernels define it in the same
-// way. The function sums the divisors in double precision and in id order, so
-// that all callers get the same results.
+// If the divisor is 0, the gain is 0. The TPU kernels use the same definition.
+// The function sums the divisors in double precision and in id order, so that
+// all callers get the same results.
 void CombineGains(Combiner combiner, Span<const int64_t> splits,
                   Span<const float> weights, Span<float> gains);
 

@@ -71,8 +71,8 @@ constexpr int64_t kSamplesPerChunk = 256;
 
 // Returns the distance between the starts of two consecutive arrays, in int64
 // values. Each array has `size` values, and all arrays are written at the same
-// time. The distance is an odd number of cache lines. With a power of two as
-// the distance, the arrays would evict each other's lines from the first-level
+// time. The distance is an odd number of cache lines. If the distance were a
+// power of two, the arrays would evict each other's lines from the first-level
 // cache.
 int64_t PaddedSize(int64_t size) {
   constexpr int64_t kLine = 64 / sizeof(int64_t);

@@ -16,10 +16,9 @@
 
 namespace layoutmap {
 
-// Each row of the matrix is a sample. It contains a mark, the number of ids of
-// each feature, the ids of all features in order, and padding. The mark
-// identifies the list of features, so that a batch for other features is
-// rejected.
+// Each row of the matrix is a sample. The row contains a mark, the number of
+// ids of each feature, the ids of all features in order, and padding. The mark
+// identifies the list of features. A batch with another mark is rejected.
 //
 //   mark  2 1  3 9  7  0 0
 //   mark  0 3  8 1  4  0 0     two samples of two features
@@ -41,9 +40,9 @@ class UnpackedIds {
                      const PackedInput& input, const ParallelFor& parallel_for,
                      UnpackedIds* unpacked);
 
-  // Sets `features` and returns true if no feature needs further checks. This
-  // requires that there are no weights, no sequences, and no ids outside their
-  // table. Otherwise, returns false.
+  // Sets `features` and returns true if no feature needs further checks, that
+  // is, if the batch has no weights, no sequences and no out-of-range ids.
+  // Otherwise, returns false.
   bool TakeRows(const std::vector<FeatureSpec>& specs,
                 const ParallelFor& parallel_for,
                 std::vector<RaggedIds>* features) const;
@@ -56,8 +55,8 @@ class UnpackedIds {
   struct Chunks;
 
   // Reads samples [first, last) of a checked batch. Calls `put(feature, place,
-  // id)` for each id. `next` contains the next place of each feature. The
-  // function increases it after each id.
+  // id)` for each id. `next[f]` is the place of the next id of feature f, and
+  // the function increments it after each id.
   template <typename Put>
   void WriteIds(const PackedInput& input, int64_t first, int64_t last,
                 int64_t* next, const Put& put);

@@ -172,9 +172,9 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
 }
 
 // Converts ids to rows. The loop has no branches, so its speed is limited only
-// by memory bandwidth. If the loop detects an invalid id, the function searches
-// the batch for it. If the function drops ids, it sets `dropped` to one flag
-// per id.
+// by memory bandwidth. If any id is out of range, a second loop clips the
+// out-of-range ids, marks them in `dropped` (one flag per id), or finds the
+// first of them for the error message.
 template <typename Tid>
 Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
                 Span<const int64_t> splits, std::vector<uint32_t>* rows,

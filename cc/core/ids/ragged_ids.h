@@ -40,8 +40,8 @@ struct FeatureSpec {
   // `max_sequence_length` positions of a sample.
   int64_t max_sequence_length = 0;
   OutOfRange out_of_range = OutOfRange::kError;
-  // Advice that is appended to the error message about an id outside the table.
-  // It may be empty.
+  // Advice that is appended to the error message about an id outside the table,
+  // or an empty string.
   std::string advice;
 };
 
@@ -103,13 +103,14 @@ class RaggedIds {
 
   // Does the same as `Make` for ids that are keys of an open vocabulary. Every
   // int64 is a valid key here. The caller must then set the rows with
-  // `TakeRowsOfKeys`. Before that, the `rows()` of a sequence are the indices
-  // of the used keys in `input`. Other features use all keys.
+  // `TakeRowsOfKeys`. Until then, the `rows()` of a sequence are the indices in
+  // `input` of the keys that the sequence uses. A feature that is not a
+  // sequence uses all of its keys.
   static Status MakeOfKeys(const FeatureSpec& spec,
                            const FeatureInput<int64_t>& input, RaggedIds* ids);
 
-  // Returns the number of activation rows. It is the number of samples; for a
-  // sequence, it is multiplied by the sequence length.
+  // Returns the number of activation rows: `max_sequence_length` per sample for
+  // a sequence, and one per sample for other features.
   int64_t num_outputs() const { return splits().size() - 1; }
   int64_t num_samples() const { return num_samples_; }
 

@@ -33,8 +33,8 @@ struct RowGroups {
   };
 
   RowGroups() = default;
-  // Allocates memory for up to `max_positions` positions. Positions may have no
-  // row.
+  // Allocates memory for up to `max_positions` positions, some of which may
+  // have no row.
   explicit RowGroups(int64_t max_positions)
       : rows(max_positions + 1),
         starts(max_positions + 1),

@@ -21,13 +21,13 @@
 namespace layoutmap {
 
 constexpr int64_t kKeysPerBucket = 8;
-// The value of a lane without a key. It is not a valid key.
+// The value of a lane without a key, which is not a valid key.
 constexpr int64_t kEmptyKey = INT64_MIN;
 // The row of a key that is not in the vocabulary.
 constexpr int64_t kNoRow = -1;
 
 // Maps 64-bit values one-to-one to 64-bit values. Every output bit depends on
-// every input bit. This function is the finalizer of splitmix64. It must not
+// every input bit. This function is the finalizer of splitmix64 and must not
 // change, because exported graphs compute the same function.
 inline uint64_t MixBits(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -16,8 +16,8 @@ namespace {
 // and the search for the key.
 constexpr int64_t kAhead = 16;
 
-// Approximate time per key. It is the time of one cache miss, reduced by the
-// overlap with the cache misses of other keys.
+// Approximate time per key: the time of one cache miss, reduced by the overlap
+// with the cache misses of other keys.
 constexpr int64_t kNanosecondsPerKey = 20;
 
 }  // namespace

@@ -15,8 +15,8 @@ namespace layoutmap {
 namespace {
 
 // Number of keys in a part of the batch. The number must not depend on the
-// number of threads, because the borders of the parts affect the order of the
-// keys.
+// number of threads, because the boundaries of the parts affect the order of
+// the keys.
 constexpr int64_t kKeysPerPart = 4096;
 
 }  // namespace

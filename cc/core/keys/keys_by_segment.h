@@ -44,9 +44,9 @@ class FirstOccurrences {
     std::fill(slots.begin(), slots.end(), 0);
   }
 
-  // Adds a key with a number. If an equal key was added before, returns the
-  // number of its first occurrence. Otherwise, returns `number`. `key_of(n)`
-  // must return the key that was added with the number n.
+  // Adds `key` with the number `number`. If an equal key was added before,
+  // returns the number of its first occurrence. Otherwise, returns `number`.
+  // `key_of(n)` must return the key that was added with the number n.
   template <typename KeyOf>
   uint32_t Add(int64_t key, uint32_t number, const KeyOf& key_of) {
     const uint64_t mask = static_cast<uint64_t>(slots_.size()) - 1;

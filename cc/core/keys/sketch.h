@@ -56,8 +56,8 @@ class SegmentSketch {
     a = std::max(a, static_cast<uint8_t>(count));
     b = std::max(b, static_cast<uint8_t>(count));
     *seen_ += times;
-    // If the window had as many ids as a row has cells, or more ids, the cells
-    // would be incremented faster than they are decremented.
+    // If a window had at least as many ids as a row has cells, the cells would
+    // be incremented faster than they are decremented.
     const int64_t window = num_cells_ / 2;
     for (; *seen_ >= window; *seen_ -= window) LowerCells();
     return static_cast<int32_t>(count);

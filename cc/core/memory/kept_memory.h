@@ -12,8 +12,9 @@ namespace layoutmap {
 //
 // Consecutive steps need about the same amount of memory. The C library returns
 // large blocks to the kernel, and the kernel clears every page at the next
-// allocation. In a step with 160,000 keys, this took a third of the time. The
-// pool therefore keeps the most recently returned blocks, up to 64 MiB.
+// allocation. In a step with 160,000 keys, clearing these pages took a third of
+// the time. The pool therefore keeps the most recently returned blocks, up to
+// 64 MiB.
 void* TakeMemory(size_t size);
 
 // Releases memory from `TakeMemory`. `size` must be the size that was passed to

@@ -15,9 +15,9 @@ namespace layoutmap {
 
 // An array whose values must be written before they are read. A std::vector
 // would initialize its values in one thread. In a step with 100,000 keys, this
-// takes as long as finding the keys. Memory that is never written takes no
-// physical pages, so an array can have the size of the worst case. The memory
-// of large arrays is kept for the next step (kept_memory.h).
+// initialization takes as long as finding the keys. Memory that is never
+// written takes no physical pages, so an array can have the size of the worst
+// case. The memory of large arrays is kept for the next step (kept_memory.h).
 template <typename T>
 class RawArray {
  public:

@@ -46,9 +46,9 @@ struct TableUpdate {
 };
 
 // Sums the gradients of each unique row. Then applies one step of the update
-// rule to the row and its slot rows, in place. One worker processes each row
-// and sums the gradients in the given order. Therefore, results are bitwise
-// identical for any number of workers.
+// rule to the row and its slot rows, in place. Each row is processed by one
+// worker, which sums the gradients in the order of their positions. Therefore,
+// results are bitwise identical for any number of workers.
 void ApplyGradients(Optimizer optimizer, Span<const float> hyperparameters,
                     const RowGradients& gradients,
                     const ShardedView<float>& table,

@@ -31,8 +31,8 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
-// These values can be followed by the modifiers. Either all modifiers are
-// given, or none:
+// The modifiers can follow these values. A list contains either all modifiers,
+// in this order, or none of them:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate
@@ -50,8 +50,9 @@ Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 Modifiers ReadModifiers(Optimizer optimizer, Span<const float> hyperparameters);
 
-// Returns whether a step also updates rows that were not looked up. This is
-// necessary if the momenta of these rows decay and continue to change the rows.
+// Returns whether a step also updates rows that were not looked up. Such
+// updates are necessary if the momenta of these rows decay and continue to
+// change the rows.
 bool TouchesAllRows(Optimizer optimizer, Span<const float> hyperparameters);
 
 }  // namespace layoutmap

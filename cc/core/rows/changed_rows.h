@@ -25,8 +25,8 @@ class ChangedRows {
   int64_t Watch();
 
   // Records rows of a table as changed. Negative rows are ignored. The caller
-  // must still hold the locks with which it wrote the rows. If a caller of
-  // `Take` holds the same locks, it therefore reads the written values.
+  // must still hold the locks under which it wrote the rows. A caller of `Take`
+  // that holds the same locks therefore reads the written values.
   void Note(int32_t table, const std::vector<uint32_t>& rows);
   void Note(int32_t table, Span<const int64_t> rows);
 

@@ -19,7 +19,7 @@ namespace {
 
 // Workers route chunks of ids in parallel. Slots are ordered by shard, by
 // chunk, and by position in the chunk. Within a shard, this is the order of the
-// ids, so the borders of the chunks do not affect the result.
+// ids, so the chunk boundaries do not affect the result.
 constexpr int64_t kMaxChunks = 16;
 constexpr int64_t kIdsPerChunk = 2048;
 constexpr int64_t kNanosPerId = 2;

@@ -16,8 +16,8 @@ namespace {
 enum Count { kTickets, kSteps, kEpoch };
 enum Field { kTicket, kStep, kNumUpdates, kNumber, kAttempt };
 
-// The largest number that is valid in the state. It is small enough that sums
-// cannot overflow.
+// The largest valid number in the state, which is small enough that sums cannot
+// overflow.
 constexpr int64_t kMaxCount = int64_t{1} << 60;
 
 }  // namespace

@@ -86,9 +86,10 @@ class KeyStep {
                     FetchedLayout* layout) const;
 
   std::shared_ptr<const KeysConfig> config_;
-  // The checked batch. The rows of its keys are not known yet.
+  // The checked batch, in which the rows of the keys are not known yet.
   std::shared_ptr<const Batch> batch_;
-  // One element per table. It is empty for tables without an open vocabulary.
+  // One element per table. The element of a table without an open vocabulary is
+  // empty.
   std::vector<Keys> keys_;
 };
 

@@ -12,8 +12,8 @@ using std::to_string;
 
 namespace {
 
-// The largest number that is valid in the state. It is small enough that sums
-// cannot overflow.
+// The largest valid number in the state, which is small enough that sums cannot
+// overflow.
 constexpr int64_t kMaxNumber = int64_t{1} << 60;
 
 }  // namespace

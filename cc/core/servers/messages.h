@@ -26,7 +26,7 @@
 //
 // The values of rows and gradients are float32 or bfloat16, depending on the
 // configuration of the worker. Hyperparameters are float32. All values have the
-// byte order of the processor. They are aligned, so that the code can read them
+// byte order of the processor and are aligned, so that the code can read them
 // in place.
 
 #ifndef TF_LAYOUTMAP_CORE_SERVERS_MESSAGES_H_

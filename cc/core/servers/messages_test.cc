@@ -108,7 +108,7 @@ TEST_P(ApplyTest, EveryTruncatedMessageIsRejected) {
   }
 }
 
-// If a message has no rows, `Read` can detect missing hyperparameters only by
+// If a message has no rows, `Read` can detect missing hyperparameters only from
 // the size of the message.
 TEST_P(ApplyTest, AMessageWithoutRowsContainsHyperparameters) {
   ApplyWriter writer;

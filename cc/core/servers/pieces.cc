@@ -36,8 +36,8 @@ void ExpandRows(const PieceRead& read, const RowKernels& kernels, int64_t begin,
     for (int64_t i = 0; i < size; ++i) {
       row_of[i] = read.half_table.row(read.rows[begin + i]);
     }
-    // The kernel prefetches rows beyond the last row. These elements of
-    // `row_of` need a valid address.
+    // The kernel prefetches beyond the last row, so the additional elements of
+    // `row_of` must be valid addresses.
     std::fill_n(row_of.begin() + size, kAhead, row_of[0]);
     ExpandArgs args;
     args.row_type = read.row_type;

@@ -19,8 +19,8 @@ namespace layoutmap {
 
 // A shard of a table on a server. Each shard is processed independently of
 // other shards. Results are bitwise identical for every partition, because the
-// update of a row depends only on the row and its gradient. For 16-bit rows, it
-// also depends on the index of the row in the full table.
+// update of a row depends only on the row and its gradient. The update of a
+// 16-bit row also depends on the index of the row in the full table.
 struct Piece {
   std::string table;
   // Index of the table in the embedding.

@@ -42,7 +42,7 @@ uint16_t NearestBfloat16(float value) {
   const int32_t magnitude = bits & 0x7fffffff;
   const int32_t is_odd = (magnitude >> 16) & 1;
   // The sum can overflow only if the value is NaN. In this case, the sum is not
-  // used. It is unsigned, so that the overflow is defined.
+  // used. The sum is unsigned, so that its overflow is defined.
   const auto sum = static_cast<uint32_t>(magnitude) + 0x7fff + is_odd;
   int32_t half = static_cast<int32_t>(sum >> 16);
   half = half > kLargest ? kLargest : half;

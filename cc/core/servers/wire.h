@@ -31,11 +31,11 @@ void ToBfloat16(Span<const float> values, const ParallelFor& parallel_for,
 void FromBfloat16(Span<const uint16_t> values, const ParallelFor& parallel_for,
                   float* out);
 
-// Encodes rows in ascending order. Each row is encoded as the difference to the
-// preceding row. The first row is encoded as the difference to 0. Each byte
-// contains 7 bits of the difference, starting with the lowest bits. The highest
-// bit of a byte is set if another byte follows. If a batch uses every hundredth
-// row of a table, each row takes one byte.
+// Encodes rows in ascending order. Each row is encoded as its difference from
+// the preceding row. The first row is encoded as its difference from 0. Each
+// byte contains 7 bits of the difference, starting with the lowest bits. The
+// highest bit of a byte is set if another byte follows. If a batch uses every
+// hundredth row of a table, each row takes one byte.
 class RowWriter {
  public:
   explicit RowWriter(std::vector<uint8_t>* bytes) : bytes_(bytes) {}

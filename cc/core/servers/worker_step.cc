@@ -150,7 +150,7 @@ void WorkerStep::RankRows(size_t table,
       ranks[positions[k]] = static_cast<uint32_t>(u);
     }
   }
-  // The positions count over all features of the table.
+  // Positions are numbered consecutively over all features of the table.
   auto next = ranks.begin();
   for (size_t f = 0; f < batch_->size(); ++f) {
     if (config_->engine.table_of_feature[f] != static_cast<int32_t>(table)) {

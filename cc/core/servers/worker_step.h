@@ -42,8 +42,8 @@ Status CheckServersConfig(const ServersConfig& config);
 using Allocate =
     std::function<Status(int32_t server, int64_t size, uint8_t** bytes)>;
 
-// The layout of `fetched` messages. It differs from the default if the messages
-// contain more than the rows of a batch.
+// The layout of `fetched` messages, which differs from the default if the
+// messages contain more than the rows of a batch.
 struct FetchedLayout {
   // Offset of the row values in the message of each server. If empty, all
   // offsets are kFetchedHeader.

@@ -25,9 +25,8 @@ enum class Optimizer {
 
 constexpr int kMaxSlots = 3;
 
-// Operations before and after an update rule. The order is: the gradient is
-// clipped, the rule is applied, the weight decay is applied, the row is
-// clipped.
+// Operations before and after an update rule. A step clips the gradient,
+// applies the rule, applies the weight decay, and clips the row, in this order.
 struct Modifiers {
   float clip_gradient_min;
   float clip_gradient_max;

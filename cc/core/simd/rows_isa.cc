@@ -1,8 +1,8 @@
 // Implementation of the row kernels. This file is compiled once per instruction
 // set, and the BUILD file sets LM_ISA and the compiler flags. This file must
 // not include standard library headers. The linker keeps only one copy of each
-// inline function. It could select a copy that was compiled with AVX, which
-// some CPUs do not support.
+// inline function. The linker could select a copy that was compiled with AVX,
+// which some CPUs do not support.
 //
 // The loops keep the sums of an output in registers until all ids are
 // processed. For a simpler loop, GCC stores the sums to memory after every id,
@@ -247,7 +247,7 @@ struct RowStep {
     return a.gradient_rows[a.gradient_of[k]];
   }
   float gain(int64_t k) const { return a.gains == nullptr ? 1.0f : a.gains[k]; }
-  // Returns the gradient to prefetch at position k. It is the gradient
+  // Returns the gradient to prefetch at position k: the gradient
   // `gradients_ahead` positions later, or the last gradient.
   const float* gradient_ahead(int64_t k) const {
     const int64_t later = k + a.gradients_ahead;

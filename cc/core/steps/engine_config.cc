@@ -12,8 +12,8 @@ namespace {
 
 using std::to_string;
 
-// Maximum number of replicas. It is far above the number that any machine can
-// run, and it is low enough that the state of all replicas fits in memory.
+// Maximum number of replicas, which is far above the number that any machine
+// can run, but low enough that the state of all replicas fits in memory.
 constexpr int32_t kMaxNumReplicas = 1 << 16;
 
 }  // namespace

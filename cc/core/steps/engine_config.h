@@ -1,4 +1,4 @@
-// The configuration of a host engine. It consists of tables and of features
+// The configuration of a host engine, which consists of tables and of features
 // that look up rows in the tables.
 
 #ifndef TF_LAYOUTMAP_CORE_STEPS_ENGINE_CONFIG_H_

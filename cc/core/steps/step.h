@@ -52,9 +52,9 @@ struct BatchGradients {
 //   its positions splits    0        3     4        6
 //   output row    gradient_of  0  4  1  | 0  | 2  7
 //
-// The numbers of output rows count over the features of the table, and over the
-// replicas within each feature. Therefore, the order of the positions is the
-// order in which gradients are summed.
+// The output rows of a table are numbered by feature, and within each feature
+// by replica. Therefore, the order of the positions is the order in which
+// gradients are summed.
 struct TableStep {
   std::vector<uint32_t> rows;
   std::vector<int64_t> splits;
@@ -63,8 +63,8 @@ struct TableStep {
 };
 
 // Computes the TableStep of one table. If `positions` is not null, it is set to
-// the index of each position's id. The ids of the table are counted in the same
-// order as the output rows.
+// the index of each position's id. The ids of the table are numbered in the
+// same order as the output rows.
 TableStep PrepareTable(const EngineConfig& config, int32_t table,
                        const std::vector<std::shared_ptr<const Batch>>& batches,
                        std::vector<uint32_t>* positions = nullptr,

@@ -28,7 +28,8 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
       task.tuning.tile > 0 ? task.tuning : LookupTuning(row_type);
   std::vector<const void*> row_of;
   row_of.reserve(tuning.tile + tuning.ahead);
-  // The kernel prefetches this valid address after the last row.
+  // After the last row, the kernel prefetches this address, which must be
+  // valid.
   const void* const valid_address = task.out.data;
   const int64_t last = splits[end];
   // This loop prefetches the first rows. The kernel prefetches the rows of a

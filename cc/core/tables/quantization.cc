@@ -11,7 +11,7 @@
 namespace layoutmap {
 namespace {
 
-// Maximum number of buckets. Floats cannot represent all larger bucket numbers
+// Maximum number of buckets, for which floats represent all bucket numbers
 // exactly.
 constexpr int64_t kMaxNumBuckets = int64_t{1} << 23;
 

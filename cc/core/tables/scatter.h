@@ -15,9 +15,9 @@
 namespace layoutmap {
 
 // Returns the group of a row, in [0, num_groups). One worker writes all rows of
-// a group. The group is a hash of the row (Knuth's multiplicative hash). The
-// shard of the row would be a bad choice of the group, because most ids belong
-// to the first shard if a vocabulary is sorted by frequency.
+// a group. The group is a hash of the row (Knuth's multiplicative hash). Using
+// the shard of the row as its group would balance the load poorly, because most
+// ids belong to the first shard if a vocabulary is sorted by frequency.
 inline uint64_t GroupOfRow(uint64_t row, uint64_t num_groups) {
   const uint32_t hash = static_cast<uint32_t>(row) * uint32_t{2654435761};
   return hash * num_groups >> 32;

@@ -24,7 +24,7 @@ struct RowGroups;
 // stores the number of the last step that used it, so that the number of a step
 // in flight is sufficient to pin its rows.
 struct VocabularyStep {
-  // Number of the step. It is at least 1 and must not decrease.
+  // Number of the step, which must be at least 1 and must not decrease.
   int32_t number = 1;
   // Number of the oldest step in flight, which can be this step. Rows that were
   // used in this step or later are not evicted.

@@ -21,7 +21,7 @@
 
 namespace layoutmap {
 
-// The previous values of a lane. They are required to undo a step.
+// The previous values of a lane, which are required to undo a step.
 struct OldLane {
   int64_t row;
   int64_t key;
@@ -48,12 +48,12 @@ struct SegmentKeys {
   Span<KeyPlace> places;
   // The rows of all keys.
   Span<int64_t> rows;
-  Span<Missing> missing;  // As many as `places`.
+  Span<Missing> missing;  // Same size as `places`.
   // Memory of FirstOccurrences.
   Span<uint32_t> slots;
-  Span<RowUse> uses;        // As many as `places`.
-  Span<RowUse> spare_uses;  // As many as `places`.
-  Span<NewKey> new_keys;    // As many as `places`.
+  Span<RowUse> uses;        // Same size as `places`.
+  Span<RowUse> spare_uses;  // Same size as `places`.
+  Span<NewKey> new_keys;    // Same size as `places`.
   // Empty, or two elements per key.
   Span<OldLane> old_lanes;
   Span<uint8_t> sketch;

@@ -80,8 +80,8 @@ void WriteFirstRows(const FirstRows& first, Span<const NewKey> new_keys,
   const bool is_half = first.row_type != RowType::kFloat32;
   const int64_t dim = is_half ? first.half_table.dim : first.table.dim;
   const int64_t nanoseconds_per_key = 20 + 5 * dim;
-  // Memory for the float values of all rows. It is allocated here, because
-  // workers cannot handle a failed allocation.
+  // Memory for the float values of all rows, allocated here because workers
+  // cannot handle a failed allocation.
   const RawArray<float> values(is_half ? new_keys.size() * dim : 0);
   parallel_for(
       new_keys.size(), nanoseconds_per_key, [&](int64_t begin, int64_t end) {

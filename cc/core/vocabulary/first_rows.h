@@ -27,9 +27,9 @@ struct FirstRows {
   std::vector<float> slot_values;
 };
 
-// Writes the rows of `new_keys` and overwrites the values of the previous keys.
-// Values of 16-bit rows are rounded to nearest, ties to even. They must be in
-// the range of the 16-bit type.
+// Writes the initial values of `new_keys` to their rows, which overwrites the
+// values of the previous keys. For 16-bit rows, initial values are rounded to
+// nearest, ties to even, and must be in the range of the 16-bit type.
 void WriteFirstRows(
     const FirstRows& first, Span<const NewKey> new_keys,
     const ParallelFor& parallel_for,

@@ -27,7 +27,7 @@ class FreePlace {
   int64_t Find(int64_t bucket) const {
     const int64_t free = segment_.FindFree(bucket);
     if (free != kNoRow) return free;
-    // In this case, all keys can be evicted that steps in flight do not use.
+    // In this case, every key that no step in flight uses can be evicted.
     // Expired keys need no special case, because they are the least recently
     // used keys.
     if (policy_.eviction == Eviction::kLru && step_.pinned_rows.empty()) {

@@ -143,8 +143,8 @@ Status ReadRule(const WireField& one, const std::string& where,
       return ReadConstants(one.bytes, where, {3, 1, 2, 7, 6}, settings);
     case field::kHotIdReplication:
     case field::kLowDimensionalPacking:
-      // These settings affect how a TPU stores the table. They do not affect
-      // values.
+      // These settings affect how a TPU stores the table, but not the values in
+      // the table.
       return Status();
     default:
       return InvalidArgument(where +
@@ -241,8 +241,7 @@ Status CheckSettings(const Settings& settings, const std::string& table,
         "accumulation, because it updates each row once per step");
   }
   std::vector<float> checked = hyperparameters;
-  // A dynamic learning rate is not known yet. It is checked when a step passes
-  // it.
+  // A dynamic learning rate is checked when a step passes its value.
   if (settings.dynamic_rate >= 0) checked[0] = 1;
   return CheckHyperparameters(settings.optimizer, table, checked);
 }

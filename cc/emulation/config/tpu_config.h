@@ -33,7 +33,7 @@ struct TpuConfig {
 
 // Parses a configuration. Returns an error if the bytes are malformed or if the
 // engine does not support a setting. The memory use is limited by the number of
-// bytes. It does not depend on the values in the bytes.
+// bytes and does not depend on the values in the bytes.
 Status ParseTpuConfig(Bytes bytes, TpuConfig* config);
 
 }  // namespace layoutmap

@@ -28,7 +28,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Base class of load and retrieve kernels. It reads the attributes of the ops.
+// Base class of load and retrieve kernels, which reads the attributes of the
+// ops.
 class ParametersOp : public Kernel {
  public:
   ParametersOp(OpKernelConstruction* ctx, Optimizer optimizer)

@@ -1,4 +1,4 @@
-// The emulated TPU system. Each process has one.
+// The emulated TPU system of this process.
 
 #ifndef TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
 #define TF_LAYOUTMAP_EMULATION_KERNELS_TPU_SYSTEM_H_
@@ -45,7 +45,7 @@ class TpuSystem {
  private:
   // Guards all members below.
   mutable std::mutex mutex_;
-  // 0 before the setup of the system.
+  // Both numbers are 0 before the setup of the system.
   int32_t num_cores_ = 0;
   int32_t num_hosts_ = 0;
   PendingCalls::Clock::duration patience_{};

@@ -82,9 +82,9 @@ class TakeChangesOp : public Kernel {
       besides.emplace_back(view.begin(), view.end());
     }
 
-    // The op locks all variables at the same time, so that all copies have the
-    // values of the same moment. Writes to the variables wait until the op
-    // ends, so the op does no other work.
+    // The op locks all variables at the same time, so that all copies are from
+    // the same point in time. Writes to the variables wait until the op ends,
+    // so the op does no other work.
     LockedShards locked;
     TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
                                    LockedShards::Mode::kShared));
@@ -140,8 +140,8 @@ class TakeChangesOp : public Kernel {
                              handles.size());
   }
 
-  // Number of vocabulary variables that have one value per row. These are the
-  // keys, the last steps and the counts.
+  // Number of vocabulary variables that have one value per row: the keys, the
+  // last steps and the counts.
   static constexpr int kNumLaneVariables = 3;
 
   std::vector<int32_t> open_tables_;

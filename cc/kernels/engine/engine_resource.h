@@ -71,8 +71,8 @@ class EngineResource : public tensorflow::ResourceBase {
   SettledMemory& memory() { return memory_; }
 
   // Function that undoes the last change of the vocabularies. An op with the
-  // same variables calls the function. It returns an error if the vocabularies
-  // have changed again after this change.
+  // same variables calls the function, which returns an error if the
+  // vocabularies have changed again after this change.
   using TakeBack = std::function<absl::Status(tensorflow::OpKernelContext*)>;
   void KeepTakeBack(TakeBack take_back) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -136,8 +136,9 @@ class EngineOp : public Kernel {
   virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
                              EngineResource& engine, int32_t replica) = 0;
 
-  // Returns an error if a list does not have `expected` elements, one for each
-  // of the engine's `things`.
+  // Returns an error if a list does not have `expected` elements. In the error
+  // message, `things` names the objects for which the list has one element
+  // each, for example "features".
   static absl::Status CheckListSize(const char* things, const char* received_as,
                                     size_t expected, int received);
   // Runs `work` and then calls `finish(succeeded)`, which reports the result to

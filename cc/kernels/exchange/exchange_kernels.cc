@@ -151,7 +151,7 @@ class PlanExchangeOp : public Kernel {
  private:
   BatchInputs inputs_;
   std::shared_ptr<const ServersConfig> config_;
-  // The engine only checks batches. It runs no steps.
+  // The engine only checks batches and runs no steps.
   std::unique_ptr<HostEngine> engine_;
 };
 

@@ -222,8 +222,7 @@ class FetchKeysOp : public PiecesOp {
         bytes);
   }
 
-  // Runs a training step. All checks are before the first change of a
-  // vocabulary.
+  // Runs a training step. All checks run before any vocabulary is changed.
   absl::Status Train(OpKernelContext* ctx, Step* step, int64_t* ticket) const {
     const ClosureToken& token = step->message.token;
     ShardedView<int64_t> applied, fetched;

@@ -31,7 +31,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// A KeyStep in a variant tensor. It is used in the same way as PlanTensor.
+// A KeyStep in a variant tensor, which is used in the same way as PlanTensor.
 struct KeyPlanTensor {
   std::shared_ptr<const KeyStep> step;
 

@@ -139,7 +139,7 @@ class ApplyRowsOp : public PiecesOp {
   }
 
   // Applies the update in the request, unless it was already applied. All
-  // checks are before the first change, so that a request that fails changes
+  // checks run before the first change, so that a request that fails changes
   // nothing.
   absl::Status ApplyOnce(OpKernelContext* ctx, bool* is_new) const {
     AlignedBytes request;

@@ -123,8 +123,8 @@ void KeepChanges(EngineResource* engine, std::vector<KeptChange> changes,
                  std::function<Status()> forget_step) {
   const auto kept =
       std::make_shared<const std::vector<KeptChange>>(std::move(changes));
-  // The engine owns this function. The function must not own the engine,
-  // because neither would be deleted.
+  // The engine owns this function. If the function also owned the engine,
+  // neither would ever be deleted.
   engine->KeepTakeBack([engine, kept, forget_step = std::move(forget_step)](
                            OpKernelContext* ctx) {
     return TakeBack(ctx, engine, *kept, forget_step);

@@ -113,8 +113,8 @@ class EvictKeysOp : public Kernel {
     change.numbers_after.assign(numbers.begin(), numbers.end());
     for (const KeyOfRow& one : evicted) change.touched.push_back(one.row);
     resource->changed().Note(table_, change.touched);
-    // Only the keys must be restored, because the rows have their values until
-    // they are assigned to other keys.
+    // Only the keys must be restored, because rows keep their values until they
+    // are assigned to other keys.
     change.restore = [evicted](const VocabularyState& state) {
       TakeBackEvicted(evicted, state);
     };

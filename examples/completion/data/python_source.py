@@ -74,7 +74,7 @@ def read_folder(
             with tokenize.open(path) as text:
                 files.append(read_file(text.readline, names, marks, scopes))
         except (SyntaxError, ValueError, tokenize.TokenError, OSError):
-            unread += 1  # Such files are Python 2 code, templates or test data.
+            unread += 1  # Python 2 code, templates or test data.
             continue
         relative = path.relative_to(root).with_suffix("")
         documents.append(relative.as_posix() + ".py")

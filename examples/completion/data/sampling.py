@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 # Negatives are drawn with a probability proportional to `frequency ** _POWER`.
-# With a power of 1, rare items would be drawn too seldom to learn their rows.
+# With a power of 1, rare items would be drawn too rarely to train their rows.
 # With a power of 0, all items would be drawn equally often.
 _POWER = 0.75
 

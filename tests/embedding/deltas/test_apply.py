@@ -229,7 +229,7 @@ def test_base_and_deltas_are_not_overwritten_through_links(
 
 @pytest.fixture
 def replaced(written, tmp_path):
-    """Returns a checkpoint, a function to replace it, and both contents."""
+    """Returns a checkpoint, a function to replace it, old and new contents."""
     folder = tmp_path / "all"
     target, other = folder / "full", tmp_path / "other"
     tlm.apply_deltas(written / "one-1", written / "one_deltas", other)

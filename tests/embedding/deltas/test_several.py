@@ -1,4 +1,4 @@
-"""A delta writer of several embeddings with equal table names and shapes."""
+"""Tests a delta writer of embeddings with equal table names and shapes."""
 
 import keras
 import numpy as np

@@ -24,7 +24,7 @@ DEATH_SECONDS = 60
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts processes; kills them after the test."""
+    """Yields a function that starts processes, and kills them afterwards."""
     workers = []
 
     def start(count, *arguments, of=program):

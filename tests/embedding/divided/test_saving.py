@@ -1,4 +1,4 @@
-"""Saves sharded tables with only one part of a table in memory at a time."""
+"""Saving sharded tables holds only one part of a table in memory at a time."""
 
 import json
 

@@ -124,7 +124,7 @@ class ClosedTwin:
     def rows(self, ragged):
         """Maps keys to their rows, which are the ids of the closed table.
 
-        Keys that a sequence truncates have no row. They are mapped to the last
+        Keys that a sequence truncates have no row and are mapped to the last
         row, which is always zero.
         """
         rows = self._open.vocabularies["words"].lookup(ragged.values)

@@ -2,7 +2,7 @@
 
     python other_settings.py OUTPUT
 
-test_agreed_settings.py starts the program. It writes the result of each case
+test_agreed_settings.py starts the program, which writes the result of each case
 to OUTPUT, as JSON.
 """
 

@@ -17,7 +17,7 @@ DEATH_SECONDS = 60
 
 @pytest.fixture
 def start(tmp_path):
-    """Returns a function that starts workers; kills them after the test."""
+    """Yields a function that starts workers, and kills them afterwards."""
     workers = []
 
     def start(outputs, *arguments, program=multi_process_program):

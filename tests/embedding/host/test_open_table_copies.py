@@ -1,14 +1,11 @@
 """Tests open tables with several replicas, in checkpoints and in exports."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests import strategies
+from tests import forked_process, strategies
 from tests.embedding.host import open_table_cases as cases
 from tf_layoutmap.vocabulary import stock_find
 
@@ -270,22 +267,13 @@ def test_an_exported_model_serves_without_this_package(tmp_path, kind):
     path = str(tmp_path / "model")
     tf.saved_model.save(model, path, signatures=model.serve)
     np.save(path + "/ids.npy", ids)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            PROGRAM.replace("tolist())", "tolist(), tf.int64)")
-            if kind == "integers"
-            else PROGRAM,
-            path,
-        ],
+    forked_process.run_code(
+        PROGRAM.replace("tolist())", "tolist(), tf.int64)")
+        if kind == "integers"
+        else PROGRAM,
+        path,
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
-    assert done.returncode == 0, done.stderr
     found = np.load(path + "/found.npy")
     embedding.enqueue({"ids": tf.constant(ids.tolist())}, training=False)
     assert (found == embedding.dequeue()["ids"].numpy()).all()

@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 180
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs both workers until they exit; returns their output paths."""
+    """Runs both workers until they exit and returns their output paths."""
 
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
@@ -32,7 +32,7 @@ def run(tmp_path):
 
 
 def train_here(num_replicas, how="in order"):
-    """Trains in one process; returns all variables and results."""
+    """Trains in one process and returns all variables and results."""
     strategy = strategies.mirrored(num_replicas)
     evicted = []
     with strategy.scope():

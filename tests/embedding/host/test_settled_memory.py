@@ -1,4 +1,4 @@
-"""Restored tables are moved to large pages while training continues."""
+"""Restored tables are moved to huge pages while training continues."""
 
 import pathlib
 import time

@@ -298,7 +298,7 @@ def checkpoints(strategy, coordinator):
         again = embedding(OPTIMIZERS["adam"](), **options)
     checkpoint_of(again).read(there).assert_consumed()
     wrong += differences(values(again), values(host))
-    # The random numbers of stochastic rounding continue at the same step.
+    # Stochastic rounding continues at the step of the checkpoint.
     coordinator.schedule(step_of(again), args=batch(8))
     step_of(host)(*batch(8))
     coordinator.join()
@@ -325,15 +325,15 @@ def checkpoint_for_tensorflows_class(strategy, coordinator):
 
 def checkpoint_of_another_number_of_servers(strategy, coordinator):
     del coordinator
-    if len(sys.argv) < 4:
+    if OTHER is None:
         return []
     options = {"table_dtypes": {"words": "bfloat16"}}
     with strategy.scope():
         distributed = embedding(OPTIMIZERS["adam"](), **options)
-    checkpoint_of(distributed).read(sys.argv[3]).assert_consumed()
+    checkpoint_of(distributed).read(OTHER).assert_consumed()
     host = embedding(OPTIMIZERS["adam"](), **options)
     host.build()
-    checkpoint_of(host).read(sys.argv[3]).assert_consumed()
+    checkpoint_of(host).read(OTHER).assert_consumed()
     return differences(values(distributed), values(host))
 
 
@@ -391,7 +391,7 @@ def bad_id(strategy, coordinator):
 
 
 def scheduled(coordinator, closure, *numbers):
-    """Runs closures with the given numbers; returns their error messages."""
+    """Runs closures numbered `numbers` and returns their error messages."""
     messages = []
     for number in numbers:
         try:
@@ -513,8 +513,9 @@ def packed(strategy, coordinator):
 
 
 def calls_of_a_step(strategy, coordinator):
-    """Lists the ops on servers and their numbers of tensors. The embeddings
-    have 2 and 9 tables.
+    """Lists the ops that a step runs on servers, and counts their tensors.
+
+    The embeddings have 2 and 9 tables.
     """
     del coordinator
     found = []
@@ -754,13 +755,13 @@ CASES = {
 }
 
 
-def main():
-    servers, strategy = cluster.start(int(sys.argv[1]))
+def main(num_servers, names):
+    servers, strategy = cluster.start(num_servers)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     found = {}
-    for name, case in CASES.items():
+    for name in names:
         try:
-            found[name] = case(strategy, coordinator)
+            found[name] = CASES[name](strategy, coordinator)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
@@ -771,4 +772,5 @@ def main():
 
 if __name__ == "__main__":
     FOLDER = pathlib.Path(sys.argv[2])
-    main()
+    OTHER = sys.argv[3] or None
+    main(int(sys.argv[1]), sys.argv[4:])

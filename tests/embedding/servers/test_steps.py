@@ -10,34 +10,69 @@ pytestmark = pytest.mark.slow  # This module starts two clusters.
 _SECONDS = 240
 
 
-def run(*arguments) -> dict:
+def run(num_servers, folder, other, names) -> dict:
     return processes.run_program(
         "tests.embedding.servers.program",
-        *map(str, arguments),
+        str(num_servers),
+        str(folder),
+        str(other),
+        *names,
         seconds=_SECONDS,
     )
 
 
+def selected_cases(request, num_servers):
+    """Returns the names of the cases that the selected tests require."""
+    names, runs_all = [], num_servers == 2
+    for item in request.session.items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path != request.path:
+            continue
+        if params.get("found_on_both") == num_servers and "name" in params:
+            names.append(f"optimizer {params['name']}")
+        runs_all |= params.get("found") == num_servers
+    others = [one for one in program.CASES if not one.startswith("optimizer ")]
+    return names + (others if runs_all else list(ON_BOTH))
+
+
+# Cases that `make test` runs on three servers, too.
+ON_BOTH = ("stats", "checkpoint_of_another_number_of_servers")
+
+
 @pytest.fixture(scope="module")
-def two_servers(tmp_path_factory):
+def two_servers(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    return run(2, folder), folder
+    return run(2, folder, "", selected_cases(request, 2)), folder
 
 
 @pytest.fixture(scope="module")
-def three_servers(two_servers, tmp_path_factory):
-    return run(3, tmp_path_factory.mktemp("three"), two_servers[1] / "servers")
+def three_servers(request, two_servers, tmp_path_factory):
+    return run(
+        3,
+        tmp_path_factory.mktemp("three"),
+        two_servers[1] / "servers",
+        selected_cases(request, 3),
+    )
 
 
 @pytest.fixture(params=[2, 3])
-def found(request, two_servers, three_servers):
-    return two_servers[0] if request.param == 2 else three_servers
+def found_on_both(request):
+    if request.param == 2:
+        return request.getfixturevalue("two_servers")[0]
+    return request.getfixturevalue("three_servers")
+
+
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.exhaustive)])
+def found(request):
+    if request.param == 2:
+        return request.getfixturevalue("two_servers")[0]
+    return request.getfixturevalue("three_servers")
 
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", program.OPTIMIZERS)
-def test_tables_are_bitwise_equal_to_the_host_engine(found, name):
-    assert found[f"optimizer {name}"] == []
+def test_tables_are_bitwise_equal_to_the_host_engine(found_on_both, name):
+    assert found_on_both[f"optimizer {name}"] == []
 
 
 def test_16_bit_tables_are_bitwise_equal(found):
@@ -82,8 +117,10 @@ def test_a_checkpoint_restores_on_another_number_of_servers(three_servers):
     assert three_servers["checkpoint_of_another_number_of_servers"] == []
 
 
-def test_stats_of_one_worker_have_no_staleness(found):
-    num_updates, staleness, num_repeated, num_servers, wrong = found["stats"]
+def test_stats_of_one_worker_have_no_staleness(found_on_both):
+    num_updates, staleness, num_repeated, num_servers, wrong = found_on_both[
+        "stats"
+    ]
     assert num_updates == program.NUM_STEPS
     assert staleness == {"mean": 0, "max": 0}
     assert num_repeated == 0

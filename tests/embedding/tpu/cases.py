@@ -255,8 +255,8 @@ def named_cases():
     for structure in ("list", "nested", "single", "named"):
         yield Case(structure=structure)
     yield Case(quantized=True)
-    # One table has fewer rows than there are hosts. The other table has a
-    # number of rows that the number of hosts does not divide.
+    # The first table has fewer rows than the number of hosts. The number of
+    # rows of the second table is not divisible by the number of hosts.
     yield Case(num_cores=4, num_hosts=4, num_rows=(1, 6))
 
 

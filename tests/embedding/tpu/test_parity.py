@@ -29,7 +29,7 @@ def test_there_are_many_cases():
 
 
 def settings_of(case):
-    """Returns the settings of a case; `make test` covers all their pairs."""
+    """Returns the settings of a case; `make test` covers each pair."""
     settings = dataclasses.asdict(case)
     settings["inputs"] = case.inputs[0]
     settings["num_rows"] = case.num_rows == cases.Case().num_rows

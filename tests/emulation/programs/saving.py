@@ -41,7 +41,7 @@ def train_host(embedding, **options):
 
 
 def on_tpu(kind, path=None):
-    """Returns a built embedding; restores it if a checkpoint is given."""
+    """Returns a built embedding, restored from `path` if `path` is set."""
     # TensorFlow's class can restore checkpoints of other classes only before it
     # is built. After `build`, it loads only its own checkpoints into the TPU.
     is_late = path is not None and kind == "stock"
@@ -93,6 +93,7 @@ def test_a_damaged_file_changes_nothing(tmp_path):
     training.assert_same(training.values_of(embedding), wanted)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
 def test_a_checkpoint_of_the_host_continues_on_the_tpu(
     kind, num_shards, wanted, tmp_path

@@ -130,7 +130,7 @@ def test_batch_size_that_replicas_do_not_divide_raises(start):
 
 
 @pytest.mark.slow
-def test_values_as_they_come_are_learned_too(capsys, tmp_path):
+def test_values_as_they_come_are_learned_too(capsys, tmp_path, monkeypatch):
     def run_small(epochs):
         clicks.run.run(
             Report(),
@@ -154,7 +154,8 @@ def test_values_as_they_come_are_learned_too(capsys, tmp_path):
     assert "predicted the same for 312 held-out lines" in " ".join(
         printed.split()
     )
-    # A second run loads the saved model and its keys.
+    # The saved model is loaded with its keys. It is not exported again.
+    monkeypatch.setattr(clicks.run, "serve", lambda *_: None)
     again = run_small(1)
     assert "Training is complete" in again
     assert figures_of(again) == figures_of(printed)

@@ -82,11 +82,13 @@ def test_report_has_layouts_and_bytes_per_device(first_run):
 
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
-    start, first_run, sources, tmp_path
+    start, first_run, sources, model_dir, tmp_path
 ):
     assert "Training a new model" in first_run
-    run(start, sources, tmp_path, "--epochs=1")
-    again = run(start, sources, tmp_path, "--epochs=2")
+    interrupted = tmp_path / "interrupted"
+    shutil.copytree(model_dir, interrupted)
+    (interrupted / "epoch-0002.keras").unlink()
+    again = run(start, sources, interrupted, "--epochs=2")
     assert "epoch-0001.keras, step 160" in " ".join(again.split())
     # Saving is exact, but sums over devices may differ in the last bit.
     assert losses_of(again)["Transformer"] == pytest.approx(

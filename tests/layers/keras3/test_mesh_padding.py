@@ -20,7 +20,8 @@ RULES = {
     "ftrl": lambda: rules.FTRL(0.05),
 }
 MESHES = {"2x2": dict(batch=2, model=2), "1x4": dict(batch=1, model=4)}
-# Of four devices, the last device holds none of 5 rows, and 3 of 21 rows.
+# With four devices, the last device holds no row of a table of 5 rows, and 3
+# rows of a table of 21 rows.
 SIZES = [5, 21]
 
 

@@ -1,8 +1,6 @@
 """Tests that files contain a table as one array for any number of shards."""
 
 import json
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import forked_process
 from tests.layers import models
 
 OPTIMIZERS = (None, "sgd", "adagrad")
@@ -276,17 +275,10 @@ def test_an_exported_model_serves_without_this_package(optimizer, tmp_path):
     model.export(str(tmp_path / "served"), verbose=False)
     graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
     assert b"LayoutMap>" not in graph
-    served = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SERVER,
-            str(tmp_path / "served"),
-            json.dumps(ids.tolist()),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
+    served = forked_process.run_code(
+        SERVER,
+        str(tmp_path / "served"),
+        json.dumps(ids.tolist()),
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()

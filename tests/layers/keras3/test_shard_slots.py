@@ -49,7 +49,7 @@ class Listing(o.Optimizer):
 
 
 def make(num_shards, make_optimizer, num_tables=2):
-    """Returns a model with sharded tables, or Keras' layers if 0 shards."""
+    """Returns a model with sharded tables; 0 shards select Keras' own layer."""
     ids = keras.Input([models.LENGTH], dtype="int64")
     tables = [
         models.make_layer(None, num_shards, name=f"words_{table}")

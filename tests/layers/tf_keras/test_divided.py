@@ -1,5 +1,6 @@
 """Tests `fit` of tf_keras with layer tables sharded over processes."""
 
+import functools
 import json
 import pathlib
 
@@ -18,7 +19,7 @@ from tests.layers.tf_keras import divided_program
 DEADLINE_SECONDS = 180
 
 # These calls require all rows of a table. If no process has all rows, each call
-# raises an error that contains the given text.
+# raises an error that contains the text below.
 ERRORS = {
     "h5": "A table sharded over processes is not supported in legacy .h5 files",
     "weights.h5": "is sharded over processes, and no process has",
@@ -27,6 +28,15 @@ ERRORS = {
     "export of the model": "must have all rows of its tables in this process",
     "saved_model": "is sharded over processes, and no process has",
 }
+
+
+@functools.cache
+def fit_with_two_replicas():
+    """Returns the trained model, its losses and its tables."""
+    model, losses = divided_program.fit(strategies.mirrored(2))
+    embedding = divided_program.plan.embedding_of(model)
+    tables = [one.numpy() for one in embedding.embedding_tables.values()]
+    return model, losses, tables
 
 
 @pytest.mark.slow
@@ -40,7 +50,7 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     )
     if how == "sharded":
         check_errors(tmp_path)
-    model, losses = divided_program.fit(strategies.mirrored(2))
+    model, losses, expected = fit_with_two_replicas()
     for worker in range(2):
         np.testing.assert_allclose(
             json.loads((tmp_path / f"losses_{worker}.json").read_text()),
@@ -48,7 +58,6 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
             1e-6,
         )
     embedding = divided_program.plan.embedding_of(model)
-    expected = [one.numpy() for one in embedding.embedding_tables.values()]
     assert not np.array_equal(expected[0], np.zeros_like(expected[0]))
     for one in embedding.embedding_tables.values():
         one.assign(tf.zeros_like(one))

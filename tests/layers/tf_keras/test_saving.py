@@ -1,13 +1,12 @@
-"""Tests that tf_keras files hold a table as one array, for any shards."""
+"""Tests that tf_keras files store any sharded table as one array."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forked_process
 from tests.layers import models
 
 tf_keras = pytest.importorskip(
@@ -207,18 +206,11 @@ def test_an_exported_model_serves_without_this_package(
         model.save(path)
     graph = (tmp_path / "served" / "saved_model.pb").read_bytes()
     assert b"LayoutMap>" not in graph
-    served = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SERVER,
-            path,
-            "serve" if kind == "export" else "serving_default",
-            json.dumps(ids.tolist()),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
+    served = forked_process.run_code(
+        SERVER,
+        path,
+        "serve" if kind == "export" else "serving_default",
+        json.dumps(ids.tolist()),
         cwd=tmp_path,
     ).stdout
     assert json.loads(served) == layer.embeddings.numpy()[ids].tolist()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 O = keras.optimizers  # noqa: E741 - A table of optimizers follows.
 L = keras.layers
 EXPLORE = os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1"
-STEPS = 200 if EXPLORE else 60
+STEPS = 200 if EXPLORE else 32
 PER_EPOCH = 4  # steps
 
 CLOSE = 1e-5

@@ -232,7 +232,7 @@ SLOW = {
 
 def optimizer_of(sizes):
     # Adam amplifies the rounding errors of gradients near zero. Sums over four
-    # shards have such errors, so SGD is used for them.
+    # shards cause such errors, so models with four shards use SGD.
     return pairs.adam if sizes["model"] == 2 else sgd
 
 

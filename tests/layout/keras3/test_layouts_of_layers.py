@@ -18,8 +18,8 @@ FEW = ["Dense", "abcd,cde->abe", "ReversibleEmbedding", "GroupQueryAttention"]
 def cases():
     """Yields all pairs of a model and an order.
 
-    `make test` runs each model with only one order, and uses the orders in
-    turn.
+    `make test` runs each model with only one order and alternates between the
+    orders.
     """
     for number, name in enumerate(layouts_of_layers.MODELS):
         for place, order in enumerate(layouts_of_layers.MAPS):

@@ -21,8 +21,8 @@ ONE_HOT = np.eye(4, dtype=np.float32)[CLASSES]
 SAMPLE_WEIGHTS = np.arange(24, dtype=np.float32) / 24
 
 # Layouts of the predictions. "whole": the classes are not sharded. "model": the
-# classes are sharded over another axis than batches. "batch": the classes are
-# sharded over the axis of batches.
+# classes and the batches are sharded over different axes. "batch": the classes
+# are sharded over the axis that shards batches.
 PREDICTIONS = {
     "whole": {"d1.kernel": (None, "model"), "d2.kernel": ("model", None)},
     "model": {"d2.kernel": (None, "model"), "d2.bias": ("model",)},
@@ -89,6 +89,7 @@ def run(model, y, loss, metrics):
         loss,
         metrics=[m for m in metrics if m.name in UNWEIGHTED],
         weighted_metrics=[m for m in metrics if m.name not in UNWEIGHTED],
+        run_eagerly=pairs.is_plain(model),
     )
     history = model.fit(
         X,
@@ -169,7 +170,9 @@ def run_with_losses(model):
         for name in LOSSES
     }
     model.compile(
-        "sgd", {name: getattr(keras.losses, name)() for name in LOSSES}
+        "sgd",
+        {name: getattr(keras.losses, name)() for name in LOSSES},
+        run_eagerly=pairs.is_plain(model),
     )
     return (
         model.fit(X, y, batch_size=12, shuffle=False, verbose=0).history,

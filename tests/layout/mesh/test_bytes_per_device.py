@@ -128,7 +128,6 @@ def test_sharded_embedding_is_sharded_by_rows(rule, sizes):
         MESHES[sizes],
         IDS,
         "sgd",
-        "sharded",
     )
 
     layer = model.layers[0]

@@ -3,14 +3,13 @@
 The mesh must stay usable after the end of the data.
 """
 
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import forked_process
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import transfer
@@ -45,9 +44,9 @@ def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
 )
 def test_each_epoch_yields_every_batch_once_and_in_order(sizes, batch_dim):
     mesh = mesh_of(**sizes)
-    # DTensor caches a compiled function by mesh and shape. If the layout of the
-    # batches differs, it would reuse the wrong function, so each layout has a
-    # different batch size.
+    # DTensor caches compiled functions by mesh and shape, but not by layout.
+    # Each layout has a different batch size, so that DTensor does not reuse the
+    # function of another layout.
     size = 8 if batch_dim else 4
     data = tf.data.Dataset.from_tensor_slices(ROWS)
     for batched in (False, True):
@@ -108,15 +107,8 @@ UNKNOWN_LENGTH = """
 
 @pytest.mark.slow
 def test_end_of_data_of_unknown_length_raises():
-    # A new process is used, because meshes of the process are unusable after
-    # the error.
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(UNKNOWN_LENGTH)],
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    # A new process is used, because its meshes are unusable after the error.
+    done = forked_process.run_code(textwrap.dedent(UNKNOWN_LENGTH))
     assert "unknown length must not be read past" in done.stdout
     assert "assert_cardinality(n)" in done.stdout
 

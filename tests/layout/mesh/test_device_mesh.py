@@ -2,14 +2,12 @@
 
 import threading
 
-import keras
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.layout.meshes import layout_of, mesh_of
+from tests.layout.meshes import mesh_of
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.keras3 import initial_values
 
 _optimizer = tf.config.optimizer
 
@@ -61,26 +59,6 @@ def test_setting_is_per_thread(mesh):
         thread.start()
         thread.join()
     assert seen == [False]
-
-
-def test_weights_are_drawn_without_grappler(mesh, monkeypatch):
-    seen = []
-    dtensor = tf.experimental.dtensor
-    call = dtensor.call_with_layout
-    monkeypatch.setattr(
-        dtensor,
-        "call_with_layout",
-        lambda *args: seen.append(without_grappler()) or call(*args),
-    )
-    initial_values.initial_value(
-        keras.initializers.GlorotUniform(1),
-        (4, 6),
-        "float32",
-        layout_of(mesh, "batch", None),
-        "sharded",
-    )
-    assert seen == [True]
-    assert not without_grappler()
 
 
 @pytest.mark.usefixtures("restored_options")

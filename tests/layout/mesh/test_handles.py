@@ -1,4 +1,4 @@
-"""Checks that handles of variables on a mesh do not contain their names."""
+"""Checks that a mesh variable's handle does not contain its name."""
 
 import gc
 import weakref

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 if __name__ == "__main__":
-    # Each process has two devices. The modules that are imported below would
-    # create four devices.
+    # Each process has two devices. Without this call, the modules that are
+    # imported below would create four devices.
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * 2,

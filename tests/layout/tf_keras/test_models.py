@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.covering import but
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.replication import retrace
 
@@ -409,7 +410,9 @@ OPTIMIZERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", but(OPTIMIZERS, "Adadelta", "Adamax", "RMSprop", "Lion")
+)
 def test_optimizer_matches_a_single_device(name):
     _, model = assert_trains_alike(
         dense, optimizer=lambda: OPTIMIZERS[name](tf_keras.optimizers)

@@ -1,9 +1,9 @@
 """Runs `fit` on parameter servers; test_fit.py starts this program.
 
-python -m tests.ps.fit.program keras|tf_keras FOLDER
+python -m tests.ps.fit.program keras|tf_keras FOLDER [CASE...]
 
 Runs two servers and one worker in this process. Prints a line of JSON with the
-result or the error of each case.
+result or the error of each case. Runs only the given cases of `ERRORS`.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 # `sys.argv` has other arguments if pytest imports this file.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
-FOLDER = pathlib.Path(sys.argv[-1])
+FOLDER = pathlib.Path((sys.argv + [""] * 2)[2])
 keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
 
@@ -513,77 +513,75 @@ def bad_id(strategy):
 
 
 CASES = {
-    **{
-        case.__name__: case
-        for case in [
-            trains_bitwise_equal,
-            bfloat16_on_the_wire,
-            files_are_exchanged,
-            predicts_evaluates_and_exports,
-            tables_in_layers,
-            keys_in_layers,
-            callbacks_work,
-            steps_of_an_epoch,
-        ]
-    },
-    **{
-        name: refused(call)
-        for name, call in {
-            "bad_id": bad_id,
-            "other_logs": other_logs,
-            "called_twice": lambda strategy: model(strategy, twice=True).fit(
-                datasets(), verbose=0
-            ),
-            "constrained": lambda strategy: table_model(
-                strategy, embeddings_constraint=keras.constraints.UnitNorm(1)
-            ),
-            "with_labels": lambda strategy: model(strategy).fit(
-                datasets(), LABELS, verbose=0
-            ),
-            "with_weights_of_classes": lambda strategy: model(strategy).fit(
-                datasets(), class_weight={0: 2.0}, verbose=0
-            ),
-            "no_steps": lambda strategy: model(strategy).fit(
-                datasets(), steps_per_epoch=0, verbose=0
-            ),
-            "call_in_a_function": lambda strategy: calling_in_a_function(
-                strategy
-            ).fit(datasets(), verbose=0),
-            "without_servers": lambda strategy: model().fit(datasets()),
-            "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
-                datasets()
-            ),
-            "predicted": lambda strategy: model(strategy).predict(datasets()),
-            "no_function": lambda strategy: tlm.ps.Datasets(3),
-            "no_time": lambda strategy: tlm.ps.Datasets(
-                batches, step_deadline="soon"
-            ),
-            "no_such_answer": lambda strategy: tlm.ps.Datasets(
-                batches, on_server_loss="wait"
-            ),
-            "no_cluster": lambda strategy: model(strategy).fit(
-                tlm.ps.Datasets(batches, on_server_loss="restart"), verbose=0
-            ),
-            "no_dataset": lambda strategy: model(strategy).fit(
-                tlm.ps.Datasets(lambda: 3), verbose=0
-            ),
-            "no_batches": lambda strategy: model(strategy).fit(
-                tlm.ps.Datasets(lambda: batches().take(0)), verbose=0
-            ),
-            **(
-                {"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
-                if KERAS == "keras"
-                else {
-                    "backups_of_batches": lambda strategy: model(strategy).fit(
-                        datasets(),
-                        callbacks=keras.callbacks.BackupAndRestore(
-                            FOLDER, save_freq=3
-                        ),
-                    )
-                }
-            ),
-        }.items()
-    },
+    case.__name__: case
+    for case in [
+        trains_bitwise_equal,
+        bfloat16_on_the_wire,
+        files_are_exchanged,
+        predicts_evaluates_and_exports,
+        tables_in_layers,
+        keys_in_layers,
+        callbacks_work,
+        steps_of_an_epoch,
+    ]
+}
+ERRORS = {
+    name: refused(call)
+    for name, call in {
+        "bad_id": bad_id,
+        "other_logs": other_logs,
+        "called_twice": lambda strategy: model(strategy, twice=True).fit(
+            datasets(), verbose=0
+        ),
+        "constrained": lambda strategy: table_model(
+            strategy, embeddings_constraint=keras.constraints.UnitNorm(1)
+        ),
+        "with_labels": lambda strategy: model(strategy).fit(
+            datasets(), LABELS, verbose=0
+        ),
+        "with_weights_of_classes": lambda strategy: model(strategy).fit(
+            datasets(), class_weight={0: 2.0}, verbose=0
+        ),
+        "no_steps": lambda strategy: model(strategy).fit(
+            datasets(), steps_per_epoch=0, verbose=0
+        ),
+        "call_in_a_function": lambda strategy: calling_in_a_function(
+            strategy
+        ).fit(datasets(), verbose=0),
+        "without_servers": lambda strategy: model().fit(datasets()),
+        "eager": lambda strategy: model(strategy, run_eagerly=True).fit(
+            datasets()
+        ),
+        "predicted": lambda strategy: model(strategy).predict(datasets()),
+        "no_function": lambda strategy: tlm.ps.Datasets(3),
+        "no_time": lambda strategy: tlm.ps.Datasets(
+            batches, step_deadline="soon"
+        ),
+        "no_such_answer": lambda strategy: tlm.ps.Datasets(
+            batches, on_server_loss="wait"
+        ),
+        "no_cluster": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(batches, on_server_loss="restart"), verbose=0
+        ),
+        "no_dataset": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(lambda: 3), verbose=0
+        ),
+        "no_batches": lambda strategy: model(strategy).fit(
+            tlm.ps.Datasets(lambda: batches().take(0)), verbose=0
+        ),
+        **(
+            {"arrays": lambda strategy: model(strategy).fit(IDS, LABELS)}
+            if KERAS == "keras"
+            else {
+                "backups_of_batches": lambda strategy: model(strategy).fit(
+                    datasets(),
+                    callbacks=keras.callbacks.BackupAndRestore(
+                        FOLDER, save_freq=3
+                    ),
+                )
+            }
+        ),
+    }.items()
 }
 
 
@@ -594,7 +592,8 @@ def main():
     servers, strategy = cluster.start(2)
     datasets()  # Creating these datasets patches `fit`, as `connect` does.
     found = {}
-    for name, case in CASES.items():
+    errors = {name: ERRORS[name] for name in sys.argv[3:]}
+    for name, case in (CASES | errors).items():
         try:
             found[name] = case(strategy)
         except Exception as error:

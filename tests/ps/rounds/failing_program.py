@@ -3,9 +3,9 @@
 python -m tests.ps.rounds.failing_program FOLDER [OPTIONS AS JSON]
 
 The cluster has two servers, and each server holds one half of a table. Each
-step applies the gradient 1 to the first and the last row. The program makes
+step applies the gradient 1 to the first and the last row. The program performs
 runs of three kinds. In the first kind, the dataset of the second worker ends.
-In the second kind, all batches of the second worker after a given number
+In the second kind, all batches of the second worker after a certain number
 contain bad ids. In the third kind, exactly one batch has a bad id, and workers
 wait for each batch. Prints a line of JSON with `num_done`, both rows, and both
 rows of the newest checkpoint for each run.
@@ -44,7 +44,7 @@ def both_rows(one):
 
 
 def sleeping(dataset, microseconds):
-    """Returns a dataset that waits for the given time before each batch."""
+    """Returns a dataset that waits `microseconds` before each batch."""
     return tf.data.experimental.from_variant(
         tf.raw_ops.SleepDataset(
             input_dataset=tf.data.experimental.to_variant(dataset),

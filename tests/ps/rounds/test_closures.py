@@ -8,7 +8,7 @@ from tf_layoutmap.ps import rounds
 
 
 class Traced:
-    """Function that raises the next of the given errors in each call."""
+    """Function that raises the next of its errors in each call."""
 
     def __init__(self, *errors):
         self.errors = list(errors)

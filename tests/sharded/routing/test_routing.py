@@ -1,4 +1,4 @@
-"""Rows are returned in the order of the ids; invalid ids write nothing."""
+"""Reads return rows in id order; writes with invalid ids change nothing."""
 
 import numpy as np
 import pytest

@@ -21,11 +21,11 @@ def apply_deltas(
     """Writes the full checkpoint that results from a base and its deltas.
 
     The tables in the new checkpoint are bitwise identical to the tables in a
-    checkpoint that is saved when the last delta is written. This includes rows,
-    slot variables, and the keys of open vocabularies after all admissions and
-    evictions. All other variables are copied from the base. The function reads
-    and checks all deltas before it writes a file. The function holds only one
-    variable at a time in memory.
+    checkpoint that is saved when the last delta is written. The tables include
+    rows, slot variables, and the keys of open vocabularies after all admissions
+    and evictions. All other variables are copied from the base. The function
+    reads and checks all deltas before it writes a file. The function holds only
+    one variable at a time in memory.
 
     Args:
       base: Prefix of the checkpoint that was passed to `tlm.DeltaWriter`.

@@ -142,7 +142,7 @@ def directory_name(sequence: int) -> str:
 
 
 def read_deltas(directory: str, base: str) -> list[Delta]:
-    """Verifies the checksums of all deltas in a directory, and returns them.
+    """Reads all deltas in a directory, and verifies their checksums.
 
     Args:
       directory: Directory of the deltas.

@@ -153,7 +153,7 @@ class WatchedTables:
 
 
 class DeltaWriter:
-    """A writer of the changes of an embedding's tables since a checkpoint.
+    """A writer of deltas: the changes of tables since a checkpoint.
 
     A delta contains the rows of the table and of its slot variables that were
     written since the previous delta. For an open vocabulary, the delta also
@@ -290,8 +290,8 @@ class DeltaWriter:
         Args:
           wait: Whether to wait until the files are written. If False, a
             background thread writes the files. If the thread fails, the next
-            call of `write` or `finish` raises its error, and the next delta
-            contains the rows that the thread could not write.
+            call of `write` or `finish` raises the error of the thread, and the
+            next delta contains the rows that the thread could not write.
           compare: Whether to compare all rows with the base and the deltas, as
             in the constructor. Must be True if user code has assigned values to
             a table.

@@ -7,8 +7,9 @@ A replica requests rows from the processes that own the rows, and combines the
 rows. Later, the replica sends each owner the gradients of the activations that
 use the owner's rows. The engine of an owner receives batches that contain only
 ids of its own rows. Each id has a gain. The gain is the factor with which the
-row of the id contributes to an activation. Therefore gradients are summed in
-the same order as in one process with the same number of replicas.
+row of the id contributes to an activation. With `order="exact"`, gradients are
+therefore summed in the same order as in one process with the same number of
+replicas.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class DividedEngine(HostEngine):
         counts = super().describe()
         # The engine counts the ids that this process receives as an owner of
         # rows. These counts differ from the counts of the ids in a batch, so
-        # the result does not contain these counts.
+        # the result does not contain the counts of the engine.
         del counts["features"]
         return counts
 

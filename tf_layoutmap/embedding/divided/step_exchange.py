@@ -40,12 +40,12 @@ class Step:
 
     Attributes:
       plan: Output `plan` of the op `PlanExchange`.
-      requests: For each process, the request that it has sent to this process.
+      requests: The request that this process has received from each process.
       sizes: `[processes, processes, 4]` int64 tensor. Element `[i, j]` contains
         the sizes that `PlanExchange` returned in process `i` for owner `j`.
-      num_samples: For each process, an `[num_features]` int64 tensor. The
-        tensor contains, for each feature, the number of gradients that this
-        process receives from the other process.
+      num_samples: For each process, an `[num_features]` int64 tensor with the
+        number of gradients that this process receives from the process for each
+        feature.
     """
 
     plan: tf.Tensor
@@ -69,8 +69,9 @@ class StepsInFlight(steps.StepQueues[Step]):
 # for each pair of processes.
 REQUEST, CONTRIBUTIONS, FETCHED, GRADIENTS = range(4)
 
-# Sizes of headers in 4-byte words: before the rows in the reply of an owner,
-# and before the type and the row counts in a message of `FoldGradients`.
+# Sizes, in 4-byte words, of the header that precedes the rows in the reply of
+# an owner, and of the header that precedes the type and the row counts in a
+# message of `FoldGradients`.
 _FETCHED_HEADER = 2
 _APPLY_HEADER = 8
 
@@ -321,7 +322,7 @@ class Folded:
 
 
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
-    """Converts an int32 vector that `_words` returned back to bytes."""
+    """Converts an int32 vector from `_words` to bytes."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
 
 
@@ -417,8 +418,9 @@ class StepExchange:
           A tuple of three elements:
 
           - The step.
-          - A list that states for each process whether it trains.
-          - A list that contains for each process the part of its batch that
+          - A list that contains, for each process, whether its step receives
+            gradients.
+          - A list that contains, for each process, the part of its batch that
             uses rows of this process.
         """
         group = self._group

@@ -6,7 +6,7 @@ collectives, which are not part of the public strategy API. The all-to-all
 collective requires blocks of equal size. Therefore `Group` pads all blocks to
 the size of the largest block, and its callers exchange the sizes first.
 
-`save` writes a checkpoint, and does not hold all rows in memory. TensorFlow's
+`save` writes a checkpoint without holding all rows in memory. TensorFlow's
 saver reads the values of all tensors before it writes the first tensor.
 Therefore `save` works in three steps:
 
@@ -35,8 +35,8 @@ from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
 
 # Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, its connection closes, and the other
-# processes detect this before the timeout.
+# writes a checkpoint. If a process dies, the other processes detect the closed
+# connection before the timeout.
 TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
@@ -103,7 +103,7 @@ class Group:
             receiver. The tensor must be equal in all processes.
 
         Returns:
-          For each process, the block that it has sent to this process.
+          The block that this process has received from each process.
         """
         dtype = blocks[0].dtype
         largest = tf.maximum(tf.reduce_max(sizes), 1)
@@ -265,7 +265,7 @@ class _TableFiles:
     def run_unless_failed(
         self, function: Callable[..., Any], *arguments: Any
     ) -> None:
-        """Calls a function, and stores its error. Skipped after an error."""
+        """Calls a function and stores its error, except after an error."""
         if self._error is None:
             try:
                 function(*arguments)
@@ -548,8 +548,8 @@ class _Rows(tf_private.SaveableObject):
 
     def _check_no_saved_model(self):
         # When a program writes a SavedModel, TensorFlow traces the functions
-        # that save and restore variables. The methods of this class raise an
-        # error then, because no process has the full table.
+        # that save and restore variables. In this case, the methods of this
+        # class raise an error, because no process has the full table.
         if not tf.executing_eagerly():
             self._table.numpy()
 
@@ -619,8 +619,8 @@ class DividedTables:
             size = min(rows_at_once, max(sizes) - first)
             local_rows = table.block[first : first + size]
             missing = size - int(local_rows.shape[0])
-            # The values are converted to float32 because collectives support
-            # float32. The conversion of 16-bit values to float32 is exact.
+            # All processes gather float32 values. The conversion of 16-bit
+            # values to float32 is exact.
             gathered = self._all_gather(
                 tf.cast(tf.pad(local_rows, [[0, missing], [0, 0]]), tf.float32)
             )

@@ -79,9 +79,10 @@ class BatchReader:
           device: Device of the replica that the step belongs to, or None.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         if (
             self._replicas.has_processes
@@ -414,7 +415,7 @@ class HostBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch outside of the `enqueue` and `dequeue` order.
+        """Looks up a batch independently of `enqueue` and `dequeue`.
 
         Returns:
           A tuple of the lookup and the activations, one per feature. The caller
@@ -449,7 +450,7 @@ class HostBackend:
         )
 
     def flush(self) -> None:
-        """Applies the pending pipelined update, if there is one."""
+        """Applies the pending pipelined update, if any."""
         if self._is_pipelined and self.engine is not None:
             self.engine.apply_pending()
 
@@ -465,8 +466,8 @@ class HostBackend:
     def before_read(self) -> None:
         """Applies the pending pipelined update, but not during tracing."""
         # In a traced function, the update would add an op of this package to
-        # the graph. An exported function must not contain such an op, so a
-        # traced function reads the rows without the pending update.
+        # the graph. An exported function must not contain ops of this package,
+        # so a traced function reads the rows without the pending update.
         if tf.executing_eagerly():
             self.flush()
 
@@ -493,9 +494,9 @@ class HostBackend:
                 f"{counts['awaiting']}."
             )
         if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # Open lookups wait for gradients or for their update. Such lookups
-            # are discarded, because the restore replaces the rows that the
-            # lookups have read.
+            # Lookups that wait for gradients or for their update are discarded,
+            # because the restore replaces the rows that these lookups have
+            # read.
             self._started.reset()
 
     def note_restore(self) -> None:

@@ -55,7 +55,7 @@ class Changes:
         variables: dict[str, dict[str, Any]],
         engine: tf.Tensor,
     ):
-        """Starts to record. The method `take` of earlier recorders then raises.
+        """Starts to record; `take` of earlier recorders then raises an error.
 
         Args:
           spec: The tables.

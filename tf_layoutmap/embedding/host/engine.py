@@ -223,7 +223,7 @@ class OpenLookup(NamedTuple):
 class HostEngine:
     """The host engine of one embedding, with its steps in flight.
 
-    The engine does not store rows and slot variables: each call passes their
+    The engine does not store rows and slot variables. Each call passes the
     variables to the op. The engine is deleted together with its handle.
     Checkpoints do not contain the engine.
     """
@@ -260,8 +260,8 @@ class HostEngine:
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
-        # This object stores variables and reads their handles at each call. A
-        # function that is traced then captures the handles.
+        # This object stores variables, and reads their handles at each call, so
+        # that traced functions capture the handles.
         self._shards = []
         self._slots = []
         self._rounding_steps = []
@@ -464,7 +464,7 @@ class HostEngine:
             )
 
     def apply_pending(self, replica: int = 0, *, always: bool = True):
-        """Applies the pending pipelined update, if there is one.
+        """Applies the pending pipelined update, if any.
 
         Args:
           replica: Index of the calling replica.

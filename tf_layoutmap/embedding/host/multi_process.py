@@ -189,8 +189,8 @@ def check_restores(
 
 
 # Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, its connection closes, and the other
-# processes detect this before the timeout.
+# writes a checkpoint. If a process dies, the other processes detect the closed
+# connection before the timeout.
 TIMEOUT_SECONDS = 600
 
 # Number of values that describe the input of one feature in a message. The
@@ -543,8 +543,8 @@ def broadcast_initial_values(
 ):
     """Assigns the values of the first process to the tables of all processes.
 
-    Without this assignment, an initializer without a seed would return
-    different rows in each process.
+    Without this assignment, an initializer without a seed would give the
+    processes different rows.
     """
 
     @tf.function

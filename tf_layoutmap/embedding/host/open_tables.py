@@ -124,8 +124,8 @@ class OpenTables:
         """Returns the arguments of a step's op, except for the batch.
 
         Args:
-          inputs: Inputs of all features, first for replica 0, then for replica
-            1, and then for all other replicas.
+          inputs: Inputs of all features for replica 0, then for replica 1, and
+            so on.
 
         Raises:
           ValueError: If one feature of a table has integers and another feature
@@ -289,8 +289,8 @@ def kind_of_keys(
     Args:
       spec: Tables and features.
       table: Index of the table.
-      inputs: Inputs of all features, first for replica 0, then for replica 1,
-        and then for all other replicas.
+      inputs: Inputs of all features for replica 0, then for replica 1, and so
+        on.
 
     Raises:
       ValueError: If one feature of the table has integers and another feature

@@ -284,7 +284,7 @@ class StepShapes:
         self,
         packed: packing.PackedIds,
     ) -> packing.PackedIds:
-        """Checks and returns a packed batch. It has one sample axis.
+        """Checks and returns a packed batch, which has one sample axis.
 
         Raises:
           ValueError: If the batch size differs from the declared batch size.
@@ -303,7 +303,7 @@ class StepShapes:
     def _check_num_samples(
         self, index: int, expected: int | None, num_samples: Any
     ) -> Any:
-        """Checks the number of samples, and returns it."""
+        """Checks and returns the number of samples."""
         if expected is None:
             return num_samples
         message = (

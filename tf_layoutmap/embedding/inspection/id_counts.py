@@ -58,7 +58,7 @@ class RowCounts:
         return [(int(self._rows[i]), int(self._counts[i])) for i in order]
 
     def share_of_hottest(self, num_rows: int) -> float:
-        """Returns the share of lookups of the `num_rows` hottest rows.
+        """Returns the share of lookups that read the `num_rows` hottest rows.
 
         >>> counts = RowCounts()
         >>> counts.add(np.array([7, 9]), np.array([3, 1]))
@@ -158,7 +158,7 @@ class FeatureCounts:
 
     @property
     def unique_ratio(self) -> float:
-        """Number of distinct rows, summed over all batches, per lookup.
+        """Ratio of the distinct rows, summed over all batches, to the lookups.
 
         The ratio is 1 if no batch looks up a row twice.
         """
@@ -251,11 +251,10 @@ class KeyCounts:
         return float(self.served(min_count).sum() / total) if total else 0.0
 
     def curve(self, min_count: int) -> list[tuple[int, float]]:
-        """Returns points with a number of rows and the share of served lookups.
+        """Returns points `(number of rows, share of served lookups)`.
 
         At each point, the rows are assigned to the keys with the most served
-        lookups. The distances between the points are even on a logarithmic
-        axis.
+        lookups. The points are evenly spaced on a logarithmic axis.
         """
         served = self.served(min_count)
         if not len(served):

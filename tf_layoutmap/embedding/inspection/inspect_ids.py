@@ -163,8 +163,8 @@ def inspect_ids(
         `kept_share` times the share with `min_count=1`.
 
     Returns:
-      The report. `features` contains a dict for each feature, with these keys
-      among others:
+      The report. `features` contains a dict for each feature. The dict includes
+      these keys:
 
       - `num_samples`, `num_ids`, `num_distinct`: Numbers of samples, ids and
         distinct ids.
@@ -178,13 +178,13 @@ def inspect_ids(
       - `unique_ratio`: Number of distinct rows in each batch, summed over all
         batches, divided by the number of lookups.
 
-      `tables` contains a dict for each table, with these keys among others:
+      `tables` contains a dict for each table. The dict includes these keys:
 
       - `num_rows`, `dim`: Size of the table.
       - `num_bytes`, `num_slot_bytes`: Memory of the rows and of the slot
         variables.
-      - `bytes_by_optimizer`: Memory of the rows and the slot variables together
-        with each of TensorFlow's optimizers.
+      - `bytes_by_optimizer`: Total memory of the rows and the slot variables,
+        for each of TensorFlow's optimizers.
       - `num_lookups`, `num_distinct`: Number of lookups, and number of distinct
         rows that were looked up.
       - `coverage`: Share of the rows that were looked up.
@@ -195,13 +195,13 @@ def inspect_ids(
 
       For a table in `open_tables`, these numbers count keys instead of rows. A
       string is represented by its hash. The sizes are computed from the
-      proposed capacity. The dict of such a table also contains:
+      proposed capacity. The dict of a table in `open_tables` also contains:
 
       - `proposal`: Dict with the proposed `capacity` and `min_count`, and with
-        `num_keys`, the number of keys that get a row. It also contains
+        `num_keys`, the number of keys that get a row. The dict also contains
         `share_served`, the share of lookups whose key got a row in an earlier
-        batch. `share_served_at_most` is the value of `share_served` if all keys
-        got a row.
+        batch, and `share_served_at_most`, the value of `share_served` if all
+        keys got a row.
       - `served_by_rows`: For each `min_count`, a list of points (number of
         rows, share of served lookups).
 

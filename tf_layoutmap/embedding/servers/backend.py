@@ -1,7 +1,7 @@
 """The backend of `TPUEmbedding` for parameter servers.
 
 `ServersBackend` implements the interface in `tf_layoutmap.embedding.backend`.
-Tables are sharded over the servers. A worker or the coordinator runs a step: it
+Tables are sharded over the servers. In each step, a worker or the coordinator
 reads rows from the servers, combines the rows, and sends gradients to the
 servers.
 """
@@ -190,7 +190,7 @@ class ServersBackend:
         features: Any,
         weights: Any,
     ) -> tuple[Any, list[tf.Tensor]]:
-        """Looks up a batch outside of the `enqueue` and `dequeue` order."""
+        """Looks up a batch independently of `enqueue` and `dequeue`."""
         inputs = self._reader.read_features(features, weights)
         plan, requests = self._started.begin(inputs, True)
         fetched = self._started.fetch(requests)
@@ -212,7 +212,7 @@ class ServersBackend:
         return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the stored gradients, which are multiplied by the mark."""
+        """Applies the stored gradients, multiplied by the mark."""
         lookup = self._lookups.take()
         # All elements of `marks` are equal. A factor of 0 raises an error,
         # because an update with zero gradients can also change rows.

@@ -54,12 +54,13 @@ class AppliedClosures:
 
         After this call, servers raise an error for closures of `epoch` that
         still run on a worker. The coordinator can schedule these closures again
-        in `next_epoch` with the same numbers. A server that has already applied
-        such a closure does not apply it again.
+        in `next_epoch` with the same numbers. Servers that have already applied
+        a closure do not apply the closure again.
 
         The program must call this method before the first closure of
-        `next_epoch`. If it also called the method for the previous failed
-        epoch, closures of epochs before `epoch` can no longer change a server.
+        `next_epoch`. If the program also called the method for the previous
+        failed epoch, closures of epochs before `epoch` can no longer change a
+        server.
 
         Args:
           epoch: Epoch of the closures. The closure numbers must be below 1,024.
@@ -151,8 +152,8 @@ def begin(numbers: tf.Tensor) -> Closure:
 def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
     """Returns the token with which an update is applied.
 
-    The token contains the enclosing closure. Outside of closures, the number in
-    the token is -1.
+    The token identifies the enclosing closure. Outside of closures, the number
+    in the token is -1.
 
     Args:
       applied: Records of the embedding's servers.
@@ -191,7 +192,7 @@ class Step:
 
     Attributes:
       begun: Plan that `StepOps.begin` returned.
-      plan: Plan that `StepOps.placed` returned. Before `dequeue`, it equals
+      plan: Plan that `StepOps.placed` returned. Before `dequeue`, `plan` equals
         `begun`.
       requests: Request to each server.
       training: Whether the step can receive gradients.

@@ -149,8 +149,7 @@ class KeyStepOps(step_ops.StepOps):
         Args:
           features: The batch, which must not be packed.
           training: Whether the step counts keys and assigns rows to new keys.
-            None if this is not known yet. The caller can then call `train` in
-            the same trace.
+            None if the caller may still call `train` in the same trace.
 
         Raises:
           ValueError: If one feature of a table has integers and another feature
@@ -235,8 +234,7 @@ class KeyStepOps(step_ops.StepOps):
         keys = tf.reshape(keys, [-1])
         if not expired:
             # All shards are checked before any shard is changed. Therefore an
-            # error leaves all shards unchanged, except if steps run in
-            # parallel.
+            # error leaves all shards unchanged, unless steps run in parallel.
             self._evict(table, keys, expired=False, only_check=True)
         evicted = self._evict(table, keys, expired=expired, only_check=False)
         if expired:

@@ -1,9 +1,9 @@
 """The ops of a step on servers, as methods (see docs/ops.md).
 
-A step calls each server twice, for any number of tables. The first call reads
-rows from all shards of the server, and the second call updates these rows. The
-worker plans the requests, combines the rows, and sums the gradients of each
-row. The worker does not store state between steps.
+A step calls each server twice, regardless of the number of tables. The first
+call reads rows from all shards of the server, and the second call updates these
+rows. The worker plans the requests, combines the rows, and sums the gradients
+of each row. The worker does not store state between steps.
 
 `Lookups` stores the lookup of a layer until the optimizer applies its
 gradients. When a layer is called, it is not known whether the lookup will
@@ -203,8 +203,8 @@ class StepOps:
 
         Args:
           features: The batch.
-          training: Whether the step receives gradients. None if this is not
-            known yet. The caller can then call `train` in the same trace.
+          training: Whether the step receives gradients. None if the caller may
+            still call `train` in the same trace.
         """
         del training  # The plan is the same.
         return self.plan(features)

@@ -199,8 +199,8 @@ class ServerTables:
         `"/job:ps/replica:0/task:0/device:CPU:0"`.
       partitioner: Partitioner of the tables. The value is the argument of the
         constructor or, by default, the `variable_partitioner` of the strategy.
-        If both are None, a table has at most one shard per server, and is not
-        split into shards below 256 KiB.
+        If both partitioners are None, a table has at most one shard per server,
+        and is not split into shards below 256 KiB.
     """
 
     def __init__(self, strategy: Any, partitioner: tables.Partitioner | None):

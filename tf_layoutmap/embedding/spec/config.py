@@ -34,8 +34,7 @@ TITLE = "_layoutmap_title"
 class QuantizationSpec:
     """Settings for rounding looked-up values to `num_buckets` values.
 
-    The rounded values have equal distances. The first value is `lower`, and the
-    last value is `upper`.
+    The rounded values are evenly spaced from `lower` to `upper`.
     """
 
     lower: float
@@ -60,8 +59,8 @@ class TableSpec:
         rounding.
       dtype: Storage dtype of rows: `"float32"`, `"bfloat16"` or `"float16"`.
       vocabulary: The `OpenTableSpec` of a table whose ids are keys, otherwise
-        None. In such a table, all keys without a separate row share the last
-        row.
+        None. In a table with keys, all keys without a separate row share the
+        last row.
       title: Name of the table in messages of the engine. If empty, the messages
         contain `name`.
     """

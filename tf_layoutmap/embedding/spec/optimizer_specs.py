@@ -2,7 +2,7 @@
 
 This module does not import TensorFlow. The module only reads the attributes of
 optimizer objects. If the engine does not support a setting, this module raises
-an error. Otherwise training would use a different rule without an error.
+an error. Without this check, training would silently use a different rule.
 
 Each `_read_*` function returns the slot variables and the constants of a rule.
 The constants follow the learning rate in the order that docs/ops.md defines.
@@ -224,15 +224,15 @@ def _read_lamb(settings: Settings) -> Rule:
     )
 
 
-# The keys are names of classes. Therefore subclasses are not supported, because
-# a subclass can implement another rule.
+# The keys are names of classes. Subclasses are not supported, because a
+# subclass can implement another rule.
 READERS: dict[str, Callable[[Settings], Rule]] = {
     "SGD": _read_sgd,
     "Adagrad": _read_adagrad,
     "AdagradMomentum": _read_adagrad_momentum,
     "Adam": _read_adam,
     "FTRL": _read_ftrl,
-    # These optimizers of this package are not supported by a TPU.
+    # A TPU does not support these optimizers of this package.
     "RowwiseAdagrad": _read_rowwise_adagrad,
     "LAMB": _read_lamb,
 }
@@ -288,8 +288,8 @@ class OptimizerSpec:
 
     Attributes:
       name: Name of the rule in the engine, such as `"adagrad_momentum"`.
-      learning_rate: A finite number that is at least 0, or a callable without
-        arguments that returns such a number.
+      learning_rate: A finite number of at least 0, or a callable without
+        arguments that returns a finite number of at least 0.
       slots: The slot variables, in the order that the engine requires.
       constants: Hyperparameters that follow the learning rate: first the
         constants of the rule, then the return value of `read_modifiers`.

@@ -222,7 +222,7 @@ class TPUBackend:
             return False
 
     def before_read(self) -> None:
-        """Marks the host copies as stale. The next save then updates them."""
+        """Marks the host copies as stale; the next save updates the copies."""
         self._sync.mark_stale()
 
     def before_async_copy(self) -> None:

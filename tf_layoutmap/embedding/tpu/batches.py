@@ -5,7 +5,7 @@ length of an entry in the first list determine whether the input is dense,
 sparse or ragged. The op takes int64 ids and int32 sample indices. However, the
 TPU looks up ids as 32-bit numbers, and the result for an out-of-range id is not
 documented. Outside `strategy.run`, the ids are on the host, and `check_ids`
-checks them. This check reads all ids once.
+checks them. The check reads all ids once.
 
 Inside `strategy.run`, a program must call `enqueue` at the top level of the
 function, with arguments of the function as inputs. The compiler moves the
@@ -73,8 +73,8 @@ def check_weight(feature: config.FeatureSpec, value: Any, weight: Any):
 
     Raises:
       TypeError: If the weights are not numbers.
-      ValueError: If the weights have another tensor type than the ids, if there
-        are more or fewer weights than ids, or if the input does not support
+      ValueError: If the weights have another tensor type than the ids, if the
+        numbers of weights and ids differ, or if the input does not support
         weights.
     """
     if weight is None:
@@ -277,7 +277,7 @@ def _device_before_program(tensor: tf.Tensor) -> str:
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
             # The device of a placeholder is the device scope in which a loop
-            # was traced. This device is not the device of the input.
+            # was traced, and not the device of the input.
             return ""
     return tensor.device or ""
 
@@ -349,9 +349,10 @@ class BatchReader:
           settles_shapes: Whether this batch sets shapes that are not known yet.
 
         Raises:
-          TypeError: If structures have different types, or ids are not
-            integers.
-          ValueError: If structures, sizes, ranks or weights do not match.
+          TypeError: If the structure of `features` or `weights` has other types
+            than the feature config, or if ids are not integers.
+          ValueError: If a structure, size or rank does not match the feature
+            config or the known shapes, or if weights do not match their ids.
         """
         is_packed = self._is_packed(features)
         if not is_packed:

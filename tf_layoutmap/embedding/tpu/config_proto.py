@@ -167,8 +167,8 @@ _RULES = {
 }
 
 
-# Maximum number of rows, because the TPU embedding operations store ids in 32
-# bits.
+# Maximum number of rows of a table. The TPU embedding operations store ids in
+# 32 bits.
 MAX_NUM_ROWS = 2**31 - 1
 
 
@@ -330,7 +330,7 @@ class Cores:
         """Reads the devices of the strategy.
 
         Raises:
-          RuntimeError: If the devices of the strategy are on more or fewer than
+          RuntimeError: If the devices of the strategy are not on exactly
             `num_hosts` hosts.
         """
         extended = strategy.extended

@@ -1,4 +1,4 @@
-"""Shapes of activations, which a TPU must know before the first step."""
+"""Shapes of activations, which a TPU requires before the first step."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ variable.
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -56,6 +56,9 @@ class MeshContext:
         self.layout_map = layout_map
         self.mesh = layout_map.mesh_in_use()
         self.batch_dim = batch_dim
+        # Returns the layout of a new variable, for user-defined distributions
+        # of Keras. None if the layout map selects all layouts.
+        self.layout_of: Callable[[Any], Any] | None = None
         with _registries_lock:
             self.registry = _registries.setdefault(layout_map, Registry())
 
@@ -70,6 +73,10 @@ class MeshContext:
 
     def add_variable(self, variable: Any) -> None:
         """Adds `variable` to the variables that have no value yet."""
+        if self.layout_of is not None and (
+            getattr(variable, "_given_layout", None) is None
+        ):
+            variable._given_layout = self.layout_of(variable)
         with self.registry.lock:
             self.registry.pending.append(weakref.ref(variable))
 
@@ -162,6 +169,7 @@ class MeshContext:
                 key
                 for key in self.layout_map
                 if key not in registry.matched | registry.warned
+                and not self.layout_map._is_layer_output(key)
             ]
             registry.warned.update(unused)
         if not unused:
@@ -195,8 +203,9 @@ def active_context() -> MeshContext | None:
     """Returns the context of the innermost open scope of this thread, or None.
 
     Outside all scopes, returns the context that `set_standing_context` has set,
-    or the context of a `tlm.distribution` object that was passed to
-    `keras.distribution.set_distribution`.
+    or the context of the object that was passed to
+    `keras.distribution.set_distribution`: a `tlm.distribution` object or, after
+    `tlm.distribution.enable()`, a distribution of Keras.
     """
     stack = getattr(_active, "stack", None)
     if stack:

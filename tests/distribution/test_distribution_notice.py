@@ -1,0 +1,93 @@
+"""A distribution of Keras that has no effect causes one warning."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.processes import ROOT
+
+_SECONDS = 120
+
+# Without a use of its API, importing the package runs no other code of it.
+PROGRAM = """
+import sys
+{before}
+import tf_layoutmap as tlm
+assert "keras" not in sys.modules or {imports_keras_first}
+import keras
+
+assert tlm.patches() == ()
+{enable}
+distribution = {distribution}
+keras.distribution.set_distribution(distribution)
+for _ in range(2):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+print(sorted({{patch.group for patch in tlm.patches()}}))
+"""
+
+
+def run(before="", enable="", distribution="keras.distribution.DataParallel()"):
+    program = PROGRAM.format(
+        before=before,
+        enable=enable,
+        distribution=distribution,
+        imports_keras_first=bool(before),
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.count("shards nothing before"), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", "import keras"])
+def test_a_distribution_without_effect_causes_one_warning(before):
+    assert run(before) == (1, "[]\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("enable", "distribution", "groups"),
+    [
+        ("", "None", []),
+        ("", "tlm.distribution.DataParallel()", ["keras3"]),
+        (
+            "tlm.distribution.enable()",
+            "keras.distribution.DataParallel()",
+            ["checkpoints", "keras3", "keras_distribution", "memory", "mesh"],
+        ),
+    ],
+)
+def test_a_distribution_with_an_effect_causes_no_warning(
+    enable, distribution, groups
+):
+    found, printed = run("", enable, distribution)
+    assert found == 0
+    assert set(groups) <= set(eval(printed))
+
+
+@pytest.mark.slow
+def test_disable_leaves_no_replaced_name():
+    switch = (
+        "tlm.distribution.enable()\n"
+        "assert {patch.group for patch in tlm.patches()} == {'keras3', "
+        "'keras_distribution'}\n"
+        "tlm.distribution.disable()"
+    )
+    # After `disable`, the distribution has no effect again.
+    assert run("", switch) == (1, "[]\n")
+    warned = (
+        "import gc\n"
+        "keras.distribution.set_distribution(keras.distribution.DataParallel())"
+        "\ngc.collect()\n"
+    )
+    assert run("", warned + switch) == (1, "[]\n")
