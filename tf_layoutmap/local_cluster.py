@@ -131,7 +131,7 @@ class Group:
             delay before its next restart increases.
 
         Raises:
-          OSError: The program does not exist.
+          OSError: If the program does not exist.
         """
         with self._lock:
             if self._ending.is_set():

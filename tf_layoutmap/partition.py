@@ -152,7 +152,7 @@ class RowPartition:
           sizes: Number of rows of each shard.
 
         Raises:
-          ValueError: The function does not assign exactly one global row to
+          ValueError: If the function does not assign exactly one global row to
             each row of each shard.
         """
         partition = cls("callable", cls.from_sizes(sizes).offsets, function)
@@ -197,8 +197,8 @@ class RowPartition:
           is int32. The dtype of `local_rows` is the dtype of `rows`.
 
         Raises:
-          TypeError: `rows` are not integers.
-          ValueError: A row is outside the table.
+          TypeError: If `rows` are not integers.
+          ValueError: If a row is outside the table.
         """
         rows = np.asarray(rows)
         if not rows.size and rows.dtype.kind == "f":
@@ -218,7 +218,7 @@ class RowPartition:
             shards = rows % self.num_shards
             local_rows = rows // self.num_shards
         else:
-            # The search uses the ends of the shards, because a search in their
+            # The search uses the ends of the shards, because a search in the
             # starts would not skip empty shards.
             shards = cast(
                 "np.ndarray",

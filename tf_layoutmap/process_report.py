@@ -186,7 +186,7 @@ def check_process() -> str:
       A description of the checks that were run.
 
     Raises:
-      RuntimeError: The self-check failed.
+      RuntimeError: If the self-check failed.
     """
     tf = importlib.import_module("tensorflow")
     try:

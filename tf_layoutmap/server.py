@@ -26,8 +26,9 @@ from absl import app, flags
 
 if __name__ == "__main__":
     # The variable is set before TensorFlow is imported, because TensorFlow
-    # reads it once. The hidden messages, below the error level, are lists of
-    # devices and calls that a coordinator has cancelled.
+    # reads it once. Level 2 hides messages below the error level, for example
+    # lists of devices and messages about calls that a coordinator has
+    # cancelled.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # This import loads the op library before the server starts. If TensorFlow is
@@ -78,7 +79,7 @@ def read_task(
         variable is not set.
 
     Raises:
-      ValueError: A value is missing, is not valid JSON, or is not in the
+      ValueError: If a value is missing, is not valid JSON, or is not in the
         cluster.
     """
     config = _read_json("TF_CONFIG", tf_config) if tf_config else {}

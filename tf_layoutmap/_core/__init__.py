@@ -4,5 +4,6 @@
 import private names of TensorFlow, Keras and tf_keras. `ops` is the only module
 that loads shared libraries. `files` replaces files and folders atomically: a
 writer creates the new data in a folder next to its target, flushes the data to
-disk, and renames it to the target. `paths` contains functions for paths.
+disk, and renames the new data to the target. `paths` contains functions for
+paths.
 """

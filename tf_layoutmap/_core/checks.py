@@ -54,8 +54,8 @@ def check_int(
       where: As in `message`.
 
     Raises:
-      TypeError: `value` is not an integer.
-      ValueError: `value` is outside the bounds.
+      TypeError: If `value` is not an integer.
+      ValueError: If `value` is outside the bounds.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(message(argument, "an integer", value, where))
@@ -80,7 +80,7 @@ def check_one_of(
     'div'
 
     Raises:
-      ValueError: `value` is not in `allowed`.
+      ValueError: If `value` is not in `allowed`.
     """
     if value not in allowed:
         raise ValueError(
@@ -103,7 +103,7 @@ def check_type(
     'ads'
 
     Raises:
-      TypeError: `value` is not an instance of `kind`. The message contains
+      TypeError: If `value` is not an instance of `kind`. The message contains
         `description`.
     """
     if not isinstance(value, kind):

@@ -2,21 +2,23 @@
 
 An expander is a rule by which DTensor partitions an op. If an op has no
 expander, DTensor raises an error. `register_op` assigns an expander to an op.
-It uses the expander of a stock TensorFlow op that is partitioned in the same
-way. DTensor does not verify this choice: with a wrong policy, results are wrong
-without an error. TensorFlow's library exports the C++ functions that
-`register_op` requires, but does not document them. If they are missing,
-`available()` returns False and `register_op` raises an error.
+This expander is the expander of a stock TensorFlow op that is partitioned in
+the same way. DTensor does not verify the choice. If the policy is wrong,
+results are wrong without an error. TensorFlow's library exports the C++
+functions that `register_op` requires, but does not document them. If these
+functions are missing, `available()` returns False and `register_op` raises an
+error.
 
 `enable_missing_ops` registers all stock ops that have no expander. Each device
 then gathers the inputs of such an op and computes the full result, which
 requires more memory and time.
 
-`lookup_rows` and `update_rows` use the rows of a sharded table. Without these
-functions, DTensor gathers the full table on each device for every lookup, and
-the gradient of a lookup is as large as the table. With `lookup_rows`, each
-device reads the rows that it owns, and the partial results are summed over the
-mesh. `update_rows` updates only the rows that were looked up.
+`lookup_rows` and `update_rows` read and update the rows of a sharded table.
+Without these functions, DTensor gathers the full table on each device for every
+lookup, and the gradient of a lookup is as large as the table. With
+`lookup_rows`, each device reads the rows that it owns, and the partial results
+are summed over the mesh. `update_rows` updates only the rows that were looked
+up.
 """
 
 from __future__ import annotations
@@ -88,10 +90,10 @@ def register_op(name: str, policy: literals.Policy) -> None:
       policy: One of the policies above.
 
     Raises:
-      ValueError: TensorFlow has no such op, the policy does not exist, or the
-        op is registered with another policy.
-      RuntimeError: Ops cannot be registered with this version of tf.dtensor, or
-        tf.dtensor has a built-in rule for the op.
+      ValueError: If TensorFlow has no such op, the policy does not exist, or
+        the op is registered with another policy.
+      RuntimeError: If ops cannot be registered with this version of tf.dtensor,
+        or tf.dtensor has a built-in rule for the op.
     """
     checks.check_one_of("policy", policy, POLICIES)
     if tf_private.op_def_of(name) is None:
@@ -113,8 +115,8 @@ def register_op(name: str, policy: literals.Policy) -> None:
 
 
 # Random ops whose only state is their seeds. On a mesh, this package sets the
-# seeds. StatelessRandomGetAlg uses no seed, but is also in this list. It only
-# returns the random number algorithm of the device.
+# seeds. StatelessRandomGetAlg is also in this list, although it uses no seed
+# and only returns the random number algorithm of the device.
 _RANDOM = frozenset(
     (
         "RandomStandardNormal",
@@ -189,8 +191,9 @@ def enable_missing_ops() -> tuple[str, ...]:
     The ops are replicated: each device gathers the inputs and computes the full
     result. A few elementwise ops are sharded instead. The change applies to the
     entire process. When this package creates a mesh, a layout map or a tensor
-    on a mesh, it calls this function. A program must call this function only if
-    it uses only `tf.experimental.dtensor`, or if it loads an op library later.
+    on a mesh, it calls this function. A program has to call this function only
+    if it uses `tf.experimental.dtensor` without these objects, or if it loads
+    an op library later.
 
     Ops are not enabled if they have state (variables, tables, queues), call
     functions, or use strings. Most of DTensor does not support results whose
@@ -205,7 +208,7 @@ def enable_missing_ops() -> tuple[str, ...]:
       changed.
 
     Raises:
-      RuntimeError: Ops cannot be registered with this tf.dtensor; see
+      RuntimeError: If ops cannot be registered with this tf.dtensor; see
         `available`.
     """
     enabled = []
@@ -220,7 +223,7 @@ def enable_missing_ops() -> tuple[str, ...]:
 
 
 def is_replicated_op(name: str) -> bool:
-    """Returns whether the op `name` is replicated for lack of a rule."""
+    """Returns whether the op `name` is replicated because it has no rule."""
     return name in _enabled
 
 
@@ -247,7 +250,7 @@ def row_axis(table: dtensor.DVariable) -> str:
     """Returns the mesh dimension along which the rows of `table` are sharded.
 
     Raises:
-      ValueError: The rows are not sharded, or the columns are also sharded.
+      ValueError: If the rows are not sharded, or the columns are also sharded.
     """
     specs = table.layout.sharding_specs
     if (
@@ -309,9 +312,9 @@ def lookup_rows(
       Tensor of shape `[num_ids, dim]`, replicated.
 
     Raises:
-      ValueError: The table does not have this layout.
-      RuntimeError: Ops cannot be registered with this tf.dtensor.
-      tf.errors.OpError: An id is outside the table. DTensor raises the error
+      ValueError: If the table does not have this layout.
+      RuntimeError: If ops cannot be registered with this tf.dtensor.
+      tf.errors.OpError: If an id is outside the table. DTensor raises the error
         when the result is read, with the message of the first failed device.
     """
     _register()
@@ -366,8 +369,8 @@ def update_rows(
       num_rows: As in `lookup_rows`.
 
     Raises:
-      ValueError: The layouts of a slot variable and the table are different.
-      RuntimeError: Ops cannot be registered with this tf.dtensor.
+      ValueError: If the layouts of a slot variable and the table are different.
+      RuntimeError: If ops cannot be registered with this tf.dtensor.
     """
     _register()
     axis, mesh = row_axis(table), table.layout.mesh

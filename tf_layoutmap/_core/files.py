@@ -2,9 +2,9 @@
 
 Paths may be local or on another file system that TensorFlow supports. Errors
 are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path in
-a staging folder, which is next to the target. At the end of the block, they
-rename this path to the target. A staging folder is locked while its writer is
-running.
+a staging folder, which is next to the target. At the end of the block, these
+functions rename this path to the target. A staging folder is locked while its
+writer is running.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_parent(path: str) -> None:
     """Creates the parent folder of a path if it does not exist.
 
     Raises:
-      OSError: The folder cannot be created.
+      OSError: If the folder cannot be created.
     """
     with os_errors(path):
         tf.io.gfile.makedirs(os.path.dirname(path) or ".")
@@ -67,7 +67,7 @@ def make_new(path: str) -> bool:
     system, only one of them creates the file.
 
     Raises:
-      OSError: The file cannot be created.
+      OSError: If the file cannot be created.
     """
     if not paths.is_local(path):
         return not tf.io.gfile.exists(path)
@@ -88,7 +88,7 @@ def rename(old: str, new: str) -> None:
     """Renames a file. A file or link at `new` is replaced.
 
     Raises:
-      OSError: The file cannot be renamed.
+      OSError: If the file cannot be renamed.
     """
     if paths.is_local(new):
         os.replace(paths.local_path(old), paths.local_path(new))
@@ -101,7 +101,7 @@ def remove(path: str) -> None:
     """Removes a file if it exists.
 
     Raises:
-      OSError: The file cannot be removed.
+      OSError: If the file cannot be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         if paths.is_local(path):
@@ -153,7 +153,7 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
       alone: Whether to raise an error if another writer writes the same target.
 
     Raises:
-      OSError: The folder cannot be created, or `alone` is True and there is
+      OSError: If the folder cannot be created, or `alone` is True and there is
         another writer.
     """
     if not paths.is_local(target):
@@ -268,7 +268,7 @@ def replacing_file(path: str) -> Iterator[str]:
     fails, nothing is changed.
 
     Raises:
-      OSError: The file cannot be written.
+      OSError: If the file cannot be written.
     """
     target = paths.resolve(path)
     with staged(target) as folder:
@@ -287,7 +287,7 @@ def replacing_folder(path: str) -> Iterator[str]:
     fails, nothing is changed.
 
     Raises:
-      OSError: The folder cannot be written.
+      OSError: If the folder cannot be written.
     """
     target = paths.resolve(path)
     make_parent(target)
@@ -301,16 +301,16 @@ def replace_folder(new: str, target: str) -> None:
     """Replaces `target` with a folder, after flushing the folder to disk.
 
     If the file system can exchange two folders in one operation, this operation
-    is used. Most local file systems of Linux support it. Otherwise, `target`
-    does not exist for a moment. If this process is killed at that moment, the
-    next writer restores the old folder.
+    is used. Most local file systems of Linux support this operation. Otherwise,
+    `target` does not exist for a moment. If this process is killed at that
+    moment, the next writer restores the old folder.
 
     Args:
       new: New folder, inside the staging folder of `target`.
       target: Resolved path to replace.
 
     Raises:
-      OSError: The folder cannot be replaced. `target` is unchanged.
+      OSError: If the folder cannot be replaced. `target` is unchanged.
     """
     if not paths.is_local(target):
         _replace_remote_folder(new, target)

@@ -340,7 +340,8 @@ def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Makes each traced `assign_add` call inside the context atomic.
 
     Keras reads the variable, adds to it and writes it in separate operations.
-    If two workers do this at the same time, one of the two increments is lost.
+    If two workers run these operations at the same time, one of the two
+    increments is lost.
     """
     try:
         for one in variables:
@@ -377,7 +378,7 @@ def h5_dataset(
 
     Args:
       store: The `store` argument of `save_own_variables` or
-        `load_own_variables`. In tf_keras, it is a group of an HDF5 file.
+        `load_own_variables`. In tf_keras, the store is a group of an HDF5 file.
       key: Key of an existing dataset. If `shape` is passed, key of a new
         dataset.
       shape: Shape of the new dataset.

@@ -3,8 +3,8 @@
 A public name is imported when it is first used. Therefore, `import
 tf_layoutmap` is fast, and modules that do not require TensorFlow can be used
 without TensorFlow. If a required package is not installed, the error explains
-how to install it. Type checkers do not run this code. Instead, they read the
-`TYPE_CHECKING` block next to each call of `exports`. `python -m
+how to install it. Type checkers do not run this code. Instead, type checkers
+read the `TYPE_CHECKING` block next to each call of `exports`. `python -m
 tests.public.symbols` writes these blocks.
 
 Deprecated names remain for one more version:

@@ -1,4 +1,4 @@
-"""Loads the shared libraries. No other module loads them.
+"""Loads the shared libraries. No other module loads these libraries.
 
 The op library is compiled against C++ classes of TensorFlow. The memory layout
 of these classes changes between minor versions. A wrong memory layout does not
@@ -6,8 +6,8 @@ raise an error when the library is loaded. Therefore, the version is compared
 before the library is loaded.
 
 For every op `LayoutMap>VerbNoun` in docs/ops.md, this module has an attribute
-`verb_noun`. `native` is the pybind11 module. It provides the C++ core for numpy
-arrays, without TensorFlow.
+`verb_noun`. `native` is the pybind11 module, which provides the C++ core for
+numpy arrays, without TensorFlow.
 """
 
 import errno
@@ -32,8 +32,8 @@ _EMULATION = _LIBRARY.with_name("_layoutmap_emulation.so")
 # `layout_map_route_ids`.
 _PREFIX = "layout_map_"
 
-# Match the prefix and suffix that TensorFlow adds to the message of an eager
-# op.
+# These patterns match the prefix and suffix that TensorFlow adds to the message
+# of an eager op.
 _WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
 _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 
@@ -128,8 +128,8 @@ def exchange_paths(one: str, other: str) -> None:
     """Exchanges two files or folders in one atomic operation.
 
     Raises:
-      OSError: The paths cannot be exchanged. `errno` is ENOSYS or EINVAL if the
-        operating system or the file system does not support the operation.
+      OSError: If the paths cannot be exchanged. `errno` is ENOSYS or EINVAL if
+        the operating system or the file system does not support the operation.
     """
     import ctypes
 

@@ -28,7 +28,7 @@ class PrivateNames:
           supported: Supported minor version, such as `"2.21"`.
 
         Raises:
-          ImportError: The version is not supported.
+          ImportError: If the version is not supported.
         """
         self._root = root
         self._package = root.partition(".")[0]
@@ -54,7 +54,7 @@ class PrivateNames:
         If the name contains a dot, it is an attribute of a class in the module.
 
         Raises:
-          ImportError: The name is missing.
+          ImportError: If the name is missing.
         """
         try:
             return functools.reduce(
@@ -71,7 +71,7 @@ class PrivateNames:
         """Checks that a class or module has a function with certain arguments.
 
         Raises:
-          ImportError: The function is missing, or does not have these
+          ImportError: If the function is missing, or does not have these
             arguments.
         """
         method = inspect.getattr_static(owner, name, None)

@@ -43,8 +43,9 @@ class _Library(NamedTuple):
       fans: Function that is called as `fans(initializer, shape)` and returns
         the numbers of input and output units.
       generator: Function that is called as `generator(initializer)` and returns
-        the generator of the next call; None if it is not known. It advances the
-        state of the initializer as a call does.
+        the generator of the next call; None if it is not known. The function
+        advances the state of the initializer in the same way as a call of the
+        initializer.
       to_dtype: Function that is called as `to_dtype(value, dtype)` and converts
         a constant, or a limit of a uniform distribution, as the library does.
     """
@@ -106,7 +107,7 @@ class RandomTensor(NamedTuple):
     def _block_by_tensorflow(
         self, start: Sequence[int], shape: Sequence[int], row_step: int
     ) -> tf.Tensor:
-        """Computes a block with TensorFlow's ops, on a server without our ops.
+        """Computes a block on a server, with TensorFlow's own ops only.
 
         The server draws all rows between the first and the last row of the
         block in full, and then selects the rows and columns of the block.
@@ -200,8 +201,8 @@ def _parameters(
 
     Args:
       initializer: Any callable.
-      shape: Shape of the full tensor. If it is None, only the question whether
-        the result is None is answered.
+      shape: Shape of the full tensor. None if the caller only checks whether
+        the result is None.
       dtype: Dtype of the tensor.
 
     Returns:
@@ -271,7 +272,7 @@ def _library_of(initializer: Any) -> _Library | None:
 
     Subclasses of users are excluded, because they can return other values.
     """
-    # A library is imported only here, where the program has imported it.
+    # `library` imports the library, which the program has already imported.
     name = type(initializer).__module__
     for root, library in _LIBRARIES.items():
         if name.startswith(root):

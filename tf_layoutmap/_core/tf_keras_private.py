@@ -42,7 +42,8 @@ LayerNormalization = _NAMES.find(
 _NAMES.check_method(LayerNormalization, "_fused_can_be_used", "ndims")
 
 # A Functional model calls its layers in a graph to infer the shapes of their
-# outputs. This graph is never executed. Its name ends with this suffix.
+# outputs. This graph is never executed. The name of this graph ends with this
+# suffix.
 _SCRATCH_GRAPH = "_scratch_graph"
 if (
     _SCRATCH_GRAPH
@@ -73,7 +74,7 @@ if (
 
 
 def is_building_a_model() -> bool:
-    """Returns whether `Model.build` calls a layer, which gets float inputs."""
+    """Returns whether `Model.build` is calling a layer, with float inputs."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "") == _BUILD_GRAPH
 

@@ -57,7 +57,7 @@ is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 variable_accessed = _private("eager.tape", "variable_accessed")
 
 # Used to check whether a tape records computations on a tensor. If a tape
-# records, user code can request gradients, whatever options a layer has.
+# records, user code can request gradients, regardless of the layer's options.
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
 
@@ -113,8 +113,8 @@ SLICEABLE_DTYPES = (
 # tf.Variable.
 Reference = _private("util.object_identity", "Reference")
 
-# TensorFlow's class for sharded variables, which is not public. It is used in
-# conversions.
+# TensorFlow's class for sharded variables, which is not public. This package
+# converts tables to and from this class.
 TensorFlowShardedVariable = _private(
     "distribute.sharded_variable", "ShardedVariable"
 )
@@ -153,9 +153,9 @@ ResourceVariable = _private("ops.resource_variable_ops", "ResourceVariable")
 for _name in ("assign", "assign_add", "assign_sub"):
     _private("ops.resource_variable_ops", f"ResourceVariable.{_name}")
 
-# The creator functions of `tf.variable_creator_scope`. If user code adds a
-# creator, it is called for a table. If a strategy or function adds a creator,
-# it is in a module of OWN_CREATORS and is not called.
+# The creator functions of `tf.variable_creator_scope`. Creators that user code
+# adds are called for a table. Creators that a strategy or a function adds are
+# in the modules of OWN_CREATORS and are not called.
 variable_creators_of = _private(
     "framework.ops", "Graph._variable_creator_stack"
 ).fget
@@ -199,8 +199,9 @@ registered_kernels_of = _private(
     "framework.kernels", "get_registered_kernels_for_op"
 )
 
-# Base class of the TPU optimizers. It writes a value that Protobuf 7.34
-# rejects. All optimizers call its method, which no public class contains.
+# Base class of the TPU optimizers. One method of this class writes a value that
+# Protobuf 7.34 rejects. All TPU optimizers call this method, and no public
+# class contains it.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
 
 # The module that returns the host of a TPU core. The emulation replaces its
@@ -294,9 +295,8 @@ _private("framework.func_graph", "FuncGraph.outer_graph")
 def tensors_used_by(graph: Any) -> list[Any]:
     """Returns the eager tensors that a function's graph captures.
 
-    The result includes variable handles. Captures of enclosing graphs are also
-    included, and so are captures of any graph whose symbolic tensors are
-    captured.
+    The result includes variable handles. Captures of enclosing graphs, and of
+    any graph whose symbolic tensors are captured, are also included.
     """
     graphs, tensors = [graph], []
     for one in graphs:
@@ -343,8 +343,8 @@ def options_without_graph_optimizer(options: Any) -> Any:
     return _FunctionCallOptions(options.executor_type, config)
 
 
-# The partitioner of a ParameterServerStrategy. It must not partition the shards
-# that this package creates.
+# The partitioner of a ParameterServerStrategy. This partitioner must not
+# partition the shards that this package creates.
 _PARTITIONER = "_variable_partitioner"
 if (
     _PARTITIONER
@@ -363,9 +363,9 @@ def variable_partitioner_of(strategy: Any) -> Any:
     return getattr(strategy.extended, _PARTITIONER, None)
 
 
-# Collectives for tables that are sharded over processes. They are required
-# because strategies do not support all-to-all. The processes use the
-# collectives of their hosts. The ordering token determines the order of
+# Collectives for tables that are sharded over processes. This package uses
+# these collectives because strategies do not support all-to-all. The processes
+# use the collectives of their hosts. The ordering token determines the order of
 # collectives.
 all_to_all = _private("ops.collective_ops", "all_to_all_v2")
 all_gather = _private("ops.collective_ops", "all_gather_v2")
@@ -485,7 +485,7 @@ def trace_for_workers(
 
 
 def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
-    """Schedules a Python function on a worker; it is never cancelled."""
+    """Schedules a Python function, which is never cancelled, on a worker."""
     with coordinator.strategy.scope():
         return getattr(coordinator, _CLUSTER).schedule(call, args, {})
 
@@ -622,7 +622,8 @@ def modules_with(function: Any, name: str) -> list[Any]:
 
 
 # The modules that create loops and tensor arrays in a graph, and a function
-# that evaluates loop conditions. They are used to unroll loops on a mesh.
+# that evaluates loop conditions. This package uses these names to unroll loops
+# on a mesh.
 while_v2 = _private("ops", "while_v2")
 tensor_array_ops = _private("ops", "tensor_array_ops")
 _private("ops.tensor_array_ops", "_GraphTensorArrayV2")
@@ -659,7 +660,7 @@ for _name in ("captures", "outer_graph"):
 def graphs_around() -> Iterator[Any]:
     """Yields the graphs of the functions being traced, innermost first.
 
-    If operations run eagerly, it yields nothing.
+    Yields nothing if operations run eagerly.
     """
     graph = (
         None if tf.executing_eagerly() else (tf.compat.v1.get_default_graph())
@@ -781,7 +782,8 @@ DTensorIterator = _DTENSOR.find("input_util", "_DTensorIterator")
 
 # Attributes that hold the number of clients that share the batch of a replica.
 # DTensorDataset computes a wrong number, because it counts devices outside its
-# mesh. They are instance attributes, so the code of `__init__` is checked.
+# mesh. These attributes belong to instances, so the code of `__init__` is
+# checked.
 for _name in (
     "_mesh",
     "_batched_dataset",
@@ -798,8 +800,8 @@ for _name in (
 def set_constraint(variable: Any, constraint: Any) -> None:
     """Sets the constraint of an existing variable.
 
-    It is set later, because the constraint of a sharded table requires all
-    shards.
+    The constraint is set later, because the constraint of a sharded table
+    requires all shards.
     """
     variable._constraint = constraint
 
@@ -812,7 +814,7 @@ for _name in ("_non_append_mutation", "_update_snapshot"):
 
 
 def replace_item(items: Any, index: int, value: Any) -> None:
-    """Replaces an item of a `ListWrapper`, which can still be saved."""
+    """Replaces an item of a `ListWrapper`; the list can still be saved."""
     old, is_changed = items[index], items._non_append_mutation
     items[index] = value
     items._self_extra_variables = [

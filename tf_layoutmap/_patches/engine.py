@@ -44,7 +44,7 @@ def rows_of(group: str) -> tuple[Patch, ...]:
     """Imports the code of a group and returns its entries.
 
     Raises:
-      KeyError: `group` is not in `GROUPS`.
+      KeyError: If `group` is not in `GROUPS`.
     """
     return tuple(_GROUPS[group]())
 
@@ -143,8 +143,8 @@ def install(group: str) -> None:
       group: One of `GROUPS`.
 
     Raises:
-      KeyError: `group` is not in `GROUPS`.
-      RuntimeError: Other code has replaced a name after this package.
+      KeyError: If `group` is not in `GROUPS`.
+      RuntimeError: If other code has replaced a name after this package.
     """
     rows = rows_of(group)
     with _lock:
@@ -171,9 +171,9 @@ def uninstall(group: str) -> None:
     """Undoes one call of `install`; the last call restores all names.
 
     Raises:
-      KeyError: `group` is not in `GROUPS`.
-      RuntimeError: The group is not installed, or other code has replaced one
-        of its names after this package.
+      KeyError: If `group` is not in `GROUPS`.
+      RuntimeError: If the group is not installed, or other code has replaced
+        one of its names after this package.
     """
     rows = rows_of(group)
     with _lock:
@@ -248,7 +248,7 @@ def around(
 ) -> Callable[..., Any]:
     """Returns a function that calls `ours(original, ...)`.
 
-    AutoGraph does not convert `ours` and `original`. It does convert the
+    AutoGraph does not convert `ours` and `original`. AutoGraph does convert the
     functions that `original` calls, such as the `call` method of a user-defined
     layer. `tf.autograph.experimental.do_not_convert` is not used, because it
     would also disable AutoGraph for these functions.

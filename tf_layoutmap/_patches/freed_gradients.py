@@ -42,7 +42,7 @@ def free_with(handles: Iterable[Any]) -> None:
 
 
 def free_with_variables(variables: Iterable[Any]) -> None:
-    """Calls `free_with` for variables, and parts of distributed variables."""
+    """Calls `free_with` for variables and parts of distributed variables."""
     engine.ensure("memory")
     if not tf.executing_eagerly():
         # Captures that are symbolic tensors are ignored, because the variables

@@ -30,8 +30,8 @@ class Patch:
         replacement. The first argument of `ours` is already bound to `original`
         in this call. If `make` is None, the replacement only calls `ours`.
       base: Owner and name of the function that is passed to `ours` as
-        `original`. None passes the replaced function. It is set if `ours` does
-        not support the arguments of the replaced function.
+        `original`. None passes the replaced function. `base` is set if `ours`
+        does not support the arguments of the replaced function.
       everywhere: Whether the name is also replaced in all other modules of
         TensorFlow that hold the same function under this name.
       is_missing: Whether the owner does not have the name. The row then adds

@@ -222,7 +222,7 @@ MEMORY_GROUP = "memory"
 
 
 def memory_rows() -> list[Patch]:
-    """Returns the patches that free memory which TensorFlow never frees."""
+    """Returns the patches that free memory that TensorFlow never frees."""
     from tf_layoutmap._patches import freed_gradients
 
     return [

@@ -54,13 +54,14 @@ class TensorLayout(keras.distribution.TensorLayout):
           axes: Name of a mesh axis, or None, for each dimension. Axes must not
             repeat.
           device_mesh: `tlm.distribution.DeviceMesh`,
-            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If it is None,
-            the mesh can be set once later, with `layout.device_mesh = ...`.
+            `keras.distribution.DeviceMesh` or `dtensor.Mesh`. If `device_mesh`
+            is None, the attribute `device_mesh` of the layout can be set once
+            later.
 
         Raises:
-          TypeError: An axis is neither a string nor None, or `device_mesh` is
-            not a mesh.
-          ValueError: An axis repeats in `axes`, or is not in the mesh.
+          TypeError: If an axis is neither a string nor None, or `device_mesh`
+            is not a mesh.
+          ValueError: If an axis repeats in `axes`, or is not in the mesh.
         """
         if isinstance(axes, str):
             raise TypeError(
@@ -110,7 +111,7 @@ class TensorLayout(keras.distribution.TensorLayout):
         """Returns the `tf.experimental.dtensor.Layout`.
 
         Raises:
-          ValueError: The mesh is not set.
+          ValueError: If the mesh is not set.
         """
         return to_dtensor_layout(self)
 
@@ -129,7 +130,7 @@ def to_dtensor_layout(layout: keras.distribution.TensorLayout) -> Layout:
     """Returns a TensorLayout of this package or Keras as a `dtensor.Layout`.
 
     Raises:
-      ValueError: The layout has no mesh, or its axes do not fit the mesh.
+      ValueError: If the layout has no mesh, or its axes do not fit the mesh.
     """
     if layout.device_mesh is None:
         raise ValueError(
@@ -150,8 +151,8 @@ def check_axes(
     """Checks that a mesh has all axes of a layout.
 
     Raises:
-      TypeError: `device_mesh` is not a mesh.
-      ValueError: An axis is not in the mesh, or repeats in the layout. The
+      TypeError: If `device_mesh` is not a mesh.
+      ValueError: If an axis is not in the mesh, or repeats in the layout. The
         message starts with the message that keras.distribution raises in this
         case.
     """
@@ -203,16 +204,16 @@ def distribute_tensor(
     Args:
       tensor: Tensor on the host or on the mesh of `layout`, array, variable, or
         symbolic tensor inside `tf.function`.
-      layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. It
-        must have a mesh.
+      layout: `TensorLayout` of this package or Keras, or `dtensor.Layout`. The
+        layout must have a mesh.
 
     Returns:
       A DTensor with the same value. Inside `tf.function`, the layout is pinned.
       Gradients propagate through this function.
 
     Raises:
-      TypeError: `layout` is not a layout.
-      ValueError: The layout has no mesh, or does not fit the tensor's shape.
+      TypeError: If `layout` is neither a `TensorLayout` nor a `dtensor.Layout`.
+      ValueError: If the layout has no mesh, or does not fit the tensor's shape.
     """
     if isinstance(layout, keras.distribution.TensorLayout):
         layout = to_dtensor_layout(layout)
@@ -324,10 +325,11 @@ class LayoutMap(layout_map.LayoutMap, keras.distribution.LayoutMap):
           match: Where a key must match: `"search"` anywhere in the name,
             `"match"` at the start of the name, or `"fullmatch"` the full name,
             as in Keras.
-          strict: Whether a key that matches no variable also raises an error.
+          strict: Whether to raise an error if a key matches no variable, or if
+            DTensor cannot shard an operation or a weight.
 
         Raises:
-          TypeError: `device_mesh` is not a mesh.
+          TypeError: If `device_mesh` is not a mesh.
         """
         mesh = None if device_mesh is None else to_dtensor_mesh(device_mesh)
         layout_map.LayoutMap.__init__(self, mesh, match=match, strict=strict)
@@ -409,8 +411,8 @@ class DeviceMesh(keras.distribution.DeviceMesh):
             `list_devices()`.
 
         Raises:
-          TypeError: A size is not an integer, or a name is not a string.
-          ValueError: A size is below 1, a name repeats, the number of names
+          TypeError: If a size is not an integer, or a name is not a string.
+          ValueError: If a size is below 1, a name repeats, the number of names
             differs from the number of axes, or the number of devices differs
             from the size of the grid.
         """

@@ -1,9 +1,10 @@
 """Distributions: `ModelParallel`, `DataParallel` and `set_distribution`.
 
-They have the same interface as in `keras.distribution`. A distribution has a
-mesh and a batch axis, and `ByLayoutMap` also has a layout map. A distribution
-has an effect inside its `scope()`. After a call of `set_distribution`, a
-distribution also has an effect outside of scopes, in the current thread.
+These classes and this function have the same interface as in
+`keras.distribution`. A distribution has a mesh and a batch axis, and
+`ByLayoutMap` also has a layout map. A distribution has an effect inside its
+`scope()`. After a call of `set_distribution`, a distribution also has an effect
+outside of scopes, in the current thread.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ def distribution() -> AnyDistribution | None:
     """Returns the current distribution of this thread, or None.
 
     If user code passed a `tlm.distribution` object to
-    `keras.distribution.set_distribution`, this object is returned. If it passed
-    a distribution of Keras to that function, the distribution is returned only
-    after `tlm.distribution.enable()`, because it has no effect otherwise.
+    `keras.distribution.set_distribution`, this object is returned. If user code
+    passed a distribution of Keras to that function, the distribution is
+    returned only after `tlm.distribution.enable()`, because otherwise it has no
+    effect.
     """
     theirs = keras.distribution.distribution()
     return (
@@ -145,8 +147,8 @@ class Distribution(keras_private.Distribution):
             process gets full batches and uses only its shard of each batch.
 
         Raises:
-          TypeError: `device_mesh` is not a mesh.
-          ValueError: `auto_shard_dataset` is False with several processes.
+          TypeError: If `device_mesh` is not a mesh.
+          ValueError: If `auto_shard_dataset` is False with several processes.
         """
         check_mesh("device_mesh", device_mesh)
         check_feeding(auto_shard_dataset)
@@ -213,7 +215,7 @@ class Distribution(keras_private.Distribution):
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
-          TypeError: The class is a user-defined subclass that overrides
+          TypeError: If the class is a user-defined subclass that overrides
             `get_variable_layout`.
         """
         if type(self).get_variable_layout is not (
@@ -382,10 +384,10 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
             ignored. The mesh of the layout map is used instead.
 
         Raises:
-          TypeError: `layout_map` is not a LayoutMap. The error is also a
+          TypeError: If `layout_map` is not a LayoutMap. The error is also a
             ValueError, which Keras raises.
-          ValueError: `layout_map` is None or has no mesh, `batch_dim_name` is
-            not an axis of the mesh, or `auto_shard_dataset` is False with
+          ValueError: If `layout_map` is None or has no mesh, `batch_dim_name`
+            is not an axis of the mesh, or `auto_shard_dataset` is False with
             several processes.
         """
         kwargs.pop("device_mesh", None)
@@ -431,16 +433,16 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
         Args:
           device_mesh: `tlm.distribution.DeviceMesh`,
             `keras.distribution.DeviceMesh` or `dtensor.Mesh`. Batches are
-            sharded along its first axis. If it is None, a mesh is created from
-            `devices`.
+            sharded along its first axis. If `device_mesh` is None, a mesh is
+            created from `devices`.
           devices: Device names for a mesh with one axis. None selects all
             devices of `list_devices()`.
           auto_shard_dataset: As in `ModelParallel`.
 
         Raises:
-          TypeError: `device_mesh` is not a mesh. The error is also a
+          TypeError: If `device_mesh` is not a mesh. The error is also a
             ValueError, which Keras raises.
-          ValueError: Both `device_mesh` and `devices` are passed.
+          ValueError: If both `device_mesh` and `devices` are passed.
         """
         if device_mesh is not None and devices is not None:
             raise ValueError(
@@ -490,8 +492,9 @@ def set_distribution(value: AnyDistribution | None) -> None:
         object. None removes the distribution.
 
     Raises:
-      TypeError: `value` has another type.
-      RuntimeError: DTensor's unsafe all-reduce pass is enabled in this process.
+      TypeError: If `value` has another type.
+      RuntimeError: If DTensor's unsafe all-reduce pass is enabled in this
+        process.
     """
     mesh_context.set_standing_context(
         None if value is None else _to_own_distribution(value).context()

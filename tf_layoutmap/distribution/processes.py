@@ -40,7 +40,7 @@ def initialize(
       process_id: Index of this process, in `[0, num_processes)`.
 
     Raises:
-      ValueError: `process_id` or the number of addresses does not match
+      ValueError: If `process_id` or the number of addresses does not match
         `num_processes`.
     """
 

@@ -1,8 +1,8 @@
 """Keras layers with sharded tables.
 
 Keras 3 models use the layers of this module. tf_keras models use the layers of
-`layers.tf_keras`. That module requires the package tf_keras, and is imported
-when a program first accesses it.
+`layers.tf_keras`. The module `layers.tf_keras` requires the package tf_keras,
+and is imported when a program first accesses it.
 """
 
 from typing import TYPE_CHECKING

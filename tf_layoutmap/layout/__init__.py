@@ -2,7 +2,7 @@
 
 Start with `layout_map.LayoutMap` and `layout_map_scope.layout_map_scope`.
 `assignments` selects the layout of each variable. `mesh_step` runs a step on
-the mesh. The packages contain the following:
+the mesh. The subpackages are:
 
 * `mesh`: tensors and variables on a mesh.
 * `ops`: corrected TensorFlow ops.

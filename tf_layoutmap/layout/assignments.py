@@ -43,8 +43,8 @@ _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
 
 # DTensor computes these layers correctly only if each sample is unsharded.
-# `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of their
-# inputs and outputs.
+# `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of the
+# inputs and outputs of these layers.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
     keras.layers.RNN,
@@ -62,12 +62,12 @@ BATCH_PARALLEL = (
 
 
 def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
-    """Returns whether `layer` has a class of `kinds`, in Keras 3 or tf_keras.
+    """Returns whether `layer` is an instance of a class in `kinds`.
 
     Args:
       layer: A layer.
-      kinds: Layer classes of Keras 3. A layer of tf_keras matches if its class,
-        or a base class, has the same name as one of them.
+      kinds: Layer classes of Keras 3. A tf_keras layer matches if its class, or
+        a base class, has the same name as a class in `kinds`.
     """
     return isinstance(layer, kinds) or any(
         base.__module__.startswith("tf_keras.")
@@ -81,8 +81,8 @@ def gathers_weights(layer: Any) -> bool:
 
     DTensor supports only unsharded convolution kernels, and cannot split the
     sharded gate weights of a recurrent layer. The Embedding layer of Keras 3
-    looks up each row on the device that holds it. The Embedding layer of
-    tf_keras needs the full table.
+    looks up each row on the device that holds the row, and needs no gathered
+    table. The Embedding layer of tf_keras needs the full table.
     """
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
@@ -101,7 +101,8 @@ def weight_problems(
       layer: Layer of Keras 3 or tf_keras.
       variable: A weight of the layer.
       axes: Mesh axis of each dimension.
-      strict: Whether a weight that must be gathered for `layer` is a problem.
+      strict: Whether to report a weight that must be gathered for `layer` as a
+        problem.
 
     Returns:
       One clause per problem; empty if the layer supports the layout.
@@ -156,7 +157,7 @@ _VARIABLE_LISTS = (
 
 
 class Names(Protocol):
-    """Interface for the names of variables that `assign` uses."""
+    """Interface through which `assign` reads the names of variables."""
 
     def of_variable(self, variable: Any, owner: Any, /) -> list[str]:
         """Returns all names; the first one is the preferred key."""
@@ -304,10 +305,10 @@ def _find(
 ) -> key_matching.Match | None:
     """Returns the key that matches a variable.
 
-    Some names of a variable omit the name of an inner model. They are used only
-    if no key matches a full name. For example, if `^ffn/dense/kernel$` selects
-    a weight of the inner model `ffn`, then `^dense/kernel$` does not select
-    this weight.
+    Some names of a variable omit the name of an inner model. These shorter
+    names are used only if no key matches a full name. For example, if
+    `^ffn/dense/kernel$` selects a weight of the inner model `ffn`, then
+    `^dense/kernel$` does not select this weight.
     """
     keys = layout_map._names_to_match(variable.path, names)
     others = paths.all_names()
@@ -330,7 +331,7 @@ def owner_of(variable: Any) -> tuple[Any, bool]:
     """Returns the layer of `variable`, and whether `variable` is state.
 
     State variables are seeds, and variables of metrics and optimizers. Layout
-    maps have no keys for them.
+    maps have no keys for state variables.
     """
     reference = getattr(variable, "_mesh_owner", None)
     return (

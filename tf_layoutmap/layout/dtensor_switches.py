@@ -1,15 +1,15 @@
 """Checks that two unsafe passes of DTensor are disabled.
 
-By default DTensor combines the all-reduces of a step. In this mode, a read that
-follows a write may return the value from before the write. Training with
-clipped gradients then computes wrong results without an error. By default
-DTensor also uses an all-to-all operation to move a mesh axis from one dimension
-to another. This operation permutes the elements of tensors with four or more
-dimensions, which are used in attention, for example. Environment variables
-disable both passes. `import tf_layoutmap` sets them, but DTensor reads each
-variable only once, at its first use. If DTensor was used before the import, the
-variables have no effect, so this module runs small programs to find out whether
-the passes are disabled.
+By default DTensor combines the all-reduces of a step. With combined
+all-reduces, a read that follows a write may return the value from before the
+write. Training with clipped gradients then computes wrong results without an
+error. By default DTensor also uses an all-to-all operation to move a mesh axis
+from one dimension to another. This operation permutes the elements of tensors
+with four or more dimensions, which are used in attention, for example.
+Environment variables disable both passes. `import tf_layoutmap` sets these
+variables, but DTensor reads each variable only once, at its first use. If
+DTensor was used before the import, the variables have no effect, so this module
+runs small programs to find out whether the passes are disabled.
 """
 
 import os
@@ -128,9 +128,9 @@ def _stale_reads(mesh: Mesh, axis: str, size: int) -> int:
 
     @tf.function(autograph=False)
     def step(*gradients: Any) -> None:
-        # If each gradient has a separate all-reduce, all of them run before the
-        # writes. If DTensor combines them, the combined all-reduce runs after
-        # some of the writes.
+        # If each gradient has a separate all-reduce, the all-reduces run before
+        # the writes. If DTensor combines the all-reduces, the combined
+        # all-reduce runs after some of the writes.
         scaled = [g / (1e-9 + tf.sqrt(tf.reduce_sum(g * g))) for g in gradients]
         for g, first, second in zip(scaled, written, copied):
             first.assign_add(g)

@@ -118,8 +118,8 @@ class Explanation:
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain data that can be converted to JSON."""
         plain = dataclasses.asdict(self)
-        # `losers` is the old name of `shadowed`. It remains until version 0.2,
-        # like the attribute `VariableReport.losers`.
+        # `losers` is the old name of `shadowed`. The entry `losers` and the
+        # attribute `VariableReport.losers` remain until version 0.2.
         for variable in plain["variables"]:
             variable["losers"] = variable["shadowed"]
         return plain
@@ -195,8 +195,8 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
     """Returns a report of the layouts that `layout_map` gives to `model`.
 
     This method allocates no variables, so it can explain a model that was
-    created under the scope before the first step of the model. It can also
-    explain a model that was created without a scope.
+    created under the scope before the first step of the model. The method can
+    also explain a model that was created without a scope.
 
     ```python
     report = layout_map.explain(model)
@@ -272,8 +272,8 @@ def _report(assigned: assignments.LayoutAssignment) -> VariableReport:
 def _is_initialized_in_full(variable: Any) -> bool:
     initializer = getattr(variable, "_initializer", None)
     if initializer is None:
-        # The variable has a value. The attribute was set when the value was
-        # created on a mesh.
+        # The variable has been initialized. If the variable was initialized on
+        # a mesh, this attribute is set.
         variable = getattr(variable, "variable", variable)
         return getattr(variable, "_initialized_in_full", False)
     return initial_values.is_computed_in_full(initializer, variable._dtype)

@@ -97,8 +97,8 @@ class PatternTable:
     def _any_pattern(self) -> re.Pattern[str]:
         """Returns a combined pattern, which matches if any pattern matches."""
         if self._any is None:
-            # Patterns with groups or flags cannot be combined: groups would get
-            # other numbers, and flags would apply to all patterns.
+            # Patterns with groups or flags cannot be combined, because groups
+            # would get other numbers, and flags would apply to all patterns.
             plain = not any(
                 p.groups or p.flags != re.UNICODE
                 for p in self._compiled.values()
@@ -127,7 +127,7 @@ class PatternTable:
         Args:
           keys: Names of one variable, the preferred name first.
           names_of_others: Names of other variables. A pattern that is equal to
-            one of them matches only that variable.
+            one of these names matches only the variable with this name.
 
         Returns:
           The matching pattern, the key that it matches, and the shadowed

@@ -17,9 +17,9 @@ class LayoutMap(LayoutTable):
     """Maps the names of variables to `tf.experimental.dtensor.Layout`s.
 
     A stored key is a plain name or a regular expression. If a key is equal to a
-    name, a lookup of the name returns the layout of this key. Otherwise, it
-    returns the layout of the first key, in insertion order, that matches from
-    the start of the name. If no key matches, it returns None.
+    name, a lookup of the name returns the layout of this key. Otherwise, the
+    lookup returns the layout of the first key, in insertion order, that matches
+    from the start of the name. If no key matches, the lookup returns None.
 
     ```python
     layout_map = tlm.LayoutMap(mesh=mesh)
@@ -60,7 +60,7 @@ class LayoutMap(LayoutTable):
         Returns:
           An `Explanation`. For each variable, the report lists the key that
           matches, the keys that this key shadows, the layout and the bytes per
-          device. It also lists the keys that match no variable.
+          device. The report also lists the keys that match no variable.
 
         Raises:
           TypeError: If `model` is not a layer.

@@ -1,7 +1,7 @@
 """The scope that places the weights of Keras models on a mesh.
 
-`as_table` converts a `keras.distribution.LayoutMap` to a `LayoutTable`. Its
-keys match as in Keras: a key must match the full path of a variable.
+`as_table` converts a `keras.distribution.LayoutMap` to a `LayoutTable`. As in
+Keras, the keys of this table must match the full path of a variable.
 """
 
 from __future__ import annotations
@@ -129,10 +129,11 @@ def layout_map_scope(
 ) -> Iterator[AnyLayoutMap]:
     """Places the weights of layers that are created in the scope on a mesh.
 
-    Each weight becomes a `dtensor.DVariable`. Its initial value is bitwise
-    identical to its initial value without a mesh. Its layout is the layout that
-    `layout_map` returns for its name. If the map has no layout for a weight,
-    the weight is replicated. Weights may be built inside the scope or later.
+    Each weight becomes a `dtensor.DVariable`. The initial value of a weight is
+    bitwise identical to its initial value without a mesh. The layout of a
+    weight is the layout that `layout_map` returns for the name of the weight.
+    If the map has no layout for a weight, the weight is replicated. Weights may
+    be built inside the scope or later.
 
     A weight `kernel` of a layer `d1` has these names:
 
@@ -173,7 +174,8 @@ def layout_map_scope(
       RuntimeError: If an unsafe pass of DTensor is enabled in this process.
     """
     if init is not None:
-        # The generator of the context manager adds a frame.
+        # The context manager adds frames to the call stack, so `stacklevel` is
+        # 5.
         warn_of_init(init, stacklevel=5)
     context = prepared_context(as_table(layout_map), batch_dim)
     with activated(context), _tf_keras_scope(context):

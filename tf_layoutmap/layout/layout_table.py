@@ -20,8 +20,8 @@ _Default = TypeVar("_Default")
 class LayoutTypeError(TypeError, ValueError):
     """Error for a value that is not a layout.
 
-    The class is a `TypeError`. It is also a `ValueError`, because tf.keras
-    raised a `ValueError` in this case.
+    The class is a `TypeError`, and also a `ValueError`, because tf.keras raised
+    a `ValueError` in this case.
     """
 
 
@@ -53,7 +53,10 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
             of the name, `"search"` anywhere in the name, or `"fullmatch"` the
             full name.
           strict: Whether to raise an error if two keys match a name and neither
-            key is equal to the name.
+            key is equal to the name, if a key matches no variable, or if
+            DTensor cannot shard an operation or a weight. By default, the first
+            key is used, unused keys are reported in a warning, and the
+            operation is replicated or the weight is gathered.
 
         Raises:
           TypeError: If `mesh` is not a `dtensor.Mesh`.
@@ -74,7 +77,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
     @property
     def strict(self) -> bool:
-        """Whether to raise an error if two keys match the same name."""
+        """Value of the argument `strict` of the constructor."""
         return self._strict
 
     def find(
@@ -88,7 +91,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         Args:
           keys: All names of one variable, the preferred name first.
           names_of_others: Names of other variables. A stored key that is equal
-            to one of them matches only variables that have this name.
+            to one of these names matches only variables that have this name.
 
         Returns:
           The stored key that matches, the name that it matches, and the
@@ -152,13 +155,13 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
 
         Args:
           key: The name of a variable, or a regular expression.
-          layout: A `dtensor.Layout`. In a map with a mesh, it can also be a
-            tuple with the mesh axis of each dimension, or None for an unsharded
-            dimension.
+          layout: A `dtensor.Layout`. In a map with a mesh, the value can also
+            be a tuple with the mesh axis of each dimension, or None for an
+            unsharded dimension.
 
         Raises:
-          TypeError: If `key` is not a string or `layout` is not a layout (the
-            latter error is also a `ValueError`).
+          TypeError: If `key` is not a string or `layout` has an unsupported
+            type (the latter error is also a `ValueError`).
           ValueError: If `key` exists already, or is not a valid regular
             expression.
         """
@@ -233,7 +236,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     ) -> Layout:
         """Returns the layout of `key`; stores `default` if it is missing."""
         if key not in self._layouts:
-            # `_check_layout` raises for None.
+            # If `default` is None, `_check_layout` raises an error.
             self[key] = cast(Layout, default)
         return self._layouts[key]
 
@@ -244,8 +247,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
     def mesh_in_use(self) -> Mesh:
         """Returns the mesh on which this map places variables.
 
-        This is the default mesh, or the mesh of the layouts if there is no
-        default.
+        The result is the default mesh, or the mesh of the layouts if the map
+        has no default mesh.
 
         Raises:
           ValueError: If there is no mesh, or if the layouts use several meshes.

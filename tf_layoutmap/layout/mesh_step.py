@@ -211,9 +211,9 @@ def without_autotuning(dataset: Any) -> Any:
     With autotuning, the deletion of a `tf.data` iterator waits for its
     autotuning thread in about one of twenty runs. The wait is as long as the
     time for which the iterator was in use, but at most one minute. The cause is
-    a race in TensorFlow 2.21: the thread is woken before its cancellation is
-    visible to it. If the process belongs to a cluster, all requests of the
-    coordinator also wait.
+    a race in TensorFlow 2.21: the thread is woken before the thread's
+    cancellation is visible. If the process belongs to a cluster, all requests
+    of the coordinator also wait.
 
     Distributed datasets, and datasets whose options set `autotune.enabled`, are
     returned unchanged. Without autotuning, `tf.data.AUTOTUNE` always means its

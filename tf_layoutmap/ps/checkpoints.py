@@ -174,7 +174,7 @@ def check_objects(
         being in `objects`. True for all names.
 
     Raises:
-      ValueError: If the shape of a variable differs from the checkpoint, or if
+      ValueError: If a variable has a different shape in the checkpoint, or if
         an object is only in the checkpoint or only in `objects`.
     """
     reader = tf.train.load_checkpoint(prefix)

@@ -37,8 +37,8 @@ def connect(
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins the cluster of TF_CONFIG as its coordinator.
 
-    The function waits until all servers and workers answer. It checks the
-    versions of TensorFlow and of this package in each process.
+    The function waits until all servers and workers answer. The function checks
+    the versions of TensorFlow and of this package in each process.
 
     ```py
     strategy = tlm.ps.connect()

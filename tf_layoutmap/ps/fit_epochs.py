@@ -20,9 +20,9 @@ from absl import logging
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
-# When a worker has finished its dataset, its closures only wait for this time.
-# Without the wait, the worker would take many closures from the common queue
-# while other workers are busy.
+# When a worker has finished its dataset, each of its closures only waits for
+# this number of microseconds. Without the wait, the worker would take many
+# closures from the common queue while other workers are busy.
 _IDLE_MICROSECONDS = 20_000
 
 

@@ -23,7 +23,7 @@ class Keras3:
     """Operations of the loops in `fit_loop` for Keras 3.
 
     Metrics of Keras 3 read a variable, and then write the new sum. If two
-    workers did this at the same time, one update would be lost. In each step,
+    workers update a metric at the same time, one update is lost. In each step,
     the metrics therefore start from zero, and the coordinator adds the results
     of all steps.
     """

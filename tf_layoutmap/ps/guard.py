@@ -33,7 +33,7 @@ class Guard:
 
         Args:
           all_processes: Processes of the cluster.
-          deadline: Deadline in seconds. The error messages contain this number.
+          deadline: Deadline in seconds, for error messages.
           checkpoint_status: Function that returns a number and a text. The
             number increases with each new checkpoint. The text says how to
             continue after a loss.
@@ -57,9 +57,9 @@ class Guard:
             default, only the first call traces functions.
 
         Raises:
-          StepDeadlineError: `function` raised a `LateError`, or a process did
-            not answer within the deadline when it was checked before tracing.
-          ServerLostError: `function` raised one of `rounds.LOST`.
+          StepDeadlineError: If `function` raised a `LateError`, or a process
+            did not answer within the deadline of the check before tracing.
+          ServerLostError: If `function` raised one of `rounds.LOST`.
         """
         try:
             if always_traces or not self._all_have_answered:

@@ -87,7 +87,7 @@ def listens(process: Process) -> bool:
 
 
 def connection_fault(process: Process, seconds: float) -> str | None:
-    """Returns why a process cannot be reached; None if it can be.
+    """Returns why a process is unreachable; None if it is reachable.
 
     This check runs before TensorFlow connects, because TensorFlow connects
     without a deadline.

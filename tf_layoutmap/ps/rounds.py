@@ -2,7 +2,7 @@
 
 `StepClosure` is the function that a coordinator schedules for one step.
 `Rounds` schedules closures, waits for them, and runs failed closures again.
-`_Failures` decides when failed closures of a round no longer run again.
+`_Failures` decides which failed closures of a round run again.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def _check_tokens(state: closures.Closure):
         )
 
 
-# Maximum number of closures in a round. It must not exceed the window of
-# closure numbers that a server accepts.
+# Maximum number of closures in a round. This number must not exceed the window
+# of closure numbers that a server accepts.
 _MAX_CLOSURES = 512
 
 # Maximum number of failed closures in a round that run again.

@@ -168,9 +168,10 @@ class Run:
     def steps(self, count: int) -> Any:
         """Trains for `count` more closures, and saves a checkpoint.
 
-        A restarted program must make the same calls of `steps`. Steps whose
-        updates are in the restored checkpoint do not run again. A call returns
-        immediately if the checkpoint already contains all its steps.
+        A restarted program must call `steps` in the same order and with the
+        same counts. Steps whose updates are in the restored checkpoint do not
+        run again. A call returns immediately if the checkpoint already contains
+        all its steps.
 
         Args:
           count: Number of closures, at least 0, in addition to the closures of
@@ -208,7 +209,7 @@ class Run:
             self.num_done += ended.num_done
             if ended.error is not None:
                 # The next call of `steps` adds its count to the number of
-                # finished closures. It does not repeat the failed step.
+                # finished closures, and does not repeat the failed step.
                 self._target = self.num_done
                 raise ended.error
             result = self._rounds.fetch(ended.values[-1])

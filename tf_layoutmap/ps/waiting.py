@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.2
 
 
 class LateError(Exception):
-    """There was no progress within the deadline."""
+    """Error that a call made no progress within its deadline."""
 
 
 def wait_for_error(closure: Any) -> Exception | None:

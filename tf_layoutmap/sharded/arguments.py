@@ -37,7 +37,7 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def rejects_create_arguments(init: _Init) -> _Init:
-    """Decorates a constructor: arguments of `create` raise `TypeError`.
+    """Decorates a constructor to raise `TypeError` for arguments of `create`.
 
     The error message recommends the method `create`.
     """
@@ -69,10 +69,10 @@ def check_variables(
         TensorFlow's own class.
 
     Raises:
-      TypeError: `variables` is not a list of `tf.Variable`s, or a variable has
-        copies on several replicas.
-      ValueError: A variable occurs twice; shapes, dtypes or `trainable` differ;
-        or a variable has `SaveSliceInfo` and `may_be_sliced` is false.
+      TypeError: If `variables` is not a list of `tf.Variable`s, or a variable
+        has copies on several replicas.
+      ValueError: If a variable occurs twice; shapes, dtypes or `trainable`
+        differ; or a variable has `SaveSliceInfo` and `may_be_sliced` is false.
     """
     where = f" (table {name!r})."
     if (
@@ -143,11 +143,11 @@ def check_variables(
 def check_full_value(
     value: Any, shape: Any, dtype: Any, name: str
 ) -> tuple[Any, tf.TensorShape, tf.DType]:
-    """Checks a value; returns it as an array or a tensor, and shape and dtype.
+    """Checks a value; returns an array or a tensor, its shape and its dtype.
 
     Raises:
-      TypeError: `value` is a string.
-      ValueError: `shape` is not the shape of the value.
+      TypeError: If `value` is a string.
+      ValueError: If `shape` is not the shape of the value.
     """
     if isinstance(value, str):
         raise TypeError(
@@ -204,8 +204,8 @@ def partition_of(
       name: Name of the table, for messages.
 
     Raises:
-      TypeError: `placement` is of an unsupported type.
-      ValueError: `placement` is invalid or does not fit `sizes`.
+      TypeError: If `placement` is of an unsupported type.
+      ValueError: If `placement` is invalid or does not fit `sizes`.
     """
     where = f"table {name!r}"
     if isinstance(placement, RowPartition):
@@ -255,7 +255,7 @@ def from_offsets(offsets: Any, name: str) -> RowPartition:
       name: Name of the table, for messages.
 
     Raises:
-      TypeError: `offsets` are not integers.
+      TypeError: If `offsets` are not integers.
     """
     try:
         offsets = [int(offset) for offset in offsets]
@@ -328,7 +328,7 @@ def check_devices(devices: Any, name: str) -> list[str] | None:
     """Returns `devices` as a list of device names, or None if it is None.
 
     Raises:
-      TypeError: `devices` is not a non-empty list of strings.
+      TypeError: If `devices` is not a non-empty list of strings.
     """
     if devices is None:
         return None

@@ -318,7 +318,7 @@ def check_restorable(shards: Shards, path: str, key: str) -> bool:
       Whether the checkpoint contains the tensor.
 
     Raises:
-      ValueError: The shape or the dtype of the tensor differs from the table.
+      ValueError: If the tensor and the table have different shapes or dtypes.
     """
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(key):

@@ -61,8 +61,7 @@ def join(
             continue
         if isinstance(gradient, tf.Tensor):
             # The result is a tf.IndexedSlices, because a dense result would
-            # contain zeros for the shards that were not read, which may be
-            # large.
+            # contain zeros for all rows of the shards that were not read.
             gradient = tf.IndexedSlices(
                 gradient, tf.range(tf.shape(gradient)[0])
             )

@@ -178,10 +178,11 @@ def read(shards: Shards, index: Any) -> tf.Tensor:
         slices count from the end.
 
     Raises:
-      IndexError: A Python number is out of range, or the length of a mask
-        differs from the table.
-      TypeError: An item has an unsupported type.
-      tf.errors.InvalidArgumentError: A row number in a tensor is out of range.
+      IndexError: If a Python number is out of range, or a mask does not have
+        the length of the table.
+      TypeError: If an item has an unsupported type.
+      tf.errors.InvalidArgumentError: If a row number in a tensor is out of
+        range.
     """
     checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
@@ -209,8 +210,8 @@ def write(shards: Shards, verb: str, index: Any, value: Any) -> None:
 
     Raises:
       IndexError, TypeError: Same as for `read`.
-      ValueError: `value` does not broadcast to the shape of `table[index]`. No
-        shard is written.
+      ValueError: If `value` does not broadcast to the shape of `table[index]`.
+        No shard is written.
     """
     checks.check_devices_in_xla(shards)
     items = index if isinstance(index, tuple) else (index,)
@@ -365,8 +366,8 @@ def _read_slice(shards: Shards, selector: slice) -> tf.Tensor:
 def _read_mask(shards: Shards, mask: Any) -> tf.Tensor:
     mask = selectors.checked_mask(shards, mask)
     if mask.shape.rank > 1:
-        # Such a mask selects single elements of all rows, so the complete table
-        # is read.
+        # A mask of rank 2 or more selects single elements of all rows, so the
+        # complete table is read.
         return tf.boolean_mask(dense(shards), mask)
     return routing.gather(shards, tf.reshape(tf.where(mask), [-1]))
 

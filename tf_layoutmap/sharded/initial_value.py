@@ -37,7 +37,8 @@ def supports_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
 
 def accepts_shards(initializer: Callable[..., Any]) -> bool:
     """Returns whether a callable has arguments for the position of a shard."""
-    # TensorFlow's initializers name partition arguments only in messages.
+    # TensorFlow's initializers read partition arguments from `**kwargs`, so
+    # their signatures do not contain these arguments.
     return bool(
         _SHARD_ARGUMENTS & set(inspect.signature(initializer).parameters)
     )
@@ -49,7 +50,7 @@ def compute_full_value(
     dtype: tf.DType,
     name: str,
 ) -> Any:
-    """Calls an initializer with a shape, and with the dtype if it takes one.
+    """Calls an initializer with a shape, and with the dtype if supported.
 
     Raises:
       TypeError: If the initializer takes no shape.
@@ -81,7 +82,7 @@ def check_full_shape(
 
 
 class FullValue:
-    """Value of a full table. An initializer computes it once."""
+    """Value of a full table, which an initializer computes once."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class FullValue:
 
         Raises:
           TypeError: If the initializer takes no shape.
-          ValueError: If the shape of the returned value differs from the table.
+          ValueError: If the returned value and the table have different shapes.
         """
         # The value is computed once per graph, because a tensor of one graph
         # cannot be used in another graph.
@@ -156,7 +157,7 @@ class DrawnValue:
         """Stores the initializer, whose seed is drawn for the first shard.
 
         Args:
-          initializer: An initializer that `random_tensors` knows.
+          initializer: An initializer that `random_tensors` supports.
           shape: Shape of the table.
           dtype: Dtype of the table.
           name: Name of the table, for messages.
@@ -164,7 +165,7 @@ class DrawnValue:
         self._initializer = initializer
         self._shape = shape
         self._dtype = dtype
-        # Used if the seed of the initializer has an unknown type.
+        # This value is used if the seed of the initializer has an unknown type.
         self._full_value = FullValue(initializer, shape, dtype, name)
         self._tensor: random_tensors.RandomTensor | None = None
         self._is_seed_drawn = False
@@ -200,7 +201,8 @@ class DrawnValue:
         if partition.placement == "mod" and len(rows):
             start[0] = int(rows[0])
             return self._tensor.block(start, shape, partition.num_shards)
-        # No arithmetic rule describes the rows of a shard of other placements.
+        # For other placements, no arithmetic rule describes the rows of a
+        # shard.
         return tf.gather(
             self._tensor.block([0] * len(shape), self._shape), rows
         )
@@ -287,9 +289,9 @@ def of_shard(
       axis: The axis that is sharded.
 
     Raises:
-      TypeError: The initializer accepts none of the argument lists.
-      ValueError: The initializer requires an offset and the rows of a shard are
-        not contiguous, or the initializer returns a value of a wrong shape.
+      TypeError: If the initializer accepts none of the argument lists.
+      ValueError: If the initializer requires an offset and the rows of a shard
+        are not contiguous, or the initializer returns a value of a wrong shape.
     """
     part_shape, offset = list(shape), [0] * len(shape)
     part_shape[axis] = partition.sizes[shard]
@@ -348,7 +350,8 @@ def skip_shard(initializer: Any) -> bool:
       initializer: The result of `for_shards`.
 
     Returns:
-      Whether this is supported. If not, the value must be computed.
+      Whether the initializer supports this. If it does not, the caller must
+      compute the value.
     """
     if isinstance(initializer, FullValue):
         initializer.value()

@@ -82,10 +82,10 @@ class ShardedVariableMixin(
             contiguous.
 
         Raises:
-          TypeError: `variables` is not a list of `tf.Variable`s, or another
+          TypeError: If `variables` is not a list of `tf.Variable`s, or another
             argument has an unsupported type.
-          ValueError: The variables do not match each other, a variable occurs
-            twice, or their sizes do not fit `placement`.
+          ValueError: If the variables do not match each other, a variable
+            occurs twice, or their sizes do not fit `placement`.
         """
         checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
@@ -211,7 +211,7 @@ class ShardedVariableMixin(
         """Returns the truth value of a table with one element.
 
         Raises:
-          ValueError: The table does not have exactly one element.
+          ValueError: If the table does not have exactly one element.
         """
         if self.shape.num_elements() != 1:
             raise ValueError(
@@ -272,7 +272,7 @@ class ShardedVariableMixin(
           This table.
 
         Raises:
-          RuntimeError: The method is called inside a `tf.function`.
+          RuntimeError: If the method is called inside a `tf.function`.
           TypeError, ValueError: Same as for the constructor. The table is
             unchanged.
         """

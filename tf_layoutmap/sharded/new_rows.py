@@ -86,8 +86,8 @@ class _Bar:
 
     def __init__(self, num_bytes: int):
         """Starts the thread, and waits until it counts bytes."""
-        # Whether all values are computed, including values from the user's own
-        # variable creators. The bytes of these values are not counted.
+        # Whether all values are computed. The flag also covers the values of
+        # the user's own variable creators, whose bytes are not counted.
         self.is_complete = False
         self._num_bytes = num_bytes
         self._counts = threading.Event()

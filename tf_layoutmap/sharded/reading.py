@@ -65,9 +65,9 @@ class Reads:
           A tensor. Only shards that own a selected row are read.
 
         Raises:
-          IndexError, TypeError: The index does not fit the shape.
-          tf.errors.InvalidArgumentError: A tensor contains a row that is out of
-            range.
+          IndexError, TypeError: If the index does not fit the shape.
+          tf.errors.InvalidArgumentError: If a tensor contains a row that is out
+            of range.
         """
         found = indexing.read(self._shards(), index)
         for method, verb in (
@@ -99,8 +99,8 @@ class Reads:
           Shape `indices.shape + shape[1:]`.
 
         Raises:
-          TypeError: `indices` are not int32 or int64.
-          tf.errors.InvalidArgumentError: A row is out of range.
+          TypeError: If `indices` are not int32 or int64.
+          tf.errors.InvalidArgumentError: If a row is out of range.
         """
         return routing.gather(self._shards(), indices, name)
 
@@ -146,8 +146,9 @@ class Reads:
           Shape `indices.shape[:-1] + shape[k:]`.
 
         Raises:
-          ValueError: `k` is not in the range from 1 to the rank of the table.
-          tf.errors.InvalidArgumentError: An index is out of range.
+          ValueError: If `k` is not in the range from 1 to the rank of the
+            table.
+          tf.errors.InvalidArgumentError: If an index is out of range.
         """
         return indexing.gather_nd(self._shards(), indices, name)
 
@@ -168,7 +169,7 @@ class Reads:
             all rows of a shard.
 
         Raises:
-          NotImplementedError: The method is called inside a `tf.function`.
+          NotImplementedError: If the method is called inside a `tf.function`.
         """
         shards = self._own_shards
         if not tf.executing_eagerly():

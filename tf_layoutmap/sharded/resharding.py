@@ -23,8 +23,8 @@ def reshard(
     most one shard, old or new, is in memory twice.
 
     Args:
-      shards: The table. The variables of this table cannot be read afterwards.
-        If a function still uses these variables, it fails and does not read old
+      shards: The table. The old variables cannot be read afterwards. If a
+        function still uses them, the function fails and does not read old
         values.
       partition: The new partition of the rows.
       devices: Device of each new shard. None: the device of the first old

@@ -13,8 +13,8 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
     """Splits an index: new leading axes, item for axis 0, and other items.
 
     Raises:
-      IndexError: There are too many items, or several `...`.
-      TypeError: An array is used where it is not supported.
+      IndexError: If there are too many items, or several `...`.
+      TypeError: If an array is used where it is not supported.
     """
     rank = 1 + shards.row_shape.rank
     num_used = sum(item is not Ellipsis and item is not None for item in items)
@@ -42,8 +42,8 @@ def split(shards: Shards, items: tuple) -> tuple[int, Any, tuple]:
         if item is None:
             num_new_axes += 1
         elif item is Ellipsis and num_used < rank:
-            # `...` covers axis 0. It is also kept in `rest`, because `...` also
-            # covers other axes.
+            # `...` covers axis 0. `rest` also contains `...`, because `...`
+            # also covers other axes.
             rest = items[position:]
             break
         elif item is not Ellipsis:
@@ -136,8 +136,8 @@ def row_number(shards: Shards, row: Any) -> int:
     """Returns the row that a Python number selects, from 0 on.
 
     Raises:
-      IndexError: The number is out of range.
-      TypeError: `row` is not an integer.
+      IndexError: If the number is out of range.
+      TypeError: If `row` is not an integer.
     """
     num_rows = shards.num_rows
     try:
@@ -158,8 +158,8 @@ def checked_mask(shards: Shards, mask: Any) -> tf.Tensor:
     """Checks the shape of a mask, and returns the mask as a tensor.
 
     Raises:
-      IndexError: The shape of the mask differs from the first axes of the
-        table.
+      IndexError: If the shape of the mask differs from the leading dimensions
+        of the table's shape.
     """
     mask = tf.convert_to_tensor(mask, tf.bool)
     shape = shards.shape[: mask.shape.rank]

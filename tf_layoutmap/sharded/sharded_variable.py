@@ -54,9 +54,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
 
     An out-of-range row raises `tf.errors.InvalidArgumentError` before anything
     is written. Functions that XLA compiles cannot raise this error. In a
-    function that XLA compiles, a read with an out-of-range id returns NaN. A
-    write with an out-of-range id writes NaN to all rows of the call. If the
-    table has an integer dtype, tracing the function raises an error.
+    function that XLA compiles, a read with an out-of-range id returns NaN. If
+    an id is out of range, a write sets all rows that the call addresses to NaN.
+    If the table has an integer dtype, tracing the function raises an error.
     """
 
     __composite_gradient__ = gradient.ShardedVariableGradient()
@@ -110,8 +110,8 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
           trainable: Whether gradient tapes watch the shards.
 
         Raises:
-          TypeError, ValueError: An argument has an unsupported type, value or
-            shape.
+          TypeError, ValueError: If an argument has an unsupported type, value
+            or shape.
         """
         checks.check_type("name", name, str, "a string")
         axis = arguments.check_axis(axis, name)
@@ -227,7 +227,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
           sharded: A `ShardedVariable` of TensorFlow.
 
         Raises:
-          TypeError: `sharded` is not a `ShardedVariable` of TensorFlow.
+          TypeError: If `sharded` is not a `ShardedVariable` of TensorFlow.
         """
         checks.check_type(
             "sharded",
@@ -253,8 +253,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
         """Returns TensorFlow's own `ShardedVariable` of the same variables.
 
         Raises:
-          ValueError: The placement of rows is not supported. TensorFlow's class
-            assumes another placement, and its lookups would return wrong rows.
+          ValueError: If the placement of rows is not supported. TensorFlow's
+            class assumes another placement, and its lookups would return wrong
+            rows.
         """
         shards = self._own_shards
         if shards.axis != 0 or shards.partition.placement != "div":
@@ -265,7 +266,9 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                 f"{self.name!r}). Call `reshard` first."
             )
         for variable in shards.variables:
-            variable._set_save_slice_info(None)  # TensorFlow sets it again.
+            # TensorFlow's class does not accept variables with slice info, and
+            # computes the info itself.
+            variable._set_save_slice_info(None)
         return tf_private.TensorFlowShardedVariable(
             list(shards.variables), name=self.name
         )

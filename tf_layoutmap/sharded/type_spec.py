@@ -81,7 +81,7 @@ class ShardedVariableSpec(tf.TypeSpec):
     def devices(self) -> tuple[str, ...] | None:
         """The device of each shard.
 
-        None: all are on one CPU of this process.
+        None: all shards are on one CPU of this process.
         """
         return self._devices
 

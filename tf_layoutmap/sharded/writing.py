@@ -45,8 +45,8 @@ class Writes:
             values.
 
         Raises:
-          ValueError: The shape of `value` differs from the table. No shard is
-            written.
+          ValueError: If `value` and the table have different shapes. No shard
+            is written.
         """
         return self._assign("assign", value, use_locking, name, read_value)
 
@@ -179,10 +179,10 @@ def _scatter_method(verb: str) -> Callable:
           This table.
 
         Raises:
-          TypeError: `sparse_delta` is not a `tf.IndexedSlices`, or its
+          TypeError: If `sparse_delta` is not a `tf.IndexedSlices`, or its
             indices are not int32 or int64.
-          ValueError: `values` have another shape or dtype.
-          tf.errors.InvalidArgumentError: A row is out of range. No shard is
+          ValueError: If `values` have another shape or dtype.
+          tf.errors.InvalidArgumentError: If a row is out of range. No shard is
             written.
         """
     return scatter
@@ -212,9 +212,9 @@ def _scatter_nd_method(verb: str) -> Callable:
           This table.
 
         Raises:
-          ValueError: `k` or the shape of `updates` does not fit.
-          tf.errors.InvalidArgumentError: An index is out of range. No shard is
-            written.
+          ValueError: If `k` or the shape of `updates` does not fit.
+          tf.errors.InvalidArgumentError: If an index is out of range. No shard
+            is written.
         """
     return scatter_nd
 

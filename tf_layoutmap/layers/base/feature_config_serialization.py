@@ -34,7 +34,8 @@ def to_config(
     """Returns a feature config as plain values, the input of `from_config`.
 
     Initializers that Keras cannot serialize are omitted. A loaded layer does
-    not need them, because its rows are restored from the saved weights.
+    not need these initializers, because its rows are restored from the saved
+    weights.
 
     Args:
       feature_config: Nested structure of `FeatureConfig`.

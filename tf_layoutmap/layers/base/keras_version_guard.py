@@ -66,7 +66,7 @@ def _check_version(
     own: tuple[str, str],
     other: tuple[str, str],
 ) -> None:
-    """Raises if the other Keras version calls `layer` or created `inputs`.
+    """Checks that the other Keras version neither calls nor feeds `layer`.
 
     Args:
       layer: The called layer.

@@ -52,7 +52,7 @@ class KeyTable:
         """Creates the embedding; `build` creates its variables.
 
         Args:
-          layer: Name of the layer. Initial values depend on it.
+          layer: Name of the layer. Initial values depend on this name.
           settings: Settings of the vocabulary.
           dim: Number of columns.
           initializer: Initializer of the layer.
@@ -162,7 +162,7 @@ class KeyTable:
 
         Args:
           keys: Keys of any shape, int64 or strings.
-          marks_variable: The mark weight. Its gradient identifies the step.
+          marks_variable: The mark weight, whose gradient identifies the step.
           is_trained: Whether the layer is trainable.
 
         Returns:

@@ -424,7 +424,7 @@ def _rows_of(
 
 
 def check_constraint_supported(name: str) -> None:
-    """Raises if a layer has a constraint and is on parameter servers."""
+    """Raises an error if a layer on parameter servers has a constraint."""
     if strategies.on_servers():
         raise NotImplementedError(
             "Argument `embeddings_constraint` must be None on parameter "
@@ -434,7 +434,7 @@ def check_constraint_supported(name: str) -> None:
 
 
 def check_one_replica(name: str) -> None:
-    """Raises if there are several replicas, which would each apply a step."""
+    """Raises an error if several replicas would each apply a step."""
     strategies.warn_of_wrong_sums()
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:

@@ -66,7 +66,8 @@ def count_shards(
       where: The layer, for messages.
 
     Raises:
-      TypeError, ValueError: If both arguments are given, or one is invalid.
+      TypeError, ValueError: If both `num_shards` and `partitioner` are set, or
+        one of them is invalid.
     """
     if num_shards is not None and partitioner is not None:
         raise ValueError(
@@ -133,8 +134,8 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
         return ids
     if ids.dtype.is_integer and ids.dtype != tf.uint64:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    # Ids can be floats: a Keras Sequential model without an Input casts all
-    # numbers to floats.
+    # Ids can be floats, because a Keras Sequential model without an Input casts
+    # all numbers to floats.
     exact = (
         2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
         if ids.dtype.is_floating
@@ -208,7 +209,7 @@ class EmbeddingCore(LayerBase):
             vocabulary admits.
           output_dim: Number of columns of the table.
           num_shards: Maximum number of shards; 1 by default. On a mesh, neither
-            `num_shards` nor `partitioner` may be given.
+            `num_shards` nor `partitioner` may be set.
           partitioner: A partitioner of `tlm.partitioners`, an alternative to
             `num_shards`.
           embeddings_initializer: Name or object of a Keras initializer, or a
@@ -237,8 +238,8 @@ class EmbeddingCore(LayerBase):
 
         Raises:
           TypeError, ValueError: If an argument is invalid, or if `optimizer` is
-            given and the layer's variables are not float32. A layer with an
-            open vocabulary also raises this error if it has a regularizer or a
+            set and the layer's variables are not float32. A layer with an open
+            vocabulary also raises this error if it has a regularizer or a
             constraint, has no optimizer, or has an initializer that cannot draw
             the values of a single key.
         """

@@ -130,14 +130,14 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. Can be None if a tape already records,
-        as for any other weight. A true value declares that a tape will record
-        later, for a `tf.function` that is traced before the tape starts.
+      training: The argument of the call. It can be None if a tape already
+        records, as for any other weight. A true value declares that a tape will
+        record later, for a `tf.function` that is traced before the tape starts.
     """
     if training:
         return True
-    # `tf.recompute_grad` runs its function first without a tape. Later it
-    # computes gradients for the variables that this first run accessed.
+    # `tf.recompute_grad` runs its function first without a tape. In a later
+    # run, gradients are computed for the variables that the first run accessed.
     tf_private.variable_accessed(weight)
     return tf_private.could_possibly_record() and (
         tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
@@ -383,7 +383,7 @@ class EmbeddingSteps:
         )
 
     def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
-        """Returns the shape of each feature's activations for given inputs."""
+        """Returns the shape of each feature's activations for `inputs`."""
         return activation_shapes(self.spec, self.feature_config, inputs)
 
     def is_packed(self, inputs: Any) -> bool:

@@ -279,7 +279,7 @@ class FullTableConstraint:
 def loss_of_rows(
     regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the loss of the rows of `ids`. Each row is counted once."""
+    """Returns the loss of the rows that `ids` select, each counted once."""
     distinct, _ = tf.unique(tf.reshape(ids, [-1]))
     return regularizer(table.sparse_read(distinct))
 

@@ -43,10 +43,10 @@ def read_feature_config(
     table_stacking: Any,
     layer: str,
 ) -> Any:
-    """Returns the feature config, which has two alternative arguments.
+    """Returns the feature config from one of two alternative arguments.
 
     Raises:
-      TypeError: If both arguments were given, or none.
+      TypeError: If both arguments or neither of them are set.
       ValueError: If `table_stacking` is not a value that keras-rs accepts.
     """
     if (feature_config is None) == (feature_configs is None):

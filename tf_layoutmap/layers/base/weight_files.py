@@ -84,7 +84,7 @@ def load_table(
     """Reads a table from an array that `save_table` or Keras wrote.
 
     Raises:
-      ValueError: If the shape of the array differs from the variable. In this
+      ValueError: If the array and the variable have different shapes. In this
         case, no variable is changed.
     """
     value = _read_checked(store, key, table)
@@ -117,7 +117,7 @@ def check_table(store: Any, key: str, variable: Any) -> None:
       variable: A table, or any other variable.
 
     Raises:
-      ValueError: If the shape of the array differs from the variable.
+      ValueError: If the array and the variable have different shapes.
     """
     _read_checked(store, key, variable)
 

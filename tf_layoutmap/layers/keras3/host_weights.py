@@ -175,8 +175,8 @@ class ShardWeight(ShardOfTable, keras.Variable):
 
     @property
     def value(self):
-        # The check is in this property, because optimizers read it before they
-        # write a variable.
+        # The check is in this property, because optimizers read the property
+        # before they write a variable.
         if not self._is_only_shard:
             optimizer = keras_private.applying_optimizer()
             tables.check_supports_shards(

@@ -120,7 +120,7 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
       False, no variable was changed.
 
     Raises:
-      ValueError: If the shape of an array differs from its variable. In this
+      ValueError: If an array and its variable have different shapes. In this
         case, no variable is changed.
     """
     joined = [
@@ -206,7 +206,7 @@ class _JoinedList(tf_private.Trackable):
         self._self_update_uid = value
 
     def take_over_deferred(self) -> None:
-        """Takes over the restored values of variables that do not exist yet.
+        """Moves the restored values of future variables to this object.
 
         The optimizer's original list would select the value of a variable by
         the variable's index in the list. In a file, however, the slot variables

@@ -80,7 +80,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     own ops.
 
     The table is updated when the model's optimizer is applied, in `fit` and
-    `train_on_batch`. In a custom training loop, it is updated when
+    `train_on_batch`. In a custom training loop, the table is updated when
     `apply_gradients` is called with the gradients of `trainable_variables`. The
     layer may be called several times in a step. If the model's optimizer scales
     the loss, the scale is removed from the gradients of the table. Other

@@ -64,8 +64,8 @@ class StepWeight(TakesGradients, keras.Variable):
         """Applies a step to the tables, with a sum of marks as `value`.
 
         Raises:
-          RuntimeError: If the method is not called by an optimizer, but by
-            `set_weights` for example. Keras' weights do not contain the tables.
+          RuntimeError: If the caller is not an optimizer, for example if it is
+            `set_weights`. Keras' weights do not contain the tables.
           ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()

@@ -120,7 +120,7 @@ def apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Passes tables their gradients, and applies all other gradients."""
+    """Passes gradients to tables, and applies all other gradients."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
@@ -144,7 +144,7 @@ def legacy_apply_gradients(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Does the same as `apply_gradients`, for legacy optimizers."""
+    """Implements `apply_gradients` for legacy optimizers."""
     pairs = list(grads_and_vars)
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
@@ -179,7 +179,7 @@ def legacy_create(
 
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
-    """Raises if a legacy .h5 file would not contain all tables of a layer."""
+    """Raises an error if a legacy .h5 file would omit tables of a layer."""
     weights = original(layer)
     for one in weights:
         missing = (
@@ -239,7 +239,7 @@ def _is_summed(optimizer, args, kwargs) -> bool:
 
 
 def _check_supports_shards(optimizer, pairs) -> None:
-    """Raises if the optimizer does not support shards as weights."""
+    """Raises an error if the optimizer does not support shards as weights."""
     for _, variable in pairs:
         table = _table_in_shards(variable)
         if table is not None:
@@ -257,7 +257,7 @@ def _table_in_shards(variable) -> ShardedVariable | None:
 
 
 def _check_slots_can_restore(optimizer, model_variable) -> None:
-    """Raises if slot variables are created after a checkpoint is restored.
+    """Raises an error if slot variables are created after a restore.
 
     A checkpoint contains the slot variables of all shards of a table as one
     array. tf_keras can restore this array only into the lists of an optimizer

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class TrainedTable(SelfTrained, ShardedVariable):
     """A full table, trained by a `RowOptimizer`.
 
-    For tf_keras, this is one weight with the table's shape, and a tape computes
-    one gradient for the weight. The model's optimizer passes this gradient to
-    the table inside `apply_gradients` and creates no slot variables.
-    Predictions do not train the table.
+    For tf_keras, the table is one weight, and a tape computes one gradient for
+    the weight. The model's optimizer passes this gradient to the table inside
+    `apply_gradients` and creates no slot variables. Predictions do not train
+    the table.
     """
 
     # tf_keras reads this attribute of every weight.

@@ -1,8 +1,9 @@
-"""Contexts: the layers and variables that use one layout map.
+"""Contexts, which hold the layers and variables of one layout map.
 
-Layers and variables that are created under a scope belong to its context. A
-context assigns a layout to each variable. It initializes the variables when
-their layer is built, and reports keys of the map that match no variable.
+Layers and variables that are created under a scope belong to the context of the
+scope. A context assigns a layout to each variable. The context initializes the
+variables when their layer is built, and reports keys of the map that match no
+variable.
 """
 
 import threading
@@ -107,7 +108,7 @@ class MeshContext:
           variable: Variable to initialize even if its layer is not built.
 
         Raises:
-          ValueError: A layout does not fit its variable. No variable is
+          ValueError: If a layout does not fit its variable. No variable is
             allocated in this case.
         """
         registry = self.registry
@@ -248,10 +249,10 @@ def context_of(thing: Any) -> MeshContext | None:
 def context_of_new_variable() -> tuple[MeshContext | None, Any, bool]:
     """Returns the context and owner of the variable that is being created.
 
-    The innermost creator that has a context determines the context. Therefore,
-    variables of a layer that is built later belong to the context in which the
-    layer was created. If no creator has a context, the open scope determines
-    it.
+    If several objects are creating the variable, the innermost one that has a
+    context determines the context. Therefore, variables of a layer that is
+    built later belong to the context in which the layer was created. If no
+    creator has a context, the open scope determines the context.
 
     Returns:
       The context or None; a weak reference to the layer that creates the

@@ -1,8 +1,8 @@
 """Lookups and updates of Keras tables whose rows are sharded over a mesh.
 
-DTensor gathers the full table for each lookup of rows. It also gathers the full
-table when an optimizer divides an update by a slot variable. The functions of
-this module let each device look up and update only the rows that it owns.
+DTensor gathers the full table for each lookup of rows. DTensor also gathers the
+full table when an optimizer divides an update by a slot variable. The functions
+of this module let each device look up and update only the rows that it owns.
 """
 
 from collections.abc import Callable
@@ -74,10 +74,10 @@ def embedding_call(
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of `ids`, as a replicated tensor.
+    """Returns the table rows at `ids`, as a replicated tensor.
 
     Args:
-      weight: Table for which `axis_of` is not None.
+      weight: Table for which `axis_of` returns a mesh axis.
       ids: int32 or int64 tensor of any shape, on the mesh.
     """
     # `ids` is replicated before the reshape, because DTensor cannot reshape
@@ -98,7 +98,7 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
     """Adds rows to a table, or subtracts them if `sign` is -1.
 
     Args:
-      variable: Table for which `axis_of` is not None.
+      variable: Table for which `axis_of` returns a mesh axis.
       slices: Rows to add. Values of repeated indices are summed.
       sign: 1 or -1.
     """

@@ -2,7 +2,7 @@
 
 The devices of a mesh cannot exchange strings or hold lookup tables. Therefore,
 the host computes some layers of a Functional or Sequential model for each
-batch, if they are directly after the inputs of the model:
+batch, if these layers directly follow the inputs of the model:
 
 * layers that look up strings or integers, such as `StringLookup`,
   `TextVectorization` and `Hashing`;
@@ -59,8 +59,8 @@ class HostLayers:
         Args:
           functional: The model.
           layers: The layers that run on the host.
-          results: Symbolic tensors that the host passes to the mesh. They
-            include inputs of the model that the mesh uses directly.
+          results: Symbolic tensors that the host passes to the mesh. The
+            results include inputs of the model that the mesh uses directly.
         """
         self.functional = functional
         self.layers = layers
@@ -68,7 +68,7 @@ class HostLayers:
         self.on_mesh = keras.Function(results, functional._outputs_struct)
 
     def compute(self, inputs: Any) -> list[Any]:
-        """Returns the host results of a batch that the mesh uses.
+        """Returns the host results that the mesh uses for a batch.
 
         Args:
           inputs: Inputs of the model, as host values.

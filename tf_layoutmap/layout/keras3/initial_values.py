@@ -1,6 +1,6 @@
 """Creates the DVariable of a weight from its initializer and layout.
 
-Initial values do not depend on the mesh: they are bitwise identical to the
+Initial values do not depend on the mesh, and are bitwise identical to the
 values that the initializer returns on one device. Constants and the random
 initializers of Keras, tf_keras and TensorFlow compute each shard on its device
 (`random_tensors`), so no device holds a full sharded weight. All other initial

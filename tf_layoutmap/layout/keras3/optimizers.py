@@ -4,8 +4,8 @@ Optimizer variables are placed on the mesh of the weights. Sparse gradients are
 applied to sharded tables without gathering the tables.
 
 `move_model_state` moves metrics, seeds and optimizer variables that were
-created outside a scope to the mesh of the model. It does not move weights: a
-weight that was created outside the scope raises `ValueError`.
+created outside a scope to the mesh of the model. `move_model_state` raises
+`ValueError` if a weight was created outside the scope.
 """
 
 from collections.abc import Callable, Iterable
@@ -64,7 +64,7 @@ def move_model_state(model: Any, context: MeshContext) -> None:
     Weights of layers that run on the host stay on the host.
 
     Raises:
-      ValueError: A weight was built outside the scope.
+      ValueError: If a weight was built outside the scope.
     """
     on_host = {id(weight) for weight in host_layers.host_weights_of(model)}
     for variable in model.variables:
@@ -172,9 +172,9 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     """Divides; on a mesh, divides only the rows that a sparse update contains.
 
     Keras also searches for rows in which the divisor is zero. This function
-    does not, because the number of such rows is known only at run time and
-    DTensor requires static sizes. An optimizer's update has no such rows,
-    because the divisors of optimizers are above zero.
+    omits the search, because the number of such rows is known only at run time
+    and DTensor requires static sizes. The search is not necessary for
+    optimizers, because their divisors are positive.
     """
     context, axes = _apply_state.get()
     if (
@@ -304,9 +304,9 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
 def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
     """Returns a gradient that has the same layout as its weight.
 
-    Without this, DTensor propagates layouts from the optimizer back into the
-    computation of the gradient. Some operations there do not support these
-    layouts.
+    Without this function, DTensor propagates layouts from the optimizer back to
+    the operations that compute the gradient. Some of these operations do not
+    support the layouts.
     """
     if not isinstance(variable, MeshVariable) or not isinstance(
         gradient, tf.Tensor

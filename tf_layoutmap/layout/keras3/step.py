@@ -6,8 +6,8 @@ The module contains three groups of functions:
 * The `make_*_function` functions return the step that `fit`, `evaluate` and
   `predict` run for each batch.
 * `update_state` and the functions after it replace parts of metrics and losses.
-  DTensor does not support the original functions, or computes them incorrectly
-  if a sample is sharded. The results match Keras without a mesh.
+  DTensor does not support the original functions, or computes wrong results if
+  a sample is sharded. The results match Keras without a mesh.
 """
 
 import threading
@@ -327,7 +327,7 @@ def _without_optional(x: Any) -> Any:
 def update_state(
     original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Updates compiled metrics; each sample is unsharded.
+    """Updates compiled metrics, with unsharded samples.
 
     Metrics that rank the classes, such as top-k accuracy, require all classes
     of a sample on one device.
@@ -395,7 +395,7 @@ def scatter(
 ) -> Any:
     """Computes `keras.ops.scatter`; on a mesh, as a segment sum.
 
-    An index outside the shape raises an error on a mesh, too.
+    On a mesh, an index outside the shape also raises an error.
     """
     mesh = tracing.mesh_of_trace()
     indices = tf.convert_to_tensor(indices)

@@ -68,8 +68,8 @@ class MeshVariable(keras.Variable):
             initializer = _Constant(value)
         super().__init__(initializer, shape, dtype, *args, **kwargs)
         # A gradient tape watches a DVariable only if it is created as
-        # trainable. The layer may be frozen at that time and trained later.
-        # Therefore, the initial value of `trainable` is stored.
+        # trainable. A layer may be frozen when the DVariable is created, and
+        # trained later. Therefore, the initial value of `trainable` is stored.
         self._made_trainable = self.trainable
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
@@ -125,7 +125,8 @@ class MeshVariable(keras.Variable):
             return value
         # If the variable were not gathered, one mesh axis would shard two
         # dimensions of a product. DTensor then raises an error or pairs the
-        # shards incorrectly. The gradient is sharded again.
+        # shards incorrectly. The gradient of the gathered weight is sharded
+        # again.
         return captured_tensors.gathered_along(
             axes, tf.convert_to_tensor(value), self._value.layout
         )

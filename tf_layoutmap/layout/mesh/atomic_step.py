@@ -97,14 +97,15 @@ def is_waiting(value: Any, token: Any, written: set[int]) -> bool:
 
 
 def with_dependency(tensors: list[Any], mesh: Mesh) -> list[Any]:
-    """Returns `tensors` and a token; all wait for `tensors` on all devices.
+    """Returns copies of `tensors` and a token that wait for all devices.
 
     Args:
       tensors: Symbolic tensors of a function for `mesh`.
       mesh: `dtensor.Mesh`.
 
     Returns:
-      The same tensors, followed by the token, a float32 scalar zero.
+      Copies of `tensors`, followed by the token, a float32 scalar zero. Each
+      copy is available when all of `tensors` are computed on all devices.
     """
     names = mesh.dim_names
     zeros = tf.zeros([mesh.dim_size(name) for name in names])
@@ -181,7 +182,8 @@ class AtomicStep:
           tensors: Symbolic tensors.
 
         Returns:
-          The same tensors, after all of them are computed on all devices.
+          Copies of `tensors` that are available when the values and `tensors`
+          are computed on all devices.
         """
         pending = list(self.pending.values())
         self.pending.clear()
@@ -274,7 +276,7 @@ def applying(mesh: Mesh | None, gradients: Any) -> Iterator[Any]:
 
 
 # Attribute that is set on variables that an inner function reads or writes.
-# Their writes are not delayed.
+# Writes to these variables are not delayed.
 _NEVER_DELAYED = "_written_in_inner_functions"
 
 

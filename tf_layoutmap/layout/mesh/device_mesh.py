@@ -6,7 +6,7 @@ corrects the behavior of DTensor only on registered meshes (`is_registered`).
 
 `grappler_disabled` disables Grappler, TensorFlow's graph optimizer, for
 functions on a mesh. DTensor creates a function for each device, and Grappler
-optimizes each of them separately. This optimization takes about a third of the
+optimizes each function separately. This optimization takes about a third of the
 time of the first step, and it does not make later steps faster
 (`docs/benchmarks.md`). In addition, Grappler's cost model cannot infer the
 shapes of some matrix products and writes "Incompatible Matrix dimensions" to
@@ -60,7 +60,7 @@ def is_registered(mesh: Mesh) -> bool:
 
 
 def axes_of_layout(layout: Layout) -> tuple[str | None, ...]:
-    """Returns the mesh axis of each dimension, None if it is unsharded."""
+    """Returns the mesh axis of each dimension; None if unsharded."""
     return tuple(
         None if spec == dtensor.UNSHARDED else spec
         for spec in layout.sharding_specs
@@ -89,7 +89,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
     Raises:
       TypeError: If `device_type` is not a string.
-      ValueError: If `device_type` is another string.
+      ValueError: If `device_type` is a string but not one of these three.
     """
     if device_type is None:
         for kind in ("tpu", "gpu"):
@@ -243,8 +243,8 @@ def prepare_process(mesh: Mesh | None = None) -> None:
     """Installs the patches that meshes need, on the first call.
 
     The package calls this function whenever it creates a mesh, a layout map or
-    a tensor on a mesh. The reason is that the patches should be installed
-    before DTensor's device is created.
+    a tensor on a mesh, because the patches must be installed before DTensor's
+    device is created.
 
     Args:
       mesh: The mesh to register. None if the mesh is not known yet.

@@ -4,17 +4,18 @@
 support to messages with a remedy.
 
 By default, each device runs ops from a queue, and the program gets the error of
-an op only when it reads a result. This has three disadvantages:
+an op only when it reads a result. The queues have three disadvantages:
 
 * The queue raises the error again in the next op, which did not cause it.
-* If the error occurs before a copy to the mesh, every later op raises it.
+* If the error occurs before a copy to the mesh, every later op raises this
+  error.
 * If the queues of several devices contain an error, TensorFlow frees memory
   twice, which ends the process.
 
 Therefore, this package runs ops on a mesh synchronously: an op returns when all
 devices are done, and raises its own error (`reset_device`, `errors_once`). If a
 program used DTensor before this package, its device has queues. `queued_error`
-removes the errors in them.
+removes the errors in these queues.
 """
 
 import contextlib
@@ -96,8 +97,8 @@ def explain_error(
     Args:
       model: Model whose step runs.
       kind: Step of the model: `"train"`, `"test"` or `"predict"`.
-      graph: Function that returns the graph of the step, or None. It is called
-        only after an error.
+      graph: Function that returns the graph of the step, or None. The function
+        is called only after an error.
 
     Raises:
       UnsupportedByDTensorError: If DTensor does not support an op of the step.
@@ -241,7 +242,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def errors_once(mesh: Mesh) -> Iterator[None]:
-    """Raises an error in the context only once, by clearing the queues."""
+    """Clears the queues after an error, so that the error is raised once."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -275,7 +276,7 @@ def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
 
 
 def _probe_of(mesh: Mesh) -> Any:
-    """Returns a tensor on `mesh`; a copy of it raises queued errors."""
+    """Returns a tensor on `mesh`; copying this tensor raises queued errors."""
     key = mesh.to_string()
     with _lock:
         probes = tf_private.kept_with_device("probes")
@@ -347,8 +348,8 @@ def copy_to_mesh(
         and (not tf_private.has_output_layout())
     ):
         # If a step failed and the program has not read its results, its error
-        # is still queued. The error is raised here, as TensorFlow's copy would
-        # raise it, but the next copy succeeds.
+        # is still queued. The error is raised here, as in TensorFlow's own
+        # copy, but the next copy succeeds.
         error = queued_error(layout.mesh)
         if error is not None:
             raise error

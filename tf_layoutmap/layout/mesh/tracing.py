@@ -2,10 +2,10 @@
 
 `default_mesh` sets the mesh and the axis that shards batches. A `TraceStage`
 describes how a `tf.function` of user code is traced. When the function first
-reads a weight on a mesh, the package finds that it must run on this mesh, and
-traces it again (`require_mesh`). When the function reaches a loop that cannot
-be unrolled, the package finds that it must be replicated, and traces it again
-(`require_replication`).
+reads a weight on a mesh, the trace ends, and the function is traced again for
+this mesh (`require_mesh`). When the function reaches a loop that cannot be
+unrolled, the trace ends, and the function is traced again with all tensors
+replicated (`require_replication`).
 
 Some ops fail or return another shape if a sample is sharded. Because DTensor
 propagates layouts backwards from the consumers of a result, a sample can become
@@ -88,9 +88,9 @@ def pin_keeping_rows(
     """Returns `pin(x, mesh)`, whose gradient stays `tf.IndexedSlices`.
 
     DTensor's gradient of a relayout converts `tf.IndexedSlices` to a dense
-    tensor, which sums repeated ids. Keras' optimizers on TensorFlow apply
-    repeated ids one by one, so an optimizer that squares gradients would
-    compute a different update.
+    tensor, which sums the gradients of repeated ids. Keras' optimizers on
+    TensorFlow apply the gradients of repeated ids one by one, so an optimizer
+    that squares gradients would compute a different update.
 
     Args:
       pin: `pin_replicated` or `pin_unsharded_samples`.
@@ -259,8 +259,8 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
         except BaseException as raised:
             error = raised
     if error is not None:
-        # `errors_once` encloses the scope, because it runs operations that read
-        # queued errors from the devices.
+        # `errors_once` encloses the scope, because `errors_once` runs
+        # operations that read queued errors from the devices.
         with errors.errors_once(mesh):
             raise error
 
@@ -278,8 +278,9 @@ def mesh_of_trace() -> Mesh | None:
 def mesh_of_operation() -> Mesh | None:
     """Returns the mesh on which a new operation runs, or None.
 
-    TensorFlow's own `default_mesh` is included if the mesh was passed to this
-    package. Functions of `tf.data` run on the host, so the result is None.
+    The mesh of TensorFlow's own `default_mesh` is also returned if it was
+    passed to this package. Functions of `tf.data` run on the host, so the
+    result is None.
     """
     mesh = mesh_of_trace()
     # If an error occurs, TensorFlow's `default_mesh` resets the device, but

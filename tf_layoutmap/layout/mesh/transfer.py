@@ -129,8 +129,8 @@ def to_mesh(value: TensorLike, layout: Layout) -> tf.Tensor:
       layout: `dtensor.Layout` of the result.
 
     Returns:
-      An eager DTensor. It shares no memory with `value`, except that a value on
-      a mesh with the same layout is returned unchanged.
+      An eager DTensor. The result shares no memory with `value`, unless `value`
+      is on a mesh with the same layout and is returned unchanged.
 
     Raises:
       ValueError: If `layout` does not fit the shape.
@@ -155,7 +155,8 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
 
     Args:
       value: numpy array or eager tensor.
-      layout: `dtensor.Layout` of the result. It must fit the padded shape.
+      layout: `dtensor.Layout` of the result. The layout must fit the padded
+        shape.
     """
     prepare_process(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
@@ -190,8 +191,8 @@ def _part(tensor: Any, slices: tuple[slice, ...]) -> Any:
 def to_host(tensor: tf.Tensor | tf.Variable) -> np.ndarray:
     """Returns the unsharded value of a DTensor or variable as an array.
 
-    With several clients this is a collective operation: all clients must call
-    it.
+    With several clients, this function is a collective operation that all
+    clients must call.
     """
     prepare_process()
     shape = cast("tuple[int, ...]", tuple(tensor.shape))
@@ -252,7 +253,8 @@ def _to_host(tensor: Any, layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    # `numpy()` of a scalar does not return an array. This also makes a copy.
+    # `np.array` is called because `numpy()` of a scalar does not return an
+    # array, and because the result must be a copy.
     return np.array(tensor.numpy(), tensor.dtype.as_numpy_dtype)
 
 
@@ -275,8 +277,8 @@ def layout_of_batch(shape: Any, mesh: Mesh, batch_dim: str | None) -> Layout:
 def to_batch(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns one tensor of a batch on `mesh`, sharded along `batch_dim`.
 
-    The tensor is replicated if `batch_dim` is None or does not divide the first
-    dimension, and if it contains strings. None and tensors on a mesh are
+    The tensor is replicated if it contains strings, or if `batch_dim` is None
+    or does not divide the first dimension. None and tensors on a mesh are
     returned unchanged.
 
     Raises:

@@ -12,8 +12,8 @@ In DTensor's documentation, checkpoints are saved with the option
 tensors on a mesh, and the slices are on the host.
 
 `PaddedVariable` holds a table whose number of rows the mesh does not divide.
-Its DTensor has rows of padding after the last row. Shapes, reads, files and
-exports of the variable do not contain the padding.
+The DTensor of this variable has rows of padding after the last row. Shapes,
+reads, files and exports of the variable do not contain the padding.
 
 `make` removes the variable name from handles. The name is an attribute of an
 op, and DTensor compiles an op again for each set of attributes. With names, the
@@ -21,9 +21,9 @@ op would be compiled separately for each weight.
 
 A layer can also hold a `tf.Variable` on the host that Keras does not track. An
 op on a mesh can read such a variable correctly, but cannot write it correctly.
-The reason is that every device writes: four devices increment a counter four
-times. Therefore, eager writes run on the host, and a write in a function for a
-mesh raises an error.
+The reason is that every device runs the write. For example, four devices
+increment a counter four times. Therefore, eager writes run on the host, and a
+write in a function for a mesh raises an error.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def saveables(original: Callable, variable: DVariable) -> dict:
 
     Args:
       original: The replaced function of TensorFlow.
-      variable: A variable. The variable. If it is stored as bfloat16
+      variable: A variable. If this variable is stored as bfloat16
         (`save_as_bf16`), TensorFlow's function is used.
     """
     if variable.save_as_bf16 or not are_slices():

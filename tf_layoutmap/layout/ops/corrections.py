@@ -4,7 +4,8 @@
 every caller. The corrected op is called while a function is traced for a mesh
 of this package, and eagerly if an input is on such a mesh. Otherwise the
 original op is called. The original op is also called in
-`dtensor.call_with_layout`, because it gives every eager result the same layout.
+`dtensor.call_with_layout`, because `call_with_layout` gives every eager result
+the same layout.
 
 Most corrections replicate inputs. Without a correction, each device applies the
 op to its shard as if the shard were the full tensor. One example is a
@@ -80,8 +81,9 @@ def static_array(x: Any) -> np.ndarray | None:
 def as_constant(x: Any) -> Any:
     """Returns `x` as a constant if it is an integer with a static value.
 
-    DTensor requires constants for many sizes and positions. It can evaluate
-    fewer ops than TensorFlow, so this function evaluates them before DTensor.
+    DTensor requires constants for many sizes and positions. DTensor can
+    evaluate fewer ops than TensorFlow, so this function computes the constant
+    before DTensor compiles the function.
     """
     if (
         not tf.is_symbolic_tensor(x)
@@ -198,7 +200,8 @@ def concat(
 def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
     """Returns the parts that are not empty; all parts if all are empty.
 
-    Empty parts are removed because their gradient ends the process.
+    Empty parts are removed because the gradient of an empty part ends the
+    process.
     """
     parts = [
         x
@@ -321,8 +324,8 @@ def bias_add(
     value, bias = tf.convert_to_tensor(value), tf.convert_to_tensor(bias)
     if data_format != "NCHW" or value.shape.rank in (None, 2):
         return original(value, bias, data_format=data_format, name=name)
-    # The bias is replicated, because it gets dimensions of size 1, which cannot
-    # be sharded.
+    # The bias is replicated, because the reshape adds dimensions of size 1,
+    # which cannot be sharded.
     bias = tf.reshape(
         tracing.pin_replicated(bias, mesh), [-1, *[1] * (value.shape.rank - 2)]
     )

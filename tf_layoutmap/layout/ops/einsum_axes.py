@@ -19,9 +19,9 @@ def without_ellipsis(equation: str, ranks: Sequence[int]) -> str:
       ranks: Rank of each operand.
 
     Returns:
-      The new equation. The result is `equation` if it has no ellipsis. It is
-      also `equation` if the ellipses have different lengths, because the
-      operands are then broadcast.
+      The new equation. The result is `equation` if it has no ellipsis. The
+      result is also `equation` if the ellipses have different lengths, because
+      the operands are then broadcast.
     """
     equation = equation.replace(" ", "")
     hidden = {
@@ -60,7 +60,8 @@ def first_dim_may_be_sharded(equation: str) -> list[bool]:
     """Returns whether the first dimension of each operand may be sharded.
 
     All other dimensions must be unsharded. The first dimensions of both
-    operands may then be sharded, unless both have different summed labels.
+    operands may then be sharded, unless their labels differ and the einsum sums
+    over both labels.
 
     >>> first_dim_may_be_sharded("abde,dec->abc")
     [True, True]

@@ -5,8 +5,8 @@ its gradient. DTensor cannot place a TensorList on a mesh. Therefore, if the
 number of steps is known during tracing, the steps are traced one after another
 without a loop. In `fit`, the number of steps is known, because all shapes are
 static. TensorFlow creates all loops in one Python function, which `while_loop`
-replaces. Such loops are in recurrent layers, `tf.while_loop`, `map_fn`, `scan`,
-AutoGraph and keras.ops.
+replaces. Recurrent layers, `tf.while_loop`, `map_fn`, `scan`, AutoGraph and
+keras.ops call this function.
 
 `UnrolledArray` replaces `tf.TensorArray` by a list of tensors. `rnn` sets
 `unroll=True` in the function that runs the recurrent layers of Keras 3 and
@@ -304,8 +304,8 @@ def array_for_graphs(original: type, corrected: Any) -> type:
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             mesh = _current_mesh()
             if mesh is None or kwargs.get("flow") is not None:
-                # An array with a flow already exists. For example, it is passed
-                # to a loop.
+                # If a flow is passed, the array already exists. For example,
+                # the array is passed to a loop.
                 return super().__new__(cls)
             return UnrolledArray(mesh, *args, **kwargs)
 

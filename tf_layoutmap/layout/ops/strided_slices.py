@@ -5,8 +5,8 @@ DTensor has three defects, which this module works around:
 * If a slice adds a dimension and omits other dimensions, such as `x[:, None]`,
   DTensor reads past the end of the slice and ends the process.
 * If a stride is negative, DTensor treats each shard as the full tensor.
-* If the end of the slice is computed, DTensor returns an empty slice. The
-  functions of this module raise an error instead.
+* If the end of the slice is computed, DTensor returns an empty slice. This
+  module raises an error for such slices.
 
 TensorFlow describes a slice with vectors and bit masks, and can omit
 dimensions. `expand_slice` converts this description to one `DimSlice` per
@@ -39,7 +39,7 @@ class DimSlice:
       end: End as in `slice`: an int, a tensor, or None for the end of the
         dimension.
       step: Step, not 0.
-      index: Index of a single element, or None. If it is set, `start` and
+      index: Index of a single element, or None. If `index` is set, `start` and
         `end` are ignored and the dimension is removed.
     """
 

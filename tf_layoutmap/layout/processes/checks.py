@@ -68,7 +68,7 @@ def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
 
     If Keras knows the number of steps of an epoch, it does not try to read a
     batch after the last step, so the data does not signal the end of the epoch.
-    This function then reports the end to the other processes.
+    This function then reports the end of the epoch to the other processes.
     """
     before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
@@ -126,7 +126,7 @@ class StepExchange:
         """Runs a step in the context; reports its failure to other processes.
 
         Raises:
-          ProcessError: The step of another process failed.
+          ProcessError: If the step of another process failed.
         """
         if not self.is_enabled:
             yield
@@ -187,7 +187,7 @@ _options = {"every_step": False}
 
 
 class UnevenDataWarning(UserWarning):
-    """Warning that processes have batches of different sizes or numbers."""
+    """Warning that processes have different sizes or numbers of batches."""
 
 
 def set_process_checks(
@@ -204,22 +204,22 @@ def set_process_checks(
     * the structure, dtypes and sizes of the batch;
     * how often user code has set weights outside a step.
 
-    Before the first step of a model, they also compare its optimizer, its loss,
-    the values of batch shards that several processes hold, and its weights
-    (names, shapes, layouts and a sample of the values).
+    Before the first step of a model, the processes also compare the optimizer
+    of the model, its loss, the values of batch shards that several processes
+    hold, and its weights (names, shapes, layouts and a sample of the values).
 
     >>> import tf_layoutmap as tlm
     >>> tlm.distribution.set_process_checks(deadline_seconds=60)
 
     Args:
-      every_step: Whether all of these comparisons are made before each step.
-        The value must be the same in all processes.
+      every_step: Whether to run all of these comparisons before each step. The
+        value must be the same in all processes.
       deadline_seconds: Maximum time, in seconds, to wait for another process
         before a step.
 
     Raises:
-      TypeError: `every_step` is not a bool.
-      ValueError: `deadline_seconds` is not a number above 0.
+      TypeError: If `every_step` is not a bool.
+      ValueError: If `deadline_seconds` is not a number above 0.
     """
     checks.check_type("every_step", every_step, bool, "a bool")
     messages.set_deadline(deadline_seconds)
@@ -241,8 +241,9 @@ class ProcessChecks(StepExchange):
         """Returns the next batch, shortened to the smallest batch of a process.
 
         Raises:
-          StopIteration: This process or another process has no further batch.
-          ProcessError: Another process runs a different step.
+          StopIteration: If this process or another process has no further
+            batch.
+          ProcessError: If another process runs a different step.
         """
         if not self.is_enabled:
             return next(iterator)
@@ -260,8 +261,8 @@ class ProcessChecks(StepExchange):
         """Returns a batch, shortened to the smallest batch of a process.
 
         Raises:
-          StopIteration: Another process has no further batch.
-          ProcessError: Another process runs a different step.
+          StopIteration: If another process has no further batch.
+          ProcessError: If another process runs a different step.
         """
         if not self.is_enabled or any(
             map(tracing.on_mesh, tf.nest.flatten(batch))
@@ -305,7 +306,7 @@ class ProcessChecks(StepExchange):
         """Compares models and optimizers after they are built.
 
         Raises:
-          ProcessError: Models or optimizers differ.
+          ProcessError: If models or optimizers differ.
         """
         if not self.is_enabled or not self._is_full:
             return

@@ -78,8 +78,8 @@ def describe_optimizer(optimizer: Any) -> list[list[Any]]:
     """Returns the class and config of an optimizer; an empty list for None."""
     if optimizer is None:
         return []
-    # The name is not compared, because Keras adds a number to it that can
-    # differ between processes.
+    # The name is not compared, because Keras adds a number to the name, and
+    # this number can differ between processes.
     return [["class", type(optimizer).__name__]] + sorted(
         [name, stable_text(value)]
         for name, value in optimizer.get_config().items()
@@ -147,7 +147,7 @@ def _sums_of_parts(variable: Any) -> dict[str, int]:
 
 
 def has_shared_shards(layout: Layout) -> bool:
-    """Returns whether another process holds a shard of this process."""
+    """Returns whether another process holds a shard that this process holds."""
     mesh = layout.mesh
     axes = [axis for axis in layout.sharding_specs if axis != dtensor.UNSHARDED]
     here: dict[tuple, int] = {}
@@ -161,7 +161,7 @@ def has_shared_shards(layout: Layout) -> bool:
 
 
 def shard_checksums(x: Any, layout: Layout) -> dict[str, int]:
-    """Returns a checksum per shard of a host value, for shared shards."""
+    """Returns checksums of the shards of a host value that processes share."""
     if not has_shared_shards(layout):
         return {}
     value = np.asarray(x)

@@ -1,8 +1,8 @@
 """Exchanges short messages between the processes of a mesh, with a deadline.
 
 Messages are stored in the key-value store of TensorFlow's coordination service.
-If a process does not respond, the error can therefore name it. In contrast, a
-collective operation would wait forever.
+If a process does not respond, the error can therefore name this process. In
+contrast, a collective operation would wait forever.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ dtensor = tf.experimental.dtensor
 # The default is long, because other processes may be writing a checkpoint or
 # tracing their first step.
 DEADLINE_SECONDS = 600.0
-# Timeout of one wait, in seconds. It is short so that the user can interrupt a
-# waiting program.
+# Timeout of one wait, in seconds. The timeout is short so that the user can
+# interrupt a waiting program.
 _SLICE_SECONDS = 2.0
 
-# Kinds of the last message of a process that runs no further step.
+# Message kinds that a process sends if it runs no further step.
 ENDED, FAILED = "ended", "failed"
 
 # After this number of seconds, the step of other processes is aborted unless
@@ -41,11 +41,11 @@ _own_keys: list[str] = []
 
 
 class ProcessError(RuntimeError):
-    """Error if the processes of a program differ, or a process is missing."""
+    """Error that processes differ, or that a process is missing."""
 
 
 class ProcessEndedError(ProcessError):
-    """Error if another process has no further batch."""
+    """Error that another process has no further batch."""
 
 
 def set_deadline(seconds: float) -> None:
@@ -74,7 +74,7 @@ def is_possible(mesh: Mesh) -> bool:
 
 
 def send(kind: str, body: Any) -> int:
-    """Sends a message without waiting for others; returns its number."""
+    """Sends a message without waiting for replies; returns its number."""
     global _number
     with _lock:
         _number += 1
@@ -97,8 +97,8 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
       The bodies of all processes, by process index.
 
     Raises:
-      ProcessError: A process did not send its message within the deadline, sent
-        a message of another kind, or reported that it ended or failed.
+      ProcessError: If a process did not send its message within the deadline,
+        sent a message of another kind, or reported that it ended or failed.
     """
     me = dtensor.client_id()
     try:
@@ -141,7 +141,7 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the class and the first line of an error, to send to others."""
+    """Returns the class and the first line of an error, for a message."""
     line = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {line[:300]}"
 

@@ -2,9 +2,9 @@
 
 A layer (`self.ids = keras.ops.arange(n)`), a loss or a closure can hold host
 tensors. DTensor accepts only numbers and short lists of integers from the host.
-It rejects other host tensors before it runs the operation. In this case, this
-module replicates these tensors on the mesh and runs the operation again. If all
-inputs are on the mesh, no additional work is necessary.
+DTensor rejects other host tensors before it runs the operation. In this case,
+this module replicates these tensors on the mesh and runs the operation again.
+If all inputs are on the mesh, no additional work is necessary.
 
 Functions that are fully replicated, and layers that need unsharded weights,
 read sharded variables through `GatheredReads`.
@@ -30,10 +30,10 @@ from tf_layoutmap.layout.replication import replicated_ops
 
 dtensor = tf.experimental.dtensor
 
-# DTensor's error for a host tensor. It contains the name of the op or function,
-# and the index of the input. If an op inside a function causes this error, the
-# name is different from the name of the function. In this case, the function
-# has already started and must not run again.
+# DTensor's error for a host tensor. The message contains the name of the op or
+# function, and the index of the input. If an op inside a function causes this
+# error, the name is different from the name of the function. In this case, the
+# function has already started and must not run again.
 _HOST_INPUT_ERROR = re.compile(
     r"The op/function (\S+) got a regular tensor for input "
     r"(\d+) "
@@ -66,7 +66,8 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
 
     Args:
       original: `TFE_Py_FastPathExecute`.
-      *args: The eager context, the name of the operation, and more.
+      *args: The eager context, the name of the operation, and further
+        arguments.
 
     Raises:
       FastWayRefused: If `run` can run the operation.
@@ -94,7 +95,7 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
     Args:
       original: `TFE_Py_Execute`.
       *args: The eager context, a device, the name of the operation, its input
-        tensors, and more.
+        tensors, and further arguments.
     """
     operation, inputs = tf.compat.as_str(args[2]), args[3]
     positions = _host_inputs.get(operation, [])

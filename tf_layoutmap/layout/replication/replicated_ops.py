@@ -1,7 +1,7 @@
 """Replication of single operations that DTensor cannot shard.
 
 DTensor can reject the layouts of an operation even if it supports the
-operation. It selects layouts only when it compiles a function. If the
+operation. DTensor selects layouts only when it compiles a function. If the
 compilation fails, the step is traced again with a mark on the operation
 (`ReplicationMarks`). The inputs and results of a marked operation are
 replicated, or their samples are unsharded. Eager operations run again on
@@ -50,8 +50,8 @@ class ReplicationMarks:
 
     Attributes:
       extents: Maps the name of an operation in the graph to its extent.
-      is_named: Whether operations get an attribute with their name. It is set
-        after the first error of the function.
+      is_named: Whether operations get an attribute with their name. The flag is
+        set after the first error of the function.
     """
 
     def __init__(self):
@@ -66,12 +66,12 @@ class ReplicationMarks:
 class _Trace:
     """One trace of a function with marks.
 
-    A result is pinned separately for each of its uses. It cannot be pinned when
-    its operation is created, because the gradient of the operation is recorded
-    afterwards. Two uses must not share a pinned copy. If a `tf.GradientTape`
-    did not record when the copy was created, it would lose the gradient. For
-    example, `tf.stop_gradient` stops all tapes while it runs, and a tape can
-    start to watch the result later.
+    A result is pinned separately for each of its uses. A result cannot be
+    pinned when its operation is created, because the gradient of the operation
+    is recorded afterwards. Two uses must not share a pinned copy. A
+    `tf.GradientTape` that did not record when the copy was created would lose
+    the gradient. For example, `tf.stop_gradient` stops all tapes while it runs,
+    and a tape can start to watch the result later.
     """
 
     def __init__(self, marks: ReplicationMarks, mesh: Mesh):

@@ -29,7 +29,7 @@ class ReplicatedOp:
         description if the full step is replicated.
       layer: Quoted name of the innermost layer that contains the operation;
         None if no layer contains it.
-      why: Reason of the replication, for example the error message of DTensor.
+      why: Reason for the replication, for example the error message of DTensor.
       bytes_per_device: Bytes of the inputs and results whose sizes are known.
         If the full step is replicated, bytes of the gathered weights.
       count: Number of such operations in the layer.

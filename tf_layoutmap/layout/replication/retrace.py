@@ -1,9 +1,9 @@
 """Traces a step function again with more of its operations replicated.
 
-When DTensor's compiler fails, it names the operation at which it stopped.
-`RetracedFunction` then traces the function again with unsharded samples for
-this operation. If this trace also fails, the inputs and results of the
-operation are replicated (`UnshardableOps`). If the operation cannot be
+If DTensor's compiler fails, the error names the operation at which the compiler
+stopped. `RetracedFunction` then traces the function again with unsharded
+samples for this operation. If this trace also fails, the inputs and results of
+the operation are replicated (`UnshardableOps`). If the operation cannot be
 identified, the full function is replicated. In this case, only the stored
 weights stay sharded.
 
@@ -260,14 +260,15 @@ def replicated_arguments(args: Any, kwargs: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# Attribute of a function. It holds the object that runs the function on a mesh.
+# Attribute of a function that holds the object that runs the function on a
+# mesh.
 _RUN = "_layoutmap_run"
 
 
 def call(
     original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Calls a `tf.function`; if it reads weights on a mesh, runs it there.
+    """Calls a `tf.function`; runs it on a mesh if it reads weights on the mesh.
 
     Args:
       original: `Function.__call__`.
@@ -276,8 +277,8 @@ def call(
       **kwargs: Keyword arguments of the function.
 
     Raises:
-      UnsupportedByDTensorError: If DTensor cannot shard the function, and it
-        cannot be replicated, or the layout map is strict.
+      UnsupportedByDTensorError: If DTensor cannot shard the function, and the
+        function cannot be replicated or the layout map is strict.
     """
     if not tf.executing_eagerly() or is_step_function(function):
         return original(function, *args, **kwargs)

@@ -3,8 +3,8 @@
 In tf_keras, the name of a weight is known only after its layer is part of a
 model. Therefore, each weight is first created without a value. Later,
 `map_model` assigns layouts by name and creates a `HostReadableVariable` for
-each weight. It replaces the weight in all attributes, lists and dicts of the
-model that contain the weight.
+each weight. `map_model` replaces the weight in all attributes, lists and dicts
+of the model that contain the weight.
 """
 
 import collections
@@ -249,8 +249,8 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
       The new variables, by the `id` of the variable that each one replaces.
 
     Raises:
-      ValueError: A layout does not fit its variable. No variable is allocated
-        in this case.
+      ValueError: If a layout does not fit its variable. No variable is
+        allocated in this case.
     """
     found = find_variables(model, is_pending)
     assigned = assign_layouts(context.layout_map, found)
@@ -279,7 +279,7 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
 
 
 def _number_of(variable: Any) -> int:
-    """Returns the number of a pending weight in the order of creation."""
+    """Returns the position of a pending weight in the order of creation."""
     variable = getattr(variable, "_variable", variable)
     return getattr(variable, "_layoutmap_number", 0)
 
@@ -341,8 +341,8 @@ def _initializer(variable: Any) -> tuple[Any, tuple, str]:
 
 def _swap(found: Found, new: Any) -> None:
     """Replaces `found` with `new` in all objects that hold `found`."""
-    # Lists are updated first: setting an attribute of a layer appends the
-    # variable to the list of weights if the list does not contain it.
+    # Lists are updated first, because setting an attribute of a layer appends
+    # the variable to the list of weights if the list does not contain it.
     for root, path in sorted(
         found.places, key=lambda p: not CACHES.intersection(p[1])
     ):

@@ -24,8 +24,8 @@ def move_to_mesh(optimizer: Any, mesh: Mesh) -> None:
     """Moves the variables of `optimizer`, also future variables, to `mesh`.
 
     Raises:
-      ValueError: `optimizer` is a legacy optimizer, a loss-scaling optimizer or
-        Nadam, or already has slot variables outside the mesh.
+      ValueError: If `optimizer` is a legacy optimizer, a loss-scaling optimizer
+        or Nadam, or already has slot variables outside the mesh.
     """
     if not isinstance(optimizer, tf_keras_private.Optimizer) or (
         isinstance(optimizer, tf_keras_private.LossScaleOptimizer)

@@ -2,8 +2,8 @@
 
 In the DTensor code of tf_keras, user code must pass a mesh to each optimizer
 and metric, and copy each batch to the mesh. With `scope`, this is not
-necessary: each model that is created in the scope stores its context in a
-`TfKerasMap`.
+necessary, because each model that is created in the scope stores its context in
+a `TfKerasMap`.
 """
 
 import contextlib

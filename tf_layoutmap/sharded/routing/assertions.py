@@ -35,7 +35,7 @@ def require(
       empty in eager code.
 
     Raises:
-      tf.errors.InvalidArgumentError: `condition` is false, in eager code.
+      tf.errors.InvalidArgumentError: If `condition` is false, in eager code.
     """
     if not tf.executing_eagerly():
         return [tf.debugging.Assert(condition, list(words), summarize)]

@@ -128,7 +128,7 @@ def ids_of(shards: Shards, ids: Any) -> tf.Tensor:
     """Returns `ids` as an int32 or int64 tensor; an empty list as int32.
 
     Raises:
-      TypeError: The dtype of `ids` is neither int32 nor int64.
+      TypeError: If the dtype of `ids` is neither int32 nor int64.
     """
     tensor = tf.convert_to_tensor(ids)
     if isinstance(ids, (list, tuple)) and 0 in tensor.shape.as_list():
@@ -165,7 +165,8 @@ def check_devices_in_xla(shards: Shards) -> None:
     """Checks that all shards are on one device if XLA compiles the function.
 
     Raises:
-      ValueError: The shards are on several devices, which XLA does not support.
+      ValueError: If the shards are on several devices, which XLA does not
+        support.
     """
     if len(shards.variables) == 1 or not in_xla():
         return
@@ -192,8 +193,8 @@ def check_ids(
       axis: The axis of the table that the ids index. 0 if ids are rows.
 
     Raises:
-      tf.errors.InvalidArgumentError: An id is out of range. In a graph, the op
-        that returns `ids` fails.
+      tf.errors.InvalidArgumentError: If an id is out of range. In a graph, the
+        op that returns `ids` fails.
     """
     size = cast("int", shards.shape[axis])
     if size > ids.dtype.max:
@@ -224,10 +225,10 @@ def poison_ids(
     """Replaces invalid ids by 0; also returns a mask of the invalid ids.
 
     Raises:
-      TypeError: The dtype of the table has no NaN, and the ids are unknown
+      TypeError: If the dtype of the table has no NaN, and the ids are unknown
         during tracing.
-      tf.errors.InvalidArgumentError: The ids are known during tracing, and an
-        id is out of range.
+      tf.errors.InvalidArgumentError: If the ids are known during tracing, and
+        an id is out of range.
     """
     size = cast("int", shards.shape[axis])
     known = tf.get_static_value(ids)
@@ -315,7 +316,7 @@ def check_shape(
       label: Name of `value` in the message.
 
     Raises:
-      ValueError: The shape is not compatible.
+      ValueError: If the shape is not compatible.
     """
     if not value.shape.is_compatible_with(shape):
         raise ValueError(
@@ -344,8 +345,8 @@ def check_run_time_shape(
       label: Name of `value` in the message.
 
     Raises:
-      ValueError: The static shape is not compatible.
-      tf.errors.InvalidArgumentError: The shape at run time differs from
+      ValueError: If the static shape is not compatible.
+      tf.errors.InvalidArgumentError: If the shape at run time differs from
         `run_time_shape`.
     """
     check_shape(shards, value, shape, label)

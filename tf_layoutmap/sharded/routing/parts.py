@@ -21,9 +21,8 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
 
-# `LayoutMap>ScatterRows` has no kernels for these dtypes. `tf.Variable` does
-# not support these dtypes either, but its error message contains the name of a
-# TensorFlow op.
+# `LayoutMap>ScatterRows` has no kernels for these dtypes. TensorFlow's ops are
+# used instead and raise the same errors as for a `tf.Variable`.
 _UNSERVED_DTYPES = (tf.variant, tf.resource)
 
 tf_private.register_read_only_op("LayoutMap>GatherRows")
@@ -75,7 +74,7 @@ def is_local_cpu(device: str) -> bool:
 
 
 def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of a part with the given ids, of any shape."""
+    """Returns the rows of a part for `ids` of any shape."""
     if not part.is_fused:
         (variable,) = part.shards.variables
         # tf.gather is used, because `sparse_read` does not support
@@ -169,7 +168,7 @@ def assign(
         assert partition.function is not None
         owners, local_rows = partition.function(ids)
         return tf.cast(owners, tf.int32), tf.cast(local_rows, ids.dtype)
-    # The search uses the ends of the shards, because a search in their starts
+    # The search uses the ends of the shards, because a search in the starts
     # would not skip empty shards.
     ends = tf.constant(partition.offsets[1:], ids.dtype)
     starts = tf.constant(partition.offsets[:-1], ids.dtype)

@@ -31,8 +31,8 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
       Shape `ids.shape + row_shape`, dtype of the table.
 
     Raises:
-      TypeError: `ids` are not int32 or int64.
-      tf.errors.InvalidArgumentError: An id is out of range.
+      TypeError: If `ids` are not int32 or int64.
+      tf.errors.InvalidArgumentError: If an id is out of range.
     """
     with tf.name_scope(name or "sharded_gather"):
         ids = checks.ids_of(shards, ids)
@@ -106,7 +106,7 @@ def _gather_masked(
 
     tf.vectorized_map stacks the tensors of its iterations, which must therefore
     have equal shapes. Each part reads one row for each id. If an id belongs to
-    another part, the part reads its first row.
+    another part, the part reads its own first row.
     """
     rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
@@ -146,11 +146,11 @@ def scatter(
       name: Name of the operations.
 
     Raises:
-      TypeError: `ids` are not int32 or int64.
-      ValueError: The shape or the dtype of `values` is wrong.
-      tf.errors.InvalidArgumentError: An id is out of range, a shape that is
-        known only at run time is wrong, or integers are divided by 0. No
-        shard is written.
+      TypeError: If `ids` are not int32 or int64.
+      ValueError: If the shape or the dtype of `values` is wrong.
+      tf.errors.InvalidArgumentError: If an id is out of range, a shape that is
+        known only at run time is wrong, or integers are divided by 0. No shard
+        is written.
     """
     with tf.name_scope(name or f"scatter_{verb}"):
         ids = checks.ids_of(shards, ids)
