@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import Any
 
-# The attribute of distributions that have an effect on TensorFlow.
+# The attribute that marks distributions that have an effect on TensorFlow.
 EFFECTIVE = "_context_if_set_in_keras"
 
 
@@ -20,13 +20,13 @@ _warned = False
 
 
 def start() -> None:
-    """Starts to watch the current distribution, until the first warning."""
+    """Starts watching the current distribution, until the first warning."""
     if not _warned and _check not in gc.callbacks:
         gc.callbacks.append(_check)
 
 
 def stop() -> None:
-    """Stops to watch the current distribution."""
+    """Stops watching the current distribution."""
     if _check in gc.callbacks:
         gc.callbacks.remove(_check)
 

@@ -156,7 +156,7 @@ def install(group: str) -> None:
 
 
 def ensure(group: str) -> None:
-    """Installs a group on the first call, and keeps it installed.
+    """Installs a group permanently, on the first call.
 
     A later `uninstall` that belongs to an `install` does not restore the names.
     """

@@ -1,9 +1,9 @@
 """`enable`: implements Keras' own `keras.distribution` on TensorFlow.
 
-Keras' objects and functions call a module of the backend, which is a prototype
-for TensorFlow. The functions here replace the functions of this module, and add
-the missing functions. `context_if_set` is the property by which new layers and
-variables find the mesh of Keras' current distribution.
+Keras' objects and functions call a module of the backend. For TensorFlow, this
+backend module is a prototype. The functions here replace the functions of the
+backend module, and add the missing functions. New layers and variables get the
+mesh of Keras' current distribution from the property `context_if_set`.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def enable() -> None:
     Afterwards, `set_distribution`, `DeviceMesh`, `TensorLayout`, `LayoutMap`,
     `ModelParallel`, `DataParallel`, `distribute_tensor`, `list_devices`,
     `get_device_count` and `initialize` of `keras.distribution` behave as on
-    JAX. Objects that were created before this call can be used, too. Models
+    JAX. Objects that were created before this call can also be used. Models
     must be created after this call and after `set_distribution`. The initial
     values of weights are bitwise identical to the values without a
     distribution. The function does nothing if it has been called before.
@@ -114,9 +114,9 @@ def context_if_set(original: Callable[..., Any], distribution: Any) -> Any:
     """Returns the context of models under a distribution of Keras.
 
     Raises:
-      NotImplementedError: `distribution` is a `Distribution` without layouts,
-        as on JAX.
-      ValueError: A device of the mesh does not exist.
+      NotImplementedError: If `distribution` is a `Distribution` without
+        layouts, as on JAX.
+      ValueError: If a device of the mesh does not exist.
     """
     del original
     context = vars(distribution).get(_CONTEXT)
@@ -138,7 +138,7 @@ def set_auto_shard_dataset(
     """Sets `auto_shard_dataset` of a distribution of Keras.
 
     Raises:
-      ValueError: `value` is False with several processes.
+      ValueError: If `value` is False with several processes.
     """
     parallel.check_feeding(value)
     assert original.fset is not None
@@ -238,7 +238,7 @@ def distribute_tensor(
 def _without_uneven_batch(
     tensor: Any, layout: Any, batch_dim: str | None
 ) -> Any:
-    """Returns `layout`, with dimension 0 replicated if it is not divisible."""
+    """Returns `layout`; unshards dimension 0 if the mesh does not divide it."""
     mesh = getattr(layout, "device_mesh", None)
     if mesh is None or batch_dim is None or not tensor.shape.rank:
         return layout
@@ -267,7 +267,8 @@ def _check_devices(device_mesh: Any) -> None:
     """Checks that all devices of a DeviceMesh exist.
 
     Raises:
-      ValueError: A device does not exist. The message starts as on JAX.
+      ValueError: If a device does not exist. The message starts with the
+        message that Keras raises on JAX.
     """
     if isinstance(device_mesh, Mesh) or dtensor.num_clients() > 1:
         return

@@ -107,7 +107,7 @@ def check_feeding(auto_shard_dataset: bool) -> None:
     """Checks the option `auto_shard_dataset` of a distribution.
 
     Raises:
-      ValueError: `auto_shard_dataset` is False with several processes.
+      ValueError: If `auto_shard_dataset` is False with several processes.
     """
     if not auto_shard_dataset and dtensor.num_clients() > 1:
         raise ValueError(
@@ -549,7 +549,7 @@ def context_of_keras_distribution(value: Any) -> Any:
     As on JAX, a user-defined subclass can override `get_variable_layout`.
 
     Raises:
-      NotImplementedError: `value` is a Keras `Distribution` without layouts.
+      NotImplementedError: If `value` is a Keras `Distribution` without layouts.
     """
     if _selects_layouts_as_keras(value):
         return _counterpart(value).context()
