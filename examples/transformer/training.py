@@ -30,8 +30,8 @@ def batches(
       first_step: Number of steps that earlier runs have trained.
 
     Returns:
-      Pairs of `[batch_size, context]` int32: characters, and the characters
-      that follow.
+      Pairs of int32 tensors `[batch_size, context]`: characters, and the
+      character that follows each of them.
     """
     text = tf.constant(training)
     places = tf.range(settings.context + 1)

@@ -119,7 +119,8 @@ def load_emulation() -> types.ModuleType:
     no such kernels exist, because a second kernel for an op ends the process.
 
     Returns:
-      The module that contains the ops of this package, `layout_map_...`.
+      The module that contains this package's ops, whose names begin with
+      `layout_map_`.
     """
     return _load_library(_EMULATION)
 

@@ -419,7 +419,11 @@ class Rounds:
         epoch: int,
         numbers: list[int],
     ) -> tuple[dict[int, Any], Exception | None]:
-        """Schedules closures and waits. Returns the futures and an error."""
+        """Schedules closures, and waits until they have run.
+
+        Returns:
+          The futures, and the error of a closure or None.
+        """
         futures: dict[int, Any] = {}
         try:
             for number in numbers:

@@ -284,7 +284,8 @@ class Vocabulary:
           - `num_probes`: buckets that were searched.
           - `num_admitted`: keys that got a row.
           - `num_rejected`: keys that were not admitted, counted once per step.
-          - `num_full`: keys that got no place.
+          - `num_full`: keys that were not assigned a row, because the table
+            was full.
           - `num_evicted`: keys that were evicted.
           - `num_expired`: evicted keys that had expired.
           - `share_known`: `num_known / num_lookups`; None without lookups.

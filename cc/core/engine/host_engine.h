@@ -98,8 +98,8 @@ class HostEngine {
 
   // Removes the newest step from all queues, as if it had not been enqueued.
   // `batches` are the batches of all replicas. Returns an error if the batches
-  // do not belong to the newest step, or if a replica has begun to look up this
-  // step.
+  // do not belong to the newest step, or if a replica has already started its
+  // lookups for this step.
   Status TakeBackStep(const std::vector<std::shared_ptr<const Batch>>& batches);
   // Makes all later calls fail until `Reset`. The error message contains `why`.
   void Poison(const std::string& why);

@@ -107,7 +107,8 @@ UNKNOWN_LENGTH = """
 
 @pytest.mark.slow
 def test_end_of_data_of_unknown_length_raises():
-    # A new process is used, because its meshes are unusable after the error.
+    # The error makes all meshes of a process unusable, so the program runs in a
+    # separate process.
     done = forked_process.run_code(textwrap.dedent(UNKNOWN_LENGTH))
     assert "unknown length must not be read past" in done.stdout
     assert "assert_cardinality(n)" in done.stdout
