@@ -582,9 +582,8 @@ class DividedTables:
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.
 
-        The initial values equal the initial values in a single process with the
-        same number of shards. Therefore the shards have different values even
-        if all processes use the same seed.
+        For a given seed, the initial values equal the rows of an unsharded
+        table in a single process.
 
         Returns:
           `DividedTable` objects in the structure that `tables.create_tables`
