@@ -62,19 +62,8 @@ def using(layout_map: Any) -> Iterator[None]:
 def scope(context: Any) -> Iterator[None]:
     """Context manager in which new tf_keras models use `context`."""
     engine.ensure("tf_keras")
-    experimental = tf_keras.backend.experimental
-    # Random generators of tf_keras are enabled, because DTensor does not
-    # support legacy random ops.
-    had_generator = experimental.is_tf_random_generator_enabled()
-    before = tf_keras_private.layout_map_in_use()
-    experimental.enable_tf_random_generator()
-    tf_keras_private.use_layout_map(TfKerasMap(context))
-    try:
+    with using(TfKerasMap(context)):
         yield
-    finally:
-        tf_keras_private.use_layout_map(before)
-        if not had_generator:
-            experimental.disable_tf_random_generator()
 
 
 def add_weight(
