@@ -195,7 +195,11 @@ class MeshStep:
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`; None in eager mode."""
-        return None if self.model.run_eagerly else self._run.graph(batch, self._trace_id)
+        return (
+            None
+            if self.model.run_eagerly
+            else self._run.graph(batch, self._trace_id)
+        )
 
 
 def _warning_of_xla(model: Any) -> str | None:

@@ -37,9 +37,16 @@ class _Step(MeshStep):
             for value in vars(self.model).values()
             if isinstance(value, tf_keras.optimizers.Optimizer)
         }
+        # The mean of the loss already exists, but is not in the list of metrics
+        # before the first step.
+        loss = getattr(self.model, "compiled_loss", None)
+        mean_of_loss = (
+            {id(metric) for metric in loss.metrics[:1]} if loss else ()
+        )
         return sum(
             len(layer._trainable_weights) + len(layer._non_trainable_weights)
             for layer in (*self.model._flatten_layers(), *self.model.metrics)
+            if id(layer) not in mean_of_loss
         ) + sum(len(one.variables) for one in optimizers_of_model.values())
 
     def run(self, batch: Any) -> Any:
