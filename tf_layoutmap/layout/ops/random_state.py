@@ -254,7 +254,9 @@ def count_draw() -> None:
 
 
 def use_seed(generator: Any) -> None:
-    """Sets the attribute `_seed` of a generator before it is drawn."""
+    """Sets the attribute `_seed`, if any, of a generator before it is drawn."""
+    if getattr(generator, "_seed", None) is None:
+        return
     saved, trace = _saved_seeds.get(), _trace.get()
     if saved is not None:
         saved.setdefault(generator, generator._seed)

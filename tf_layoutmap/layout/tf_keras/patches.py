@@ -127,8 +127,7 @@ def assign_value(
 
 def make_legacy_seed(original: Callable[..., Any], generator: Any) -> Any:
     """Draws the next seed of a random generator for a legacy random op."""
-    if generator._seed is not None:
-        random_state.use_seed(generator)
+    random_state.use_seed(generator)
     return original(generator)
 
 
