@@ -87,6 +87,17 @@ _NAMES.find("backend", "_assign_value_to_variable")
 # the generator is first used.
 RandomGenerator = _NAMES.find("backend", "RandomGenerator")
 _NAMES.check_method(RandomGenerator, "_maybe_init")
+_NAMES.check_method(RandomGenerator, "make_legacy_seed")
+
+# The class that creates and caches the dropout masks of recurrent cells.
+DropoutRNNCellMixin = _NAMES.find(
+    "layers.rnn.dropout_rnn_cell_mixin", "DropoutRNNCellMixin"
+)
+for _name in (
+    "get_dropout_mask_for_cell",
+    "get_recurrent_dropout_mask_for_cell",
+):
+    _NAMES.check_method(DropoutRNNCellMixin, _name, "inputs", "training")
 
 # The class and the function that determine the scale of initial values.
 VarianceScaling = _NAMES.find("initializers.initializers", "VarianceScaling")

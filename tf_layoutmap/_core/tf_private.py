@@ -638,6 +638,22 @@ _DTENSOR.check_method(
 )
 evaluated_constant = _private("framework.tensor_util", "try_evaluate_constant")
 
+# Number of op seeds that each graph has drawn. The body of a loop is a separate
+# graph on one device, but not if the loop is unrolled.
+_num_op_seeds = _private("framework.random_seed", "_graph_to_seed_dict")
+
+
+@contextlib.contextmanager
+def op_seeds_from_zero(graph: Any) -> Iterator[None]:
+    """Context manager in which `graph` draws the op seeds of a new graph."""
+    before = _num_op_seeds.get(graph, 0)
+    _num_op_seeds[graph] = 0
+    try:
+        yield
+    finally:
+        _num_op_seeds[graph] = before
+
+
 # The method that creates all operations in the graph of a function. Its
 # replacement replicates the inputs of operations that DTensor cannot partition.
 FuncGraph = _private("framework.func_graph", "FuncGraph")

@@ -466,6 +466,26 @@ def tf_keras_rows() -> list[Patch]:
             "DTensor's compiler ends the process if a recurrent layer "
             "contains a loop over time steps.",
         ),
+        _tf_keras_row(
+            _PRIVATE + "RandomGenerator",
+            "make_legacy_seed",
+            patches.make_legacy_seed,
+            "A step on a mesh is traced more or less often than on one device, "
+            "so a seeded layer draws different numbers.",
+        ),
+        *(
+            _tf_keras_row(
+                _PRIVATE + "DropoutRNNCellMixin",
+                name,
+                patches.dropout_mask,
+                "A loop draws new dropout masks in each step, but an unrolled "
+                "loop draws them once.",
+            )
+            for name in (
+                "get_dropout_mask_for_cell",
+                "get_recurrent_dropout_mask_for_cell",
+            )
+        ),
         *(
             _tf_keras_row(
                 f"{_PRIVATE}{kind.upper()}_MODULE",

@@ -8,6 +8,7 @@ model's own `train_step` on the mesh, and returns the logs to the host.
 `without_autotuning` avoids a delay at the end of a `tf.data` iterator.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import atomic_step, errors, tracing, transfer
+from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.processes.checks import ProcessChecks
 from tf_layoutmap.layout.replication.retrace import RetracedFunction
 
@@ -45,14 +47,18 @@ class MeshStep:
         )
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
-        run = self._run_atomically if kind == "train" else self.run
+        self.random_state = random_state.StepRandomState(context.mesh)
+        self._trace_ids = random_state.TraceIds()
+        self._trace_id = 1
         # DTensor requires static shapes, so a smaller last batch is traced
         # separately.
         self._run: Any = (
-            run
+            self._run_or_trace
             if model.run_eagerly
             else RetracedFunction(
-                lambda: tf.function(run, autograph=self.autograph),
+                lambda: tf.function(
+                    self._run_or_trace, autograph=self.autograph
+                ),
                 model,
                 kind,
                 context,
@@ -85,14 +91,45 @@ class MeshStep:
         """
         return self.model_step(batch)
 
-    def _run_atomically(self, batch: Any) -> Any:
-        with atomic_step.full_step(self.context.mesh):
+    def num_variables(self) -> int:
+        """Returns how many variables the model has, if traces draw seeds."""
+        return 0
+
+    def use_data(self, data: Any) -> None:
+        """Sets the iterator or the batch that Keras passes to this step."""
+        self._trace_id = self._trace_ids.id_of(data)
+
+    def _run_or_trace(self, batch: Any, trace_id: int) -> Any:
+        mesh = self.context.mesh
+        with (
+            atomic_step.full_step(mesh)
+            if self.kind == "train"
+            else contextlib.nullcontext(),
+            contextlib.nullcontext()
+            if tf.executing_eagerly()
+            else self.random_state.tracing(trace_id),
+        ):
             return self.run(batch)
+
+    def _trace_first(self, batch: Any, num_before: int) -> None:
+        """Draws the seeds of the traces with which one device begins.
+
+        If the first trace creates variables, TensorFlow traces the function
+        again on one device, and runs only the second trace.
+        """
+        num_before_trace = self.num_variables()
+        self._run.trace(batch, self._trace_id)
+        created = max(num_before_trace, self.num_variables()) > num_before
+        if created and self.random_state.draws_seeds(self._trace_id):
+            self.random_state.discard(self._trace_id)
+            self._run.discard_traces()
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step for a host batch; returns its results on the host."""
         mesh, batch_dim = self.context.mesh, self.context.batch_dim
-        if not self._is_prepared:
+        is_first = not self._is_prepared
+        num_before = self.num_variables() if is_first else 0
+        if is_first:
             self.prepare(batch)
             self._is_prepared = True
             self._warn_of_settings(batch)
@@ -110,7 +147,12 @@ class MeshStep:
                     )
                 ),
             ):
-                outputs = self._run(batch)
+                if is_first and not self.model.run_eagerly:
+                    self._trace_first(batch, num_before)
+                # A step without random numbers needs only one trace.
+                if not self.random_state.is_used:
+                    self._trace_id = 1
+                outputs = self._run(batch, self._trace_id)
             # If the step failed, reading the results raises the error.
             return self.map_structure(transfer.to_host_tensor, outputs)
 
@@ -153,7 +195,11 @@ class MeshStep:
 
     def _graph(self, batch: Any) -> Any:
         """Returns the graph that ran for `batch`; None in eager mode."""
-        return None if self.model.run_eagerly else self._run.graph(batch)
+        return (
+            None
+            if self.model.run_eagerly
+            else self._run.graph(batch, self._trace_id)
+        )
 
 
 def _warning_of_xla(model: Any) -> str | None:

@@ -130,3 +130,103 @@ def test_dropout_in_bfloat16_draws_the_same_mask():
         )
     assert np.any(on_mesh == 0)
     np.testing.assert_array_equal(plain.numpy(), on_mesh)
+
+
+class Drawing(L.Layer):
+    """Layer that calls a function with its inputs and a seed generator."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.seed_generator = keras.random.SeedGenerator(5)
+
+    def call(self, inputs):
+        return self.function(inputs, self.seed_generator)
+
+
+def _as_float(x):
+    return keras.ops.cast(x, "float32")
+
+
+_random = keras.random
+DRAWS = {
+    "normal": lambda x, seed: x + _random.normal(x.shape[1:], seed=seed),
+    "truncated_normal": lambda x, seed: (
+        x + _random.truncated_normal((8,), seed=seed)
+    ),
+    "uniform": lambda x, seed: (
+        x * _random.uniform(keras.ops.shape(x), seed=seed)
+    ),
+    "randint": lambda x, seed: (
+        x * _as_float(_random.randint((8,), 0, 5, seed=seed))
+    ),
+    "categorical": lambda x, seed: (
+        x[:, :3] * _as_float(_random.categorical(x, 3, seed=seed))
+    ),
+    "shuffle": lambda x, seed: _random.shuffle(x, seed=seed),
+    "gamma": lambda x, seed: x * _random.gamma((8,), 2.0, seed=seed),
+    "binomial": lambda x, seed: x * _random.binomial((8,), 5.0, 0.3, seed=seed),
+    "beta": lambda x, seed: x * _random.beta((8,), 2.0, 3.0, seed=seed),
+    "dropout": lambda x, seed: _random.dropout(x, 0.5, seed=seed),
+    "no seed": lambda x, seed: x + _random.normal((8,)),
+    "tf.random": lambda x, seed: x + tf.random.normal(tf.shape(x)),
+}
+AUGMENTATIONS = {
+    "RandomFlip": lambda: L.RandomFlip(seed=1),
+    "RandomRotation": lambda: L.RandomRotation(0.2, seed=1),
+    "RandomContrast": lambda: L.RandomContrast(0.3, seed=1),
+    "RandomBrightness": lambda: L.RandomBrightness(0.3, seed=1),
+    "RandomTranslation": lambda: L.RandomTranslation(0.2, 0.2, seed=1),
+}
+SMALL_IMAGES = np.random.default_rng(0).uniform(0, 255, (10, 4, 4, 3))
+
+
+def assert_draws_alike(layer, x, rate, sizes):
+    """Compares the losses of batches of 4, 4 and 2 samples."""
+
+    def make():
+        return keras.Sequential(
+            [
+                keras.Input(x.shape[1:]),
+                layer(),
+                L.Flatten(),
+                L.Dense(8, name="d1"),
+                L.Dense(1, name="d2"),
+            ]
+        )
+
+    histories = []
+    for model in (
+        pairs.plain(make),
+        pairs.on_mesh(make, {"d1.kernel": (None, "model")}, mesh_of(**sizes)),
+    ):
+        keras.utils.set_random_seed(4)
+        model.compile(keras.optimizers.SGD(rate), "mse", jit_compile=False)
+        y = x.reshape(len(x), -1)[:, :1]
+        options = dict(batch_size=4, epochs=2, shuffle=False, verbose=0)
+        histories.append(model.fit(x, y, **options).history["loss"])
+    np.testing.assert_allclose(*histories, rtol=1e-5)
+
+
+SMALL_MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 2}]
+
+
+@pytest.mark.covering(1)
+@pytest.mark.filterwarnings("ignore:To ")
+@pytest.mark.parametrize("sizes", SMALL_MESHES, ids="batch{0[batch]}".format)
+@pytest.mark.parametrize("name", DRAWS)
+def test_keras_random_draws_the_numbers_of_a_single_device(name, sizes):
+    assert_draws_alike(
+        lambda: Drawing(DRAWS[name]), pairs.FEATURES[:10], 0.01, sizes
+    )
+
+
+@pytest.mark.covering(1)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:To ")
+@pytest.mark.parametrize("sizes", SMALL_MESHES, ids="batch{0[batch]}".format)
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentation_draws_the_numbers_of_a_single_device(name, sizes):
+    assert_draws_alike(
+        AUGMENTATIONS[name], SMALL_IMAGES.astype(np.float32), 1e-7, sizes
+    )

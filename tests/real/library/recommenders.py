@@ -5,7 +5,6 @@ that run cases. `kinds.ENVIRONMENT` sets TF_USE_LEGACY_KERAS=1 for these
 processes.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -79,19 +78,8 @@ def _layouts(model: Any) -> tlm.LayoutMap:
     return layout_map
 
 
-@contextlib.contextmanager
-def _drawing_as_on_a_mesh():
-    from tf_keras.backend import experimental
-
-    experimental.enable_tf_random_generator()
-    try:
-        yield
-    finally:
-        experimental.disable_tf_random_generator()
-
-
 def _run(case: RecommenderCase) -> None:
-    with without_mesh(), _drawing_as_on_a_mesh():
+    with without_mesh():
         plain = _model(case)
         losses = _fit(case, plain)
         layouts = _layouts(plain)
@@ -103,8 +91,7 @@ def _run(case: RecommenderCase) -> None:
         return
 
     def rounding() -> float:
-        with _drawing_as_on_a_mesh():
-            return allowed(losses, lambda: _fit(case, _model(case)))
+        return allowed(losses, lambda: _fit(case, _model(case)))
 
     with check("fit", CLOSE, rounding) as found:
         found.difference = losses_differ_by(losses, _fit(case, model))

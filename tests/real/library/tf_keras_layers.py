@@ -1,11 +1,10 @@
 """Test cases for layers of tf_keras, each followed by a sharded head."""
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,20 +112,9 @@ def _layouts(model: Any) -> tlm.LayoutMap:
     return layout_map
 
 
-@contextlib.contextmanager
-def _drawing_as_on_a_mesh() -> Iterator[None]:
-    """Makes models without a mesh draw the random numbers of a mesh."""
-    experimental = tf_keras.backend.experimental
-    experimental.enable_tf_random_generator()
-    try:
-        yield
-    finally:
-        experimental.disable_tf_random_generator()
-
-
 def _run(case: LayerCase) -> None:
     x = INPUTS[case.takes]
-    with without_mesh(), _drawing_as_on_a_mesh():
+    with without_mesh():
         plain = _model(case)
         layouts = _layouts(plain)
         losses = _fit(plain, x)
@@ -137,8 +125,7 @@ def _run(case: LayerCase) -> None:
         return
 
     def rounding() -> float:
-        with _drawing_as_on_a_mesh():
-            return allowed(losses, lambda: _fit(_model(case), x))
+        return allowed(losses, lambda: _fit(_model(case), x))
 
     with check("fit", CLOSE, rounding) as found:
         found.difference = losses_differ_by(losses, _fit(model, x))

@@ -181,6 +181,7 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
     """Returns the function that `fit` calls with an iterator of batches."""
 
     def function(iterator: Any) -> Any:
+        step.use_data(iterator)
         logs = None
         for _ in range(step.model.steps_per_execution):
             try:
@@ -199,7 +200,10 @@ def _over_batches(step: _Step) -> Callable[[Iterable[Any]], Any]:
     """Returns the function that `predict` calls with a list of batches."""
 
     def function(several: Iterable[Any]) -> Any:
-        outputs = [step(step.checks.common_batch(batch)) for batch in several]
+        outputs = []
+        for batch in several:
+            step.use_data(batch)
+            outputs.append(step(step.checks.common_batch(batch)))
         if len(outputs) == 1:
             return outputs[0]
         return keras.tree.map_structure(

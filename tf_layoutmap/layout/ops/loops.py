@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.ops.corrections import static_value
 
 
@@ -358,7 +359,7 @@ def _unrolled(
             return_same_structure=return_same_structure,
             **options,
         )
-    steps = 0
+    steps, loop = 0, random_state.UnrolledLoop()
     while more and (most is None or steps < most):
         if steps == MAX_STEPS:
             raise errors.UnsupportedByDTensorError(
@@ -367,7 +368,8 @@ def _unrolled(
                 f"{location()} with more steps. Shorten the sequences, or "
                 "create the layer outside the scope."
             )
-        after = body(*values)
+        with loop.step():
+            after = body(*values)
         # As in TensorFlow, the body of a loop with only one loop variable may
         # return the variable without a list.
         if not isinstance(after, list | tuple):
@@ -438,5 +440,9 @@ def rnn(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         and steps <= MAX_STEPS
         and (lengths is None or isinstance(lengths, int))
     ):
+        if not options.get("unroll"):
+            options["step_function"] = random_state.unrolled_step(
+                options["step_function"]
+            )
         options["unroll"] = True
     return original(*call.args, **call.kwargs)

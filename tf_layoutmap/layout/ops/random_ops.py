@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.ops import corrections
+from tf_layoutmap.layout.ops import corrections, random_state
 
 dtensor = tf.experimental.dtensor
 
@@ -97,12 +97,13 @@ def uniform(
     TensorFlow's op by its name.
     """
     signature = inspect.signature(original)
-    op = (
-        ops.random_uniform_int
+    kind = (
+        "random_uniform_int"
         if "maxval" in signature.parameters
-        else ops.random_uniform
+        else "random_uniform"
     )
-    return seeded(op, mesh, **signature.bind(*args, **kwargs).arguments)
+    bound = signature.bind(*args, **kwargs).arguments
+    return _seeded(getattr(ops, kind), kind, mesh, bound)
 
 
 def seeded(
@@ -113,9 +114,17 @@ def seeded(
     Without seeds every device would draw different numbers for the same tensor.
     """
     bound = inspect.signature(original).bind(*args, **kwargs).arguments
+    return _seeded(original, original.__name__, mesh, bound)
+
+
+def _seeded(
+    op: Callable[..., Any], kind: str, mesh: Mesh | None, bound: dict[str, Any]
+) -> Any:
     if not bound.get("seed") and not bound.get("seed2"):
         bound["seed"], bound["seed2"] = _new_seed(), _new_seed()
-    drawn = original(**bound)
+    drawn = None if mesh is None else random_state.draw(kind, bound)
+    if drawn is None:
+        drawn = op(**bound)
     if mesh is None and tf.is_symbolic_tensor(drawn):
         # The mesh is unknown, because it was not passed to this package.
         return drawn
@@ -126,6 +135,7 @@ def stateless(
     original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
 ) -> Any:
     """Draws all numbers on every device."""
+    random_state.count_draw()
     return tracing.pin_replicated(original(*args, **kwargs), mesh)
 
 

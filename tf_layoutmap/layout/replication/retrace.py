@@ -185,6 +185,15 @@ class RetracedFunction:
                 )
             return outputs
 
+    def trace(self, *args: Any, **kwargs: Any) -> None:
+        """Traces the function; the next call raises errors of the trace."""
+        with self._marks_applied():
+            self.graph(*args, **kwargs)
+
+    def discard_traces(self) -> None:
+        """Discards all traces, so that the next call traces again."""
+        self._function = self._new_function()
+
     def _new_function(self) -> Any:
         function = self._make()
         setattr(function, _IS_STEP, True)

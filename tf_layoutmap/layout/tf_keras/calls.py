@@ -9,6 +9,7 @@ import tf_keras
 
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
@@ -37,7 +38,11 @@ def build(model: Any, inputs: Any) -> None:
         specs = tf.nest.map_structure(
             lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs
         )
-        with using(model._layout_map), is_building.set_to(True):
+        with (
+            using(model._layout_map),
+            is_building.set_to(True),
+            random_state.seeds_restored(),
+        ):
             tf.function(trace).get_concrete_function(specs)
     mapping.map_model(model, context_of(model))
     context_of(model).check_all_patterns_used()
@@ -80,6 +85,7 @@ def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
         using(model._layout_map),
         is_building.set_to(True),
         optimizers.recording(updates),
+        random_state.seeds_restored(),
     ):
         tf.function(trace).get_concrete_function(specs)
     swapped = mapping.map_model(model, context)

@@ -185,6 +185,7 @@ def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
     with an attribute name. In Functional and Sequential models, names start
     with the layer name, for example `"d1.kernel"`.
     """
+    _clear_dropout_masks(model)
     found: dict[int, Found] = {}
     for owner, prefix, path, variable in _paths(model):
         if not wanted(variable) or _NOT_WEIGHTS.intersection(path):
@@ -202,6 +203,20 @@ def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
     return sorted(
         found.values(), key=lambda one: order.get(id(one.variable), len(order))
     )
+
+
+def _clear_dropout_masks(model: Any) -> None:
+    """Clears the cached dropout masks of recurrent cells.
+
+    The masks are tensors of finished traces. tf_keras cannot flatten the dict
+    of masks, because its keys are graphs. Each call of a recurrent layer
+    creates new masks.
+    """
+    for layer in model._flatten_layers():
+        for name in ("reset_dropout_mask", "reset_recurrent_dropout_mask"):
+            reset = getattr(layer, name, None)
+            if reset is not None:
+                reset()
 
 
 def _paths(model: Any) -> Iterator[tuple[Any, tuple, tuple, Any]]:

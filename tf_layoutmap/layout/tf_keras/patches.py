@@ -17,6 +17,7 @@ from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.tf_keras import mapping
 
 # Whether this thread traces a model only in order to create its weights.
@@ -62,19 +63,8 @@ def using(layout_map: Any) -> Iterator[None]:
 def scope(context: Any) -> Iterator[None]:
     """Context manager in which new tf_keras models use `context`."""
     engine.ensure("tf_keras")
-    experimental = tf_keras.backend.experimental
-    # Random generators of tf_keras are enabled, because DTensor does not
-    # support legacy random ops.
-    had_generator = experimental.is_tf_random_generator_enabled()
-    before = tf_keras_private.layout_map_in_use()
-    experimental.enable_tf_random_generator()
-    tf_keras_private.use_layout_map(TfKerasMap(context))
-    try:
+    with using(TfKerasMap(context)):
         yield
-    finally:
-        tf_keras_private.use_layout_map(before)
-        if not had_generator:
-            experimental.disable_tf_random_generator()
 
 
 def add_weight(
@@ -133,6 +123,26 @@ def assign_value(
     if isinstance(variable, mapping.HostReadableVariable):
         return variable.assign(value)
     return original(variable, value)
+
+
+def make_legacy_seed(original: Callable[..., Any], generator: Any) -> Any:
+    """Draws the next seed of a random generator for a legacy random op."""
+    random_state.use_seed(generator)
+    return original(generator)
+
+
+def dropout_mask(
+    original: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Returns a dropout mask of a recurrent cell, a new one per loop step.
+
+    In a loop, tf_keras creates the masks in the graph of the loop body. In an
+    unrolled loop, tf_keras would use the masks of the first step in all steps.
+    """
+    if random_state.in_new_loop_step(cell):
+        cell.reset_dropout_mask()
+        cell.reset_recurrent_dropout_mask()
+    return original(cell, *args, **kwargs)
 
 
 def choose_lstm(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,25 @@ class _Step(MeshStep):
                 self.context.mesh,
             )
 
+    def num_variables(self) -> int:
+        """Returns how many variables the model and its optimizers have."""
+        optimizers_of_model = {
+            id(value): value
+            for value in vars(self.model).values()
+            if isinstance(value, tf_keras.optimizers.Optimizer)
+        }
+        # The mean of the loss already exists, but is not in the list of metrics
+        # before the first step.
+        loss = getattr(self.model, "compiled_loss", None)
+        mean_of_loss = (
+            {id(metric) for metric in loss.metrics[:1]} if loss else ()
+        )
+        return sum(
+            len(layer._trainable_weights) + len(layer._non_trainable_weights)
+            for layer in (*self.model._flatten_layers(), *self.model.metrics)
+            if id(layer) not in mean_of_loss
+        ) + sum(len(one.variables) for one in optimizers_of_model.values())
+
     def run(self, batch: Any) -> Any:
         outputs = self.model_step(batch)
         getattr(self.model, f"_{self.kind}_counter").assign_add(1)
@@ -44,6 +63,7 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
     """Returns the function that `fit` calls with an iterator of batches."""
 
     def function(iterator: Any) -> Any:
+        step.use_data(iterator)
         steps = step.model._steps_per_execution
         logs = None
         for _ in range(1 if steps is None else int(steps.numpy())):
@@ -55,7 +75,12 @@ def _over_iterator(step: _Step) -> Callable[[Any], Any]:
 
 def _over_one_batch(step: _Step) -> Callable[[Any], Any]:
     """Returns a function that computes predictions for the next batch."""
-    return lambda iterator: step(step.checks.next_batch(iterator))
+
+    def function(iterator: Any) -> Any:
+        step.use_data(iterator)
+        return step(step.checks.next_batch(iterator))
+
+    return function
 
 
 def make_data(
