@@ -20,9 +20,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding import stock_class
 from tests.embedding.servers import key_cases
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import random_tensors, tf_private
 from tf_layoutmap.embedding.servers import closures
-from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
 NUM_STEPS = 3
@@ -590,21 +589,20 @@ def initial_values(strategy, coordinator):
         return values(one)
 
     devices = []
-    draw, least = new_rows.ops.new_rows, new_rows._LEAST_SIZE
+    draw = random_tensors.ops.random_block
 
     def recording_draw(**arguments):
         devices.append(tf_private.current_device().split("/")[1:4:2])
         return draw(**arguments)
 
-    new_rows._LEAST_SIZE = 1
-    new_rows.ops.new_rows = recording_draw
+    random_tensors.ops.random_block = recording_draw
     try:
         host = create_values()
         del devices[:]
         with strategy.scope():
             wrong = differences(create_values(), host)
     finally:
-        new_rows._LEAST_SIZE, new_rows.ops.new_rows = least, draw
+        random_tensors.ops.random_block = draw
     return [wrong, len(devices), sorted({"/".join(one) for one in devices})]
 
 
