@@ -111,6 +111,7 @@ LEVELS = {
 ROW_MODULES = {
     "_patches.mesh_rows",
     "_patches.keras_rows",
+    "_patches.layer_rows",
     "_patches.runtime_rows",
 }
 

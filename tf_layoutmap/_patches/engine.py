@@ -9,7 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import keras_rows, mesh_rows, runtime_rows
+from tf_layoutmap._patches import (
+    keras_rows,
+    layer_rows,
+    mesh_rows,
+    runtime_rows,
+)
 from tf_layoutmap._patches.rows import Patch
 
 # Maps each group to a function that returns its entries. Only this function
@@ -19,11 +24,11 @@ from tf_layoutmap._patches.rows import Patch
 _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     mesh_rows.GROUP: mesh_rows.rows,
     mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
-    keras_rows.SELF_TRAINING: keras_rows.self_training_rows,
-    keras_rows.SHARD_SLOTS: keras_rows.shard_slot_rows,
-    keras_rows.TF_KERAS_LAYERS: keras_rows.tf_keras_layer_rows,
-    keras_rows.KERAS3_EMBEDDINGS: keras_rows.keras3_embedding_rows,
-    keras_rows.TF_KERAS_EMBEDDINGS: keras_rows.tf_keras_embedding_rows,
+    layer_rows.SELF_TRAINING: layer_rows.self_training_rows,
+    layer_rows.SHARD_SLOTS: layer_rows.shard_slot_rows,
+    layer_rows.TF_KERAS_LAYERS: layer_rows.tf_keras_layer_rows,
+    layer_rows.KERAS3_EMBEDDINGS: layer_rows.keras3_embedding_rows,
+    layer_rows.TF_KERAS_EMBEDDINGS: layer_rows.tf_keras_embedding_rows,
     keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,
     keras_rows.KERAS_DISTRIBUTION_GROUP: keras_rows.keras_distribution_rows,
     keras_rows.TF_KERAS_GROUP: keras_rows.tf_keras_rows,
