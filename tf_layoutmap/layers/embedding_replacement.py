@@ -3,12 +3,14 @@
 Both replace `Embedding` layers in place and return an `EmbeddingReport`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
@@ -24,6 +26,10 @@ from tf_layoutmap.layers.base.stock_embeddings import (
 # This import also registers the class of replaced layers with Keras, which is
 # required to load a saved model.
 from tf_layoutmap.layers.keras3.stock_embedding import Keras3Replacer
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import KerasLayer
+    from tf_layoutmap.embedding.spec.optimizer_specs import TableOptimizer
 
 _GROUPS = {
     "keras": "keras3_embedding_creation",
@@ -59,10 +65,10 @@ def _replacer_of(model: Any, settings: Settings) -> Replacer:
 
 
 def shard_embeddings(
-    model: Any,
+    model: KerasLayer,
     *,
     min_rows: int = 1_000,
-    optimizer: Any = "adagrad",
+    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "adagrad",
     num_shards: int = 1,
     rules_by_row: bool = False,
     batch_ids: int = 2048,
@@ -142,7 +148,7 @@ def shard_embeddings(
 def sharded_embeddings(
     *,
     min_rows: int = 1_000,
-    optimizer: Any = "adagrad",
+    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "adagrad",
     num_shards: int = 1,
     rules_by_row: bool = False,
     batch_ids: int = 2048,

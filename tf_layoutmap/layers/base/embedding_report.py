@@ -7,7 +7,6 @@ writes the full table, a step of a replaced layer only the rows of the batch.
 import dataclasses
 import functools
 import time
-from typing import Any
 
 import numpy as np
 
@@ -147,7 +146,7 @@ class EmbeddingReport:
             )
         return 1e3 * before, 1e3 * after
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the report as plain values, for example for JSON."""
         before, after = self.expected_step_ms()
         return {
