@@ -40,7 +40,11 @@ def own_members(cls: type) -> list[str]:
     for base in cls.__mro__:
         if not base.__module__.startswith(PACKAGE):
             continue
+        # The docstring of a data class documents its fields.
+        fields = getattr(base, "__dataclass_fields__", {})
         for name, member in vars(base).items():
+            if name in fields:
+                continue
             documented = inspect.getdoc(getattr(member, "fget", member))
             if not name.startswith("_") and documented:
                 found.setdefault(name)

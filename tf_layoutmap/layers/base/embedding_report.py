@@ -12,8 +12,8 @@ import numpy as np
 
 # Bytes that a training step reads and writes per byte of a stock table:
 # gradient update of the table, of its slot variables, and the temporary arrays
-# of the full size. The values were fitted to measured steps of
-# `python -m benchmarks replaced_embeddings`.
+# of the full size. The values are estimates; `python -m benchmarks
+# replaced_embeddings` measures steps.
 _STOCK_PASSES = {"rows": 0.0, "adagrad": 6.0, "adam": 12.0}
 # Bytes per byte of a distinct row: the lookup, the gradient, and the update of
 # the row and its slot variable.
