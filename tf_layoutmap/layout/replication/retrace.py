@@ -164,7 +164,6 @@ class RetracedFunction:
         while True:
             if self._reads is not None:
                 args, kwargs = replicated_arguments(args, kwargs)
-            traces = self._function.experimental_get_tracing_count()
             try:
                 with self._marks_applied():
                     if self._is_strict:
@@ -177,7 +176,9 @@ class RetracedFunction:
                     raise
                 self._function = self._new_function()
                 continue
-            if self._function.experimental_get_tracing_count() > traces:
+            num_traces = self._function.experimental_get_tracing_count()
+            if num_traces > self._num_reported_traces:
+                self._num_reported_traces = num_traces
                 report.record(
                     self._replicated_ops(self.graph(*args, **kwargs)),
                     self.model,
@@ -195,6 +196,9 @@ class RetracedFunction:
         self._function = self._new_function()
 
     def _new_function(self) -> Any:
+        # Number of traces of the function whose replicated operations were
+        # recorded.
+        self._num_reported_traces = 0
         function = self._make()
         setattr(function, _IS_STEP, True)
         return function
