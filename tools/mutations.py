@@ -146,11 +146,25 @@ MUTATIONS = [
         ("tests/layers/keras3/test_fit.py", "-k", "accumulated"),
     ),
     Mutation(
+        "wrong offset: random rows on a server without this package's ops",
+        "_core/random_tensors.py",
+        "divmod(start[0] * row_size, group_size)",
+        "divmod(start[0], group_size)",
+        ("tests/test_initial_values.py", "-k", "counters"),
+    ),
+    Mutation(
         "wrong offset: random rows of a shard",
-        "layers/base/initial_values.py",
-        "divmod(start * dim, _GROUP)",
-        "divmod(start, _GROUP)",
-        ("tests/layers/base/test_whole_table_rules.py", "-k", "first_values"),
+        "sharded/initial_value.py",
+        "            start[axis] = partition.offsets[shard]\n",
+        "",
+        ("tests/test_initial_values.py", "-k", "shards and TruncatedNormal"),
+    ),
+    Mutation(
+        "wrong offset: random values of a shard on a mesh",
+        "layout/keras3/initial_values.py",
+        "start = [one.start for one in shard.slices]",
+        "start = [0 for one in shard.slices]",
+        ("tests/test_initial_values.py", "-k", "mesh and GlorotNormal"),
     ),
     Mutation(
         "wrong side: the owner of a row in an exported layer",
@@ -229,8 +243,8 @@ MUTATIONS = [
     Mutation(
         "off by one: a program restarts once more",
         "ps/restarts.py",
-        "if before >= _MOST:",
-        "if before > _MOST:",
+        "if before >= _MAX_RESTARTS:",
+        "if before > _MAX_RESTARTS:",
         ("tf_layoutmap/ps/restarts.py",),
     ),
     Mutation(
