@@ -187,9 +187,15 @@ class RetracedFunction:
             return outputs
 
     def trace(self, *args: Any, **kwargs: Any) -> None:
-        """Traces the function; the next call raises errors of the trace."""
-        with self._marks_applied():
-            self.graph(*args, **kwargs)
+        """Traces the function without running it.
+
+        Errors of TensorFlow are ignored, because the next call raises them
+        again, and can handle them. All other errors come from the user's code.
+        They are raised here, because a second trace after an error can give
+        another result.
+        """
+        with self._marks_applied(), contextlib.suppress(tf.errors.OpError):
+            self._function.get_concrete_function(*args, **kwargs)
 
     def discard_traces(self) -> None:
         """Discards all traces, so that the next call traces again."""
