@@ -94,7 +94,7 @@ MUTATIONS = [
         "sharded/routing/checks.py",
         "wrong = (known < 0) | (known >= size)",
         "wrong = known >= size",
-        ("tests/sharded/test_defects.py", "-k", "xla_refuses"),
+        ("tests/sharded/test_defects.py", "-k", "xla_with_integer"),
     ),
     Mutation(
         "wrong combiner: the divisor of sqrtn",
