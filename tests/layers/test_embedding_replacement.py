@@ -432,3 +432,15 @@ def test_a_learning_rate_schedule_is_copied(version):
         model, min_rows=10, optimizer=version.optimizers.SGD(rate())
     )
     assert_equal(stock, fit_compiled(model, version))
+
+
+def test_replacing_a_built_layer_draws_no_random_numbers():
+    seed = keras.random.SeedGenerator(3)
+    layer = keras.layers.Embedding(
+        50, 4, embeddings_initializer=keras.initializers.RandomNormal(seed=seed)
+    )
+    model = keras.Sequential([keras.Input([2], dtype="int64"), layer])
+    rows, state = layer.embeddings.numpy(), seed.state.numpy()
+    tlm.layers.shard_embeddings(model, min_rows=10)
+    np.testing.assert_array_equal(layer.embeddings.numpy(), rows)
+    np.testing.assert_array_equal(seed.state.numpy(), state)

@@ -26,15 +26,6 @@ _WARNED_SIZE = 1 << 30  # Bytes.
 _SHARD_ARGUMENTS = {"shard_info", "partition_shape", "partition_offset"}
 
 
-def supports_shards(initializer: Callable[..., Any], dtype: tf.DType) -> bool:
-    """Returns whether an initializer can initialize one shard at a time."""
-    return (
-        initializer in _FUNCTIONS
-        or random_tensors.is_known(initializer, dtype)
-        or accepts_shards(initializer)
-    )
-
-
 def accepts_shards(initializer: Callable[..., Any]) -> bool:
     """Returns whether a callable has arguments for the position of a shard."""
     # TensorFlow's initializers read partition arguments from `**kwargs`, so
@@ -143,9 +134,23 @@ class FullValue:
         check_full_shape(value, self._shape, f"table {self._name!r}")
         return value
 
+    def draw_seed(self) -> None:
+        """Advances the state of the initializer once for all shards."""
+        self.value()
 
-class DrawnValue:
-    """Random value of a full table, of which each shard computes its block."""
+    def shard(
+        self, partition: RowPartition, shard: int, axis: int
+    ) -> tf.Tensor:
+        """Returns the value of one shard."""
+        return shard_of_value(self.value(), partition, shard, axis)
+
+
+class DrawnValue(FullValue):
+    """Random value of a full table, of which each shard computes its block.
+
+    The initializer must be one that `random_tensors` supports. If its seed has
+    an unknown type, the full value is computed.
+    """
 
     def __init__(
         self,
@@ -154,19 +159,8 @@ class DrawnValue:
         dtype: tf.DType,
         name: str,
     ):
-        """Stores the initializer, whose seed is drawn for the first shard.
-
-        Args:
-          initializer: An initializer that `random_tensors` supports.
-          shape: Shape of the table.
-          dtype: Dtype of the table.
-          name: Name of the table, for messages.
-        """
-        self._initializer = initializer
-        self._shape = shape
-        self._dtype = dtype
-        # This value is used if the seed of the initializer has an unknown type.
-        self._full_value = FullValue(initializer, shape, dtype, name)
+        """Stores the initializer, whose seed is drawn for the first shard."""
+        super().__init__(initializer, shape, dtype, name)
         self._tensor: random_tensors.RandomTensor | None = None
         self._is_seed_drawn = False
 
@@ -179,7 +173,7 @@ class DrawnValue:
                 self._initializer, self._shape, self._dtype
             )
         if self._tensor is None:
-            self._full_value.value()
+            self.value()
         self._is_seed_drawn = True
 
     def shard(
@@ -188,9 +182,7 @@ class DrawnValue:
         """Returns the value of one shard, computed on the current device."""
         self.draw_seed()
         if self._tensor is None:
-            return shard_of_value(
-                self._full_value.value(), partition, shard, axis
-            )
+            return super().shard(partition, shard, axis)
         start = [0] * len(self._shape)
         shape = list(self._shape)
         shape[axis] = partition.sizes[shard]
@@ -240,7 +232,7 @@ def for_shards(
     dtype: tf.DType,
     num_shards: int,
     name: str,
-) -> Callable[..., Any] | FullValue | DrawnValue:
+) -> Callable[..., Any] | FullValue:
     """Returns the `initializer` argument of `of_shard` for one table.
 
     Args:
@@ -250,7 +242,7 @@ def for_shards(
       num_shards: Number of shards of the table.
       name: Name of the table, for messages.
     """
-    if isinstance(initializer, (FullValue, DrawnValue)):
+    if isinstance(initializer, FullValue):
         return initializer
     if tf.executing_eagerly() and random_tensors.is_known(initializer, dtype):
         return DrawnValue(initializer, shape, dtype, name)
@@ -305,7 +297,7 @@ def of_shard(
             new_rows.add_progress(num_bytes)
         return value
     if isinstance(initializer, FullValue):
-        value = shard_of_value(initializer.value(), partition, shard, axis)
+        value = initializer.shard(partition, shard, axis)
         new_rows.add_progress(num_bytes)
         return value
     if not partition.is_contiguous and {"shard_info", "partition_offset"} & set(
@@ -354,9 +346,6 @@ def skip_shard(initializer: Any) -> bool:
       compute the value.
     """
     if isinstance(initializer, FullValue):
-        initializer.value()
-        return True
-    if isinstance(initializer, DrawnValue):
         initializer.draw_seed()
         return True
     return False

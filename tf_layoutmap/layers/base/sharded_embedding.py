@@ -369,13 +369,17 @@ class EmbeddingCore(LayerBase):
             # name scope keeps this prefix out of the variable's name.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
-                    self.embeddings_initializer,
+                    self._table_initializer(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
                     name=f"{self.name}/embeddings",
                 )
         return table
+
+    def _table_initializer(self) -> Any:
+        """Returns the initializer of the rows of the table."""
+        return self.embeddings_initializer
 
     @property
     def embeddings(self) -> ShardedVariable:

@@ -131,6 +131,52 @@ def keras_rule(keras: Any, optimizer: Any) -> OptimizerSpec | None:
     )
 
 
+class ReplacedLayer:
+    """A mixin for a stock `Embedding` that has become a `ShardedEmbedding`."""
+
+    _table = None
+    _key_table = None
+    _has_shard_arguments = False
+    # Whether the table is created only to hold the rows of the stock weight.
+    _is_converting = False
+
+    def _set_up(self, optimizer: Any, num_shards: int) -> None:
+        """Sets the attributes of a `ShardedEmbedding`."""
+        self.supports_jit = False
+        self.num_shards = min(num_shards, self.input_dim)
+        self.optimizer = optimizer
+        vars(optimizer)["row_constraint"] = self.embeddings_constraint
+
+    def _table_initializer(self) -> Any:
+        # The rows of the stock weight are assigned after the conversion.
+        return tf.zeros if self._is_converting else super()._table_initializer()
+
+
+def class_of_replaced_layers(stock: type, replaced: type, keras: Any) -> type:
+    """Returns a class of replaced layers that has the name of `stock`.
+
+    Args:
+      stock: The stock class, `Embedding` or a subclass.
+      replaced: The class of replaced `Embedding` layers, which `from_config`
+        creates for all of these classes.
+      keras: The module of the Keras version.
+    """
+    is_subclass = stock is not keras.layers.Embedding
+    kind = type(
+        stock.__name__,
+        (stock, replaced) if is_subclass else (replaced,),
+        {
+            "__module__": replaced.__module__,
+            "__doc__": stock.__doc__,
+            "_replaced_class": stock,
+        },
+    )
+    # `from_config` of any of these classes creates the class that was saved.
+    return keras.saving.register_keras_serializable(
+        "tf_layoutmap", replaced.__name__
+    )(kind)
+
+
 class Replacer:
     """Replaces the `Embedding` layers of one Keras version."""
 

@@ -17,7 +17,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layers.base import stock_embeddings, weight_files
-from tf_layoutmap.layers.base.stock_embeddings import Replacer, Settings
+from tf_layoutmap.layers.base.stock_embeddings import (
+    ReplacedLayer,
+    Replacer,
+    Settings,
+)
 from tf_layoutmap.layers.keras3.host_weights import TableWeight
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
@@ -55,16 +59,13 @@ def _warn_of_settings(optimizer: Any, path: str) -> None:
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
-class ReplacedEmbedding(ShardedEmbedding, keras.layers.Embedding):
+class ReplacedEmbedding(
+    ReplacedLayer, ShardedEmbedding, keras.layers.Embedding
+):
     """A stock `Embedding` whose table has a `RowOptimizer`."""
 
     # Class of the stock layer; set in the classes of `replaced_class`.
     _replaced_class: type = keras.layers.Embedding
-    _table = None
-    _key_table = None
-    _has_shard_arguments = False
-    # Whether the table is created only to hold the rows of the stock weight.
-    _is_converting = False
 
     def __init__(
         self,
@@ -86,13 +87,6 @@ class ReplacedEmbedding(ShardedEmbedding, keras.layers.Embedding):
         """
         keras.layers.Embedding.__init__(self, input_dim, output_dim, **kwargs)
         self._set_up(optimizer, num_shards)
-
-    def _set_up(self, optimizer: Any, num_shards: int) -> None:
-        """Sets the attributes of a `ShardedEmbedding`."""
-        self.supports_jit = False
-        self.num_shards = min(num_shards, self.input_dim)
-        self.optimizer = optimizer
-        vars(optimizer)["row_constraint"] = self.embeddings_constraint
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the table."""
@@ -116,11 +110,6 @@ class ReplacedEmbedding(ShardedEmbedding, keras.layers.Embedding):
         )
         self._track_variable(weight)
         return weight
-
-    def _shard_initializer(self) -> Any:
-        if self._is_converting:
-            return tf.zeros
-        return super()._shard_initializer()
 
     def _adopt(self, old: Any) -> None:
         """Creates the table with the values of the stock weight `old`."""
@@ -241,24 +230,9 @@ def _stock_class(config: dict[str, str]) -> type:
 @functools.cache
 def replaced_class(stock: type) -> type:
     """Returns the class of replaced layers of a stock class."""
-    bases = (
-        (ReplacedEmbedding,)
-        if stock is keras.layers.Embedding
-        else (stock, ReplacedEmbedding)
+    return stock_embeddings.class_of_replaced_layers(
+        stock, ReplacedEmbedding, keras
     )
-    kind = type(
-        stock.__name__,
-        bases,
-        {
-            "__module__": __name__,
-            "__doc__": stock.__doc__,
-            "_replaced_class": stock,
-        },
-    )
-    # `from_config` of any of these classes creates the class that was saved.
-    return keras.saving.register_keras_serializable(
-        "tf_layoutmap", "ReplacedEmbedding"
-    )(kind)
 
 
 class Keras3Replacer(Replacer):

@@ -14,7 +14,11 @@ import tf_keras
 
 from tf_layoutmap._core import tf_keras_private
 from tf_layoutmap.layers.base import stock_embeddings
-from tf_layoutmap.layers.base.stock_embeddings import Replacer, Settings
+from tf_layoutmap.layers.base.stock_embeddings import (
+    ReplacedLayer,
+    Replacer,
+    Settings,
+)
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 
@@ -27,16 +31,11 @@ class _StockEmbedding(tf_keras.layers.Embedding):
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
-class ReplacedEmbedding(ShardedEmbedding, _StockEmbedding):
+class ReplacedEmbedding(ReplacedLayer, ShardedEmbedding, _StockEmbedding):
     """A stock `Embedding` whose table has a `RowOptimizer`."""
 
     # Class of the stock layer; set in the classes of `replaced_class`.
     _replaced_class: type = tf_keras.layers.Embedding
-    _table = None
-    _key_table = None
-    _has_shard_arguments = False
-    # Whether the table is created only to hold the rows of the stock weight.
-    _is_converting = False
 
     def __init__(
         self,
@@ -58,18 +57,6 @@ class ReplacedEmbedding(ShardedEmbedding, _StockEmbedding):
         """
         _StockEmbedding.__init__(self, input_dim, output_dim, **kwargs)
         self._set_up(optimizer, num_shards)
-
-    def _set_up(self, optimizer: Any, num_shards: int) -> None:
-        """Sets the attributes of a `ShardedEmbedding`."""
-        self.supports_jit = False
-        self.num_shards = min(num_shards, self.input_dim)
-        self.optimizer = optimizer
-        vars(optimizer)["row_constraint"] = self.embeddings_constraint
-
-    def _shard_initializer(self) -> Any:
-        if self._is_converting:
-            return tf.zeros
-        return super()._shard_initializer()
 
     def _adopt(self, rows: tf.Variable) -> None:
         """Creates the table with the values of `rows`."""
@@ -124,24 +111,9 @@ def _stock_class(name: str) -> type:
 @functools.cache
 def replaced_class(stock: type) -> type:
     """Returns the class of replaced layers of a stock class."""
-    bases = (
-        (ReplacedEmbedding,)
-        if stock is tf_keras.layers.Embedding
-        else (stock, ReplacedEmbedding)
+    return stock_embeddings.class_of_replaced_layers(
+        stock, ReplacedEmbedding, tf_keras
     )
-    kind = type(
-        stock.__name__,
-        bases,
-        {
-            "__module__": __name__,
-            "__doc__": stock.__doc__,
-            "_replaced_class": stock,
-        },
-    )
-    # `from_config` of any of these classes creates the class that was saved.
-    return tf_keras.saving.register_keras_serializable(
-        "tf_layoutmap", "ReplacedEmbedding"
-    )(kind)
 
 
 class TfKerasReplacer(Replacer):
