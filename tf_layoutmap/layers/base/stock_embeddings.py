@@ -19,6 +19,7 @@ from tf_layoutmap.layers.base.embedding_report import (
     EmbeddingEntry,
     EmbeddingReport,
 )
+from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 
 # Settings of a Keras optimizer that would not apply to a table.
 OTHER_SETTINGS = (
@@ -131,7 +132,7 @@ def keras_rule(keras: Any, optimizer: Any) -> OptimizerSpec | None:
     )
 
 
-class ReplacedLayer:
+class ReplacedLayer(EmbeddingCore):
     """A mixin for a stock `Embedding` that has become a `ShardedEmbedding`."""
 
     _table = None
