@@ -5,13 +5,16 @@ import numpy as np
 from tests.reference import lookup
 
 
-def step(optimizer: str, row, slots, gradient, hyperparameters):
-    """Applies one optimizer step to views of a row and of its slot rows."""
+def step(optimizer: str, row, slots, gradient, squares, hyperparameters):
+    """Applies one optimizer step to views of a row and of its slot rows.
+
+    `squares` is the sum of the squares of the gradients in `gradient`.
+    """
     rate = np.float32(hyperparameters[0])
     if optimizer == "sgd":
         row -= rate * gradient
-    elif optimizer == "adagrad":
-        slots[0] += gradient * gradient
+    elif optimizer in ("adagrad", "adagrad_per_id"):
+        slots[0] += gradient * gradient if optimizer == "adagrad" else squares
         row -= rate * gradient / np.sqrt(slots[0])
     else:
         raise ValueError(optimizer)
@@ -34,12 +37,16 @@ def apply_row_gradients(
     samples = lookup.sample_of(row_splits)
     for u, row in enumerate(unique_rows):
         gradient = np.zeros(table.shape[1], np.float32)
+        squares = np.zeros(table.shape[1], np.float32)
         for position in positions[unique_splits[u] : unique_splits[u + 1]]:
-            gradient += gains[position] * gradients[samples[position]]
+            one = gains[position] * gradients[samples[position]]
+            gradient += one
+            squares += one * one
         step(
             optimizer,
             table[row],
             [slot[row] for slot in slots],
             gradient,
+            squares,
             hyperparameters,
         )

@@ -86,15 +86,17 @@ void ReferenceApply(Optimizer optimizer, const Step& step, bool with_gains,
     float* row = trained->table.row(step.rows[u]);
     float* accumulator = trained->accumulators.row(step.rows[u]);
     for (int64_t c = 0; c < trained->table.dim(); ++c) {
-      float g = 0;
+      float g = 0, squares = 0;
       for (int64_t k = step.splits[u]; k < step.splits[u + 1]; ++k) {
         const float value = step.gradient_rows[step.gradient_of[k]][c];
-        g += with_gains ? step.gains[k] * value : value;
+        const float gained = with_gains ? step.gains[k] * value : value;
+        g += gained;
+        squares += gained * gained;
       }
       if (optimizer == Optimizer::kSgd) {
         row[c] -= kRate * g;
       } else {
-        accumulator[c] += g * g;
+        accumulator[c] += optimizer == Optimizer::kAdagrad ? g * g : squares;
         row[c] -= kRate * g / std::sqrt(accumulator[c]);
       }
     }
@@ -125,12 +127,13 @@ void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
   }
 }
 
-// Compares SGD and Adagrad with the reference, with and without gains, for
-// every CPU level, and for 1, 2 and 8 workers. Rows that are not in the step
+// Compares SGD and both versions of Adagrad with the reference, with and
+// without gains, for every CPU level, and for 1, 2 and 8 workers. Rows that are not in the step
 // must stay unchanged.
 void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
                             const Step& step) {
-  for (Optimizer optimizer : {Optimizer::kSgd, Optimizer::kAdagrad}) {
+  for (Optimizer optimizer :
+       {Optimizer::kSgd, Optimizer::kAdagrad, Optimizer::kAdagradPerId}) {
     for (bool with_gains : {false, true}) {
       Trained expected(partition, dim, dim);
       ReferenceApply(optimizer, step, with_gains, &expected);
@@ -309,6 +312,11 @@ TEST(ApplyTest, RejectsInvalidHyperparameters) {
       error_message(Optimizer::kNone, {1}).find("takes 0 hyperparameters"),
       std::string::npos);
   EXPECT_TRUE(CheckHyperparameters(Optimizer::kNone, "ads", {}).ok());
+  // This rule has no modifiers.
+  EXPECT_NE(error_message(Optimizer::kAdagradPerId,
+                          std::vector<float>(1 + kNumModifiers, 0.5f))
+                .find("takes 1 hyperparameters"),
+            std::string::npos);
 }
 
 }  // namespace

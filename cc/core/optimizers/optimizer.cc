@@ -18,12 +18,14 @@ struct OptimizerInfo {
   int num_hyperparameters;
   // Index of the slot variable with one value per row, or -1 if there is none.
   int slot_per_row = -1;
+  bool takes_modifiers = true;
 };
 
 constexpr OptimizerInfo kOptimizers[] = {
     {Optimizer::kNone, "none", 0, 0},
     {Optimizer::kSgd, "sgd", 0, 1},
     {Optimizer::kAdagrad, "adagrad", 1, 1},
+    {Optimizer::kAdagradPerId, "adagrad_per_id", 1, 1, -1, false},
     {Optimizer::kAdagradMomentum, "adagrad_momentum", 2, 6},
     {Optimizer::kAdam, "adam", 2, 6},
     {Optimizer::kFtrl, "ftrl", 2, 6},
@@ -63,8 +65,9 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim) {
 }
 
 bool HasModifiers(Optimizer optimizer, Span<const float> hyperparameters) {
-  return hyperparameters.size() ==
-         Info(optimizer).num_hyperparameters + kNumModifiers;
+  const OptimizerInfo& info = Info(optimizer);
+  return info.takes_modifiers &&
+         hyperparameters.size() == info.num_hyperparameters + kNumModifiers;
 }
 
 Status CheckHyperparameters(Optimizer optimizer, const std::string& table,

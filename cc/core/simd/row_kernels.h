@@ -16,6 +16,7 @@ enum class Optimizer {
   kNone,
   kSgd,
   kAdagrad,
+  kAdagradPerId,
   kAdagradMomentum,
   kAdam,
   kFtrl,

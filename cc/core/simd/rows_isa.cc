@@ -10,6 +10,7 @@
 
 #include "cc/core/optimizers/adagrad.h"
 #include "cc/core/optimizers/adagrad_momentum.h"
+#include "cc/core/optimizers/adagrad_per_id.h"
 #include "cc/core/optimizers/adam.h"
 #include "cc/core/optimizers/ftrl.h"
 #include "cc/core/optimizers/lamb.h"
@@ -422,6 +423,36 @@ void RunFullRows(const ApplyArgs& a) {
   }
 }
 
+// Runs a rule that takes the sum of a row's gradients and the sum of their
+// squares. Such a rule has no modifiers.
+template <typename Rule>
+void RunWithSquares(const ApplyArgs& a) {
+  const Rule rule(a.hyperparameters);
+  for (int64_t u = a.begin; u < a.end; ++u) {
+    const int64_t i = u - a.begin;
+    const RowStep s = {
+        a, a.splits[u], a.splits[u + 1], a.row_of[i], {a.slot_of[0][i]}};
+    PrefetchColumns<1>(a.row_of[i + a.ahead], a.dim);
+    PrefetchColumns<1>(a.slot_of[0][i + a.ahead], a.dim);
+    ForColumns(a.dim, [&](int64_t c, auto sum) {
+      auto squares = sum, value = sum;
+      for (int64_t k = s.k_begin; k < s.k_end; ++k) {
+        PrefetchColumns<0>(s.gradient_ahead(k) + c, sizeof(sum) / sizeof(float));
+        Read(s.gradient(k) + c, &value);
+        value *= s.gain(k);
+        sum += value;
+        squares += value * value;
+      }
+      Read(s.row + c, &value);
+      auto slot = value;
+      Read(s.slots[0] + c, &slot);
+      rule(sum, squares, &value, &slot);
+      Write(s.row + c, value);
+      Write(s.slots[0] + c, slot);
+    });
+  }
+}
+
 template <typename Rule>
 void Run(const ApplyArgs& a) {
   const Rule rule(a.hyperparameters);
@@ -440,6 +471,8 @@ void Apply(const ApplyArgs& a) {
       return Run<Sgd>(a);
     case Optimizer::kAdagrad:
       return Run<Adagrad>(a);
+    case Optimizer::kAdagradPerId:
+      return RunWithSquares<AdagradPerId>(a);
     case Optimizer::kAdagradMomentum:
       return Run<AdagradMomentum>(a);
     case Optimizer::kAdam:
