@@ -133,5 +133,7 @@ def test_a_language_model_matches_a_run_without_a_distribution(
     np.testing.assert_array_equal(tokens, expected_tokens)
     table = model.backbone.token_embedding.embeddings
     assert axes_of(table) == sharded
+    # The pages print this attribute.
+    assert table.value.sharding.spec == sharded
     parts = dtensor.unpack(tf.convert_to_tensor(table.divided_value))
     assert {part.shape.num_elements() for part in parts} == {32 * 16 // 8}

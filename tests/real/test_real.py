@@ -12,6 +12,7 @@ FEW = [
     ("keras-hub, its own layout maps", "Gemma"),
     ("recommenders", "deepctr, DCN"),
     ("programs", "two_towers"),
+    ("replaced embeddings", "keras.io, collaborative filtering"),
 ]
 MORE = [
     ("keras.applications", "VGG16"),
@@ -20,9 +21,18 @@ MORE = [
     ("tf_keras, layers", "Embedding"),
     ("recommenders", "tfrs, ranking"),
     ("programs", "vae"),
+    ("replaced embeddings", "keras-hub, BERT"),
+    ("replaced embeddings", "keras-rs, DLRM"),
+    ("replaced embeddings, tf_keras", "deepctr, DCN"),
+    ("replaced embeddings, tf_keras", "tfrs, retrieval"),
 ]
 
-PACKAGES = {"tfrs": ["tensorflow_recommenders"], "deepctr": ["deepctr"]}
+PACKAGES = {
+    "tfrs": ["tensorflow_recommenders"],
+    "deepctr": ["deepctr"],
+    "keras-rs": ["keras_rs"],
+    "keras-hub": ["keras_hub"],
+}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ The cases use Keras 3; `replaced_tf_keras.py` contains the cases of tf_keras.
 
     python -m tests.real.library.replaced_embeddings
 
-prints the time of a training step of each model with large tables.
+prints the time of a training step of each model with large tables. The table in
+docs/benchmarks.md is its output.
 """
 
 import dataclasses
@@ -322,7 +323,9 @@ CASES = {
 
 
 def print_times(cases: dict[str, ReplacedCase], only: str) -> None:
-    """Prints the median time of a step of each case with large tables.
+    """Prints the time of a step of each case with large tables.
+
+    The time is the mean of the fastest of three epochs.
 
     Args:
       cases: The cases by name.

@@ -32,13 +32,13 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import freed_gradients
-from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh import device_mesh, tracing, transfer
 from tf_layoutmap.layout.mesh.atomic_step import AllOrNothingVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
@@ -132,6 +132,12 @@ def slice_spec(
 _KEY = tf_private.VARIABLE_VALUE_KEY
 
 
+class Sharding(NamedTuple):
+    """The axis of each dimension of a weight; None if unsharded."""
+
+    spec: tuple[str | None, ...]
+
+
 class StoredVariable(AllOrNothingVariable):
     """A `dtensor.DVariable` that checkpoints store as slices of one tensor."""
 
@@ -141,6 +147,14 @@ class StoredVariable(AllOrNothingVariable):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         freed_gradients.free_with_variables([self])
+
+    @property
+    def sharding(self) -> Sharding:
+        """The axes of the weight.
+
+        Programs for Keras on JAX print `variable.value.sharding.spec`.
+        """
+        return Sharding(device_mesh.axes_of_layout(self.layout))
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns `value`; counts eager assignments."""
