@@ -123,8 +123,8 @@ def _operations(warning: str) -> str:
     """Returns the list of replicated operations in a warning.
 
     >>> _operations(
-    ...     "The train step of model 'm' contains ...: 2 Split (no rule). "
-    ...     "Every device ..."
+    ...     "DTensor cannot shard operations of the train step of model 'm', "
+    ...     "so every device ...: 2 Split (no rule). Results ..."
     ... )
     'to train: 2 Split (no rule)'
 
@@ -133,7 +133,8 @@ def _operations(warning: str) -> str:
         format, it is returned unchanged.
     """
     found = re.match(
-        r"The (\w+) step of model '[^']*' .*?: (.*?)(?:\. Every .*)?$", warning
+        r".* of the (\w+) step of model '[^']*', .*?: (.*?)(?:\. Results .*)?$",
+        warning,
     )
     return f"to {found[1]}: {found[2]}" if found else warning
 

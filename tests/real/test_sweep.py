@@ -108,11 +108,11 @@ def test_markdown_has_counts_and_escaped_messages():
     "warning, expected",
     [
         (
-            "The train step of model 'm' contains these: 2 Sum in layer 'a' "
-            "(b: c; 1 KiB); Split (d; 2 KiB). Every device computes them.",
+            "Operations of the train step of model 'm', so: 2 Sum in layer 'a' "
+            "(b: c; 1 KiB); Split (d; 2 KiB). Results are correct.",
             "to train: 2 Sum in layer 'a' (b: c; 1 KiB); Split (d; 2 KiB)",
         ),
-        ("The test step of model 'm' contains these: Su", "to test: Su"),
+        ("Some of the test step of model 'm', so: Su", "to test: Su"),
         ("Layer 'd' is replicated.", "Layer 'd' is replicated."),
     ],
 )
@@ -122,7 +122,7 @@ def test_markdown_has_the_operations_of_a_warning(warning, expected):
 
 
 def test_a_long_list_of_operations_is_truncated_after_an_entry():
-    warning = "The train step of model 'm' contains: " + (
+    warning = "Some of the train step of model 'm', so: " + (
         "Split in 'a' (b; 1 KiB); " * 99
     )
     text = results.to_markdown(

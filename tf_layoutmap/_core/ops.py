@@ -7,9 +7,11 @@ before the library is loaded.
 
 For every op `LayoutMap>VerbNoun` in docs/ops.md, this module has an attribute
 `verb_noun`. `native` is the pybind11 module, which provides the C++ core for
-numpy arrays, without TensorFlow.
+numpy arrays, without TensorFlow. `hide_info_logs` calls functions of
+TensorFlow's own library.
 """
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -18,8 +20,9 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_layoutmap import _version
@@ -151,6 +154,75 @@ def exchange_paths(one: str, other: str) -> None:
         raise OSError(number, os.strerror(number), one, None, other)
 
 
+# TensorFlow's C++ code uses these functions of Abseil, and exports them. The
+# names contain the version of Abseil.
+_LOG_LEVEL = "_ZN4absl12lts_2025081411MinLogLevelEv"
+_SET_LOG_LEVEL = (
+    "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
+)
+_WARNING = 1
+# If the user has set one of these variables, log messages are not hidden.
+_LOG_VARIABLES = (
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TF_CPP_MAX_VLOG_LEVEL",
+    "TF_CPP_VMODULE",
+)
+
+
+class _InfoLogs:
+    """Hides the log messages of level INFO while any thread requests it."""
+
+    def __init__(self):
+        import ctypes
+
+        import tensorflow as tf
+
+        self._lock = threading.Lock()
+        self._num_requests = 0
+        self._level = 0
+        library = ctypes.CDLL(
+            os.path.join(tf.sysconfig.get_lib(), "libtensorflow_framework.so.2")
+        )
+        # With another version of Abseil, the messages are not hidden.
+        self._is_found = hasattr(library, _LOG_LEVEL)
+        self._get: Any = getattr(library, _LOG_LEVEL, None)
+        self._set: Any = getattr(library, _SET_LOG_LEVEL, None)
+
+    @property
+    def can_be_hidden(self) -> bool:
+        return self._is_found and not any(
+            os.environ.get(one) for one in _LOG_VARIABLES
+        )
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        with self._lock:
+            self._num_requests += 1
+            if self._num_requests == 1:
+                self._level = self._get()
+                self._set(max(self._level, _WARNING))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_requests -= 1
+                if self._num_requests == 0:
+                    self._set(self._level)
+
+
+def hide_info_logs() -> contextlib.AbstractContextManager[None]:
+    """Hides messages of TensorFlow's C++ code of level INFO in a context.
+
+    DTensor logs two lines for each function that it compiles. Messages are not
+    hidden if an environment variable sets the levels of log messages.
+    """
+    return (
+        _info_logs.hidden()
+        if _info_logs.can_be_hidden
+        else contextlib.nullcontext()
+    )
+
+
 def _load_native() -> types.ModuleType:
     try:
         return importlib.import_module("tf_layoutmap._native")
@@ -162,6 +234,7 @@ def _load_native() -> types.ModuleType:
 
 _library = _load()
 native = _load_native()
+_info_logs = _InfoLogs()
 # The TensorFlow version for which both libraries were compiled.
 BUILT_FOR = _version_built_for()
 

@@ -316,6 +316,21 @@ def tensors_used_by(graph: Any) -> list[Any]:
     return tensors
 
 
+# Used to read the programs that DTensor has compiled.
+for _name in ("list_function_names", "get_function_def"):
+    _private("eager.context", f"Context.{_name}")
+
+
+def function_names() -> set[str]:
+    """Returns the names of all functions of this process."""
+    return {tf.compat.as_str(one) for one in _context().list_function_names()}
+
+
+def function_def(name: str) -> Any:
+    """Returns the `FunctionDef` with this name."""
+    return _context().get_function_def(name)
+
+
 # Options that control how functions that this thread calls are optimized.
 # Functions on a mesh use different options.
 for _name in ("config", "function_call_options"):

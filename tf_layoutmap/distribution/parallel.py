@@ -13,7 +13,6 @@ import contextlib
 import functools
 import threading
 import types
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -27,6 +26,7 @@ from tf_layoutmap._core import (
     keras_private,
     lazy,
     literals,
+    user_warnings,
 )
 from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.layout_map import (
@@ -460,11 +460,10 @@ class DataParallel(ByLayoutMap, keras.distribution.DataParallel):
                 f"mesh={device_mesh!r} (of type {type(device_mesh)})"
             ) from error
         if (ndim := len(axis_sizes(device_mesh))) != 1:
-            warnings.warn(
+            user_warnings.warn(
                 "Expect the input mesh to be 1D, but received mesh.devices."
                 f"ndim={ndim}. The first axis will be used for data-parallel "
-                "sharding.",
-                stacklevel=2,
+                "sharding."
             )
         super().__init__(LayoutMap(device_mesh), None, auto_shard_dataset)
 

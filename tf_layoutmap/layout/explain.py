@@ -20,7 +20,8 @@ from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.layout_map_scope import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
-from tf_layoutmap.layout.replication import report
+from tf_layoutmap.layout.replication import measured, report
+from tf_layoutmap.layout.replication.measured import MeasuredLayer
 from tf_layoutmap.layout.replication.report import ReplicatedOp
 from tf_layoutmap.layout.variable_names import ObjectPaths
 
@@ -77,6 +78,9 @@ class Explanation:
       unbuilt: Names of layers that are not built yet.
       replicated_ops: A `ReplicatedOp` for each operation that was replicated
         in the steps that ran.
+      measured: A `MeasuredLayer` for each layer and each kind of step that ran,
+        from the programs that DTensor compiled: replicated floating-point
+        operations and gathered weights. Only programs for CPUs are read.
     """
 
     variables: tuple[VariableReport, ...]
@@ -84,6 +88,7 @@ class Explanation:
     mesh: dict[str, int]
     unbuilt: tuple[str, ...]
     replicated_ops: tuple[ReplicatedOp, ...] = ()
+    measured: tuple[MeasuredLayer, ...] = ()
 
     computed_whole = lazy.renamed_property("computed_whole", "replicated_ops")
 
@@ -177,6 +182,11 @@ class Explanation:
             f"Replicated on every device: {one}."
             for one in self.replicated_ops[:_SHOWN]
         ]
+        lines += [
+            f"Measured: {one}."
+            for one in self.measured[:_SHOWN]
+            if one.replicated or one.gathered_bytes
+        ]
         return rich.console.Group(
             table, *(rich.text.Text(line) for line in lines)
         )
@@ -246,6 +256,7 @@ def explain(layout_map: LayoutTable, model: Any) -> Explanation:
         sizes,
         unbuilt,
         report.replicated_ops_of_model(model),
+        measured.measure(model),
     )
 
 

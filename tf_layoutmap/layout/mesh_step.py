@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import user_warnings
 from tf_layoutmap.layout.mesh import atomic_step, errors, tracing, transfer
 from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.processes.checks import ProcessChecks
@@ -165,7 +166,7 @@ class MeshStep:
         ):
             if sentence is not None and what not in warned:
                 warned.add(what)
-                warnings.warn(sentence, errors.LayoutMapWarning, stacklevel=4)
+                user_warnings.warn(sentence, errors.LayoutMapWarning)
 
     def _warning_of_batch(self, batch: Any) -> str | None:
         """Returns a warning if the batch axis does not divide the batch size.

@@ -708,7 +708,7 @@ def test_unsupported_op_in_a_loss_is_replicated():
     for model in models:
         model.compile("sgd", loss)
     y = np.eye(4, dtype=np.float32)[Y]
-    with pytest.warns(LayoutMapWarning, match="The test step of model"):
+    with pytest.warns(LayoutMapWarning, match="the test step of model"):
         losses = [model.evaluate(X, y, verbose=0) for model in models]
     pairs.assert_alike(*losses)
 

@@ -16,7 +16,7 @@ from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
-from tf_layoutmap.layout.replication import replicated_ops, retrace
+from tf_layoutmap.layout.replication import replicated_ops, report, retrace
 from tf_layoutmap.layout.replication.replicated_ops import Extent
 
 COLUMNS = {"d1.kernel": (None, "model")}
@@ -238,9 +238,7 @@ def test_kernels_of_convolutions_and_gates_are_gathered():
             L.LSTM(8, name="r"),
         )
 
-    with pytest.warns(
-        tlm.layout.LayoutMapWarning, match="gather of weights in layer 'c'"
-    ):
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="and . more"):
         model = pairs.assert_trains_alike(
             make,
             pairs.IMAGES,
@@ -250,6 +248,12 @@ def test_kernels_of_convolutions_and_gates_are_gathered():
                 "r.cell.kernel": ("batch", "model"),
             },
         )
+    gathered = {
+        one.layer
+        for one in report.replicated_ops_of_model(model)
+        if one.operation == "gather of weights"
+    }
+    assert gathered >= {"'c'", "'s'", "'r'"}
     assert axes_of(model.layers[0].kernel) == (None, None, None, "model")
 
 

@@ -7,7 +7,6 @@ variable.
 """
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, user_warnings
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh.device_mesh import Layout
@@ -190,7 +189,7 @@ class MeshContext:
         )
         if self.layout_map.strict:
             raise ValueError(sentence)
-        warnings.warn(sentence, LayoutMapWarning, stacklevel=3)
+        user_warnings.warn(sentence, LayoutMapWarning)
 
 
 def _is_layer_built(variable: Any) -> bool:

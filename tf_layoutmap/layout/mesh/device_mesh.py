@@ -16,7 +16,6 @@ stderr for each trace of a step.
 import contextlib
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, dtensor_ops, tf_private
+from tf_layoutmap._core import checks, dtensor_ops, tf_private, user_warnings
 from tf_layoutmap._patches import engine
 
 dtensor = tf.experimental.dtensor
@@ -254,13 +253,12 @@ def prepare_process(mesh: Mesh | None = None) -> None:
     if engine.is_installed("mesh"):
         return
     if tf_private.has_dtensor_device():
-        warnings.warn(
+        user_warnings.warn(
             "DTensor was used in this process before tf_layoutmap. Its device "
             "therefore queues errors of operations, and an error of a step "
             "can end the process. Create the tlm.LayoutMap, or call "
             "tlm.layout.to_mesh, before the first operation of "
-            "tf.experimental.dtensor.",
-            stacklevel=3,
+            "tf.experimental.dtensor."
         )
     engine.ensure("mesh")
     engine.ensure("checkpoints")

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
@@ -319,7 +319,7 @@ def complete_groups(mesh: Mesh) -> None:
             for some in itertools.combinations(axes, n)
         ]
 
-    with dtensor.default_mesh(mesh):
+    with dtensor.default_mesh(mesh), ops.hide_info_logs():
         for total in sums(
             dtensor.pack(
                 [np.zeros([1] * len(shape), np.float32)] * mesh.size, layout

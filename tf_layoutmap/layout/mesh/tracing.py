@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.layout.mesh import device_mesh, errors
 from tf_layoutmap.layout.mesh.device_mesh import (
     Mesh,
@@ -252,6 +252,7 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     with (
         dtensor.default_mesh(mesh),
         device_mesh.grappler_disabled(),
+        ops.hide_info_logs(),
         _trace.set_to((mesh, batch_dim)),
     ):
         try:

@@ -13,7 +13,6 @@ kind of step of a model, and shortens batches to a size that all processes have.
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, user_warnings
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.processes import compare, digest, messages
@@ -345,10 +344,9 @@ class ProcessChecks(StepExchange):
                 f"{error} Pass the same number of batches to `predict` in all "
                 "processes."
             ) from None
-        warnings.warn(
+        user_warnings.warn(
             f"{error} All processes stop; the remaining batches are not used.",
             UnevenDataWarning,
-            stacklevel=3,
         )
         self._stop()
 
@@ -383,12 +381,11 @@ class ProcessChecks(StepExchange):
             )
         parts = self.mesh.dim_size(self.batch_dim)
         size = min(known) // parts * parts
-        warnings.warn(
+        user_warnings.warn(
             f"The last samples of a batch are not used because {had}. All "
             f"processes use the first {size} samples, a multiple of the size "
             f"of the batch axis ({parts}).",
             UnevenDataWarning,
-            stacklevel=3,
         )
         if size == 0:
             self._stop()

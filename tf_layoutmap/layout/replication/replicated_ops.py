@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import enum
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import tf_private, user_warnings
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -252,11 +251,10 @@ def replicated_inputs(
     replicated = [tracing.pin_replicated(x, None) for x in inputs]
     if operation not in _warned:
         _warned.add(operation)
-        warnings.warn(
+        user_warnings.warn(
             f"DTensor cannot shard an eager {operation} operation "
             f"({errors.finding_of(message)}). Every device runs such "
             "operations in full, on replicated inputs.",
             errors.LayoutMapWarning,
-            stacklevel=4,
         )
     return replicated

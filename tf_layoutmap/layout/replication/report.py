@@ -1,17 +1,17 @@
 """Report of the replicated ops of a step, for warnings and `explain`."""
 
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import dtensor_ops
+from tf_layoutmap._core import dtensor_ops, user_warnings
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import errors
 from tf_layoutmap.layout.ops.corrections import is_shape
+from tf_layoutmap.layout.replication import measured
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 
 # Maximum number of operations in a message.
@@ -123,14 +123,19 @@ def _gathered(model: Any) -> Iterator[ReplicatedOp]:
             )
 
 
-def message(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> str:
+def message(
+    found: tuple[ReplicatedOp, ...],
+    model: Any,
+    kind: str,
+    shown: int = _SHOWN,
+) -> str:
     """Returns a sentence that lists the replicated operations of a step."""
-    shown = "; ".join(map(str, found[:_SHOWN]))
-    if len(found) > _SHOWN:
-        shown += f"; and {len(found) - _SHOWN} more"
+    listed = "; ".join(map(str, found[:shown]))
+    if len(found) > shown:
+        listed += f"; and {len(found) - shown} more"
     return (
-        f"The {kind} step of model {model.name!r} contains operations that "
-        f"DTensor cannot shard as the layouts require: {shown}."
+        f"DTensor cannot shard operations of the {kind} step of model "
+        f"{model.name!r}, so every device computes them in full: {listed}."
     )
 
 
@@ -154,13 +159,36 @@ def record(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> None:
     is_new = not set(found) <= set(kinds.get(kind, ()))
     kinds[kind] = found
     if is_new:
-        warnings.warn(
-            message(found, model, kind) + " Every device computes them in "
-            "full. The results are correct, but the operations need this "
-            "memory on each device. layout_map.explain(model) lists them; "
-            "use a LayoutMap with strict=True to raise an error instead.",
+        user_warnings.warn(
+            message(found, model, kind, shown=2) + " Results are correct; "
+            "layout_map.explain(model) lists all operations.",
             errors.LayoutMapWarning,
-            stacklevel=4,
+        )
+
+
+def raise_if_gathered(model: Any, kind: str) -> None:
+    """Raises an error if the program of the last step gathers weights.
+
+    Args:
+      model: Model of Keras 3 or tf_keras.
+      kind: Kind of the step, for example `"train"`.
+
+    Raises:
+      UnsupportedByDTensorError: If DTensor's program gathers sharded weights.
+    """
+    found = measured.gathered_weights(model, kind)
+    if found:
+        layers = "; ".join(
+            f"{one.gathered_bytes / 1024:.1f} KiB "
+            + ("outside of all layers" if one.layer is None else one.layer)
+            for one in found[:_SHOWN]
+        )
+        raise errors.UnsupportedByDTensorError(
+            f"The program that DTensor compiled for the {kind} step of model "
+            f"{model.name!r} gathers sharded weights on every device: "
+            f"{layers}. This step has been applied. Change the layouts of "
+            "these weights, or use a LayoutMap with strict=False to gather "
+            "them."
         )
 
 

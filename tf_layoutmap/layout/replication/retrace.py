@@ -14,17 +14,17 @@ A `tf.function` of user code that reads weights on a mesh, for example
 import contextlib
 import functools
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import ops, user_warnings
 from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import TraceAgain, TraceStage
-from tf_layoutmap.layout.replication import replicated_ops, report
+from tf_layoutmap.layout.replication import measured, replicated_ops, report
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 from tf_layoutmap.layout.replication.replicated_ops import (
     Extent,
@@ -179,11 +179,7 @@ class RetracedFunction:
             num_traces = self._function.experimental_get_tracing_count()
             if num_traces > self._num_reported_traces:
                 self._num_reported_traces = num_traces
-                report.record(
-                    self._replicated_ops(self.graph(*args, **kwargs)),
-                    self.model,
-                    self.kind,
-                )
+                self._record(self._concrete_function(*args, **kwargs))
             return outputs
 
     def trace(self, *args: Any, **kwargs: Any) -> None:
@@ -233,10 +229,34 @@ class RetracedFunction:
             self._unshardable.marks.extents.clear()
         return True
 
+    def _record(self, function: Any) -> None:
+        """Records what a concrete function replicates, after its first call.
+
+        Raises:
+          UnsupportedByDTensorError: If the layout map is strict, and the
+            compiled program gathers weights.
+        """
+        found = self._replicated_ops(
+            None if function is None else function.graph
+        )
+        report.record(found, self.model, self.kind)
+        if function is None:
+            return
+        reads = {} if self._reads is None else self._reads.bytes
+        measured.record(
+            self.model, self.kind, function, self._mesh, sum(reads.values())
+        )
+        if self._is_strict:
+            report.raise_if_gathered(self.model, self.kind)
+
     def graph(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the graph of a call with these arguments, or None."""
+        function = self._concrete_function(*args, **kwargs)
+        return None if function is None else function.graph
+
+    def _concrete_function(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._function.get_concrete_function(*args, **kwargs).graph
+            return self._function.get_concrete_function(*args, **kwargs)
         except Exception:  # The call of the function raises the error again.
             return None
 
@@ -397,11 +417,10 @@ class _OnMesh:
             # describes the layouts, which the user can change.
             raise unsupported from error
         self._reads, self.copy = reads, function
-        warnings.warn(
+        user_warnings.warn(
             f"DTensor cannot shard function {self._name!r}. Every device "
             f"computes {report.report_of_function(reads, why)}.",
             errors.LayoutMapWarning,
-            stacklevel=6,
         )
         return outputs
 
@@ -409,5 +428,9 @@ class _OnMesh:
 @contextlib.contextmanager
 def _mesh_only(mesh: Mesh) -> Iterator[None]:
     """Sets TensorFlow's default mesh, without an axis that shards batches."""
-    with dtensor.default_mesh(mesh), device_mesh.grappler_disabled():
+    with (
+        dtensor.default_mesh(mesh),
+        device_mesh.grappler_disabled(),
+        ops.hide_info_logs(),
+    ):
         yield

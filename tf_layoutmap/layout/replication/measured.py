@@ -1,0 +1,376 @@
+"""Measured cost of replication: what DTensor's compiled programs compute.
+
+DTensor compiles a step to a program that every device runs. The nodes of this
+program have the shapes of one device, and the graph of the step has the shapes
+of the unsharded tensors. Their difference shows the share of the floating-point
+operations that every device repeats. The program also contains the all-gathers
+that DTensor inserted. An all-gather of a weight means that the full weight is
+on each device during the step.
+
+Programs are read only when a report is requested, or if the layout map is
+strict. The operations of functions that a step calls, for example the branches
+of `tf.cond`, are not included.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.layout.mesh import errors
+
+Shape = Sequence[int] | None
+
+# Operations between the read of a weight and the all-gather of its value.
+_VIEWS = frozenset(
+    ("Cast", "ExpandDims", "Identity", "IdentityN", "Reshape", "Squeeze")
+    + ("Transpose",)
+)
+# Part of the names of nodes with which DTensor moves data.
+_OF_DTENSOR = "/DTensor"
+_CONVOLUTIONS = ("Conv2D", "Conv3D")
+_DEPTHWISE = "DepthwiseConv2dNative"
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredLayer:
+    """What the program of a step computes and gathers for one layer.
+
+    Attributes:
+      step: Kind of the step: `"train"`, `"test"` or `"predict"`.
+      layer: Quoted name of the innermost layer; None for operations outside of
+        all layers.
+      flops: Floating-point operations of matrix products, einsums and
+        convolutions of the unsharded step, gradients included.
+      replicated: Share of `flops` that every device computes, between 0 (each
+        device computes its part only) and 1 (every device computes all).
+      gathered_bytes: Bytes of sharded weights and slot variables that the step
+        gathers on each device.
+    """
+
+    step: str
+    layer: str | None
+    flops: int
+    replicated: float
+    gathered_bytes: int
+
+    def __str__(self) -> str:
+        where = "outside of all layers" if self.layer is None else self.layer
+        return (
+            f"{self.step} step, {where}: {self.replicated:.0%} of "
+            f"{self.flops:,} FLOPs replicated, "
+            f"{self.gathered_bytes / 1024:.1f} KiB of weights gathered"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A function that ran on a mesh.
+
+    Attributes:
+      name: Name of the concrete function.
+      graph: Weak reference to its graph.
+      num_devices: Number of devices of the mesh.
+      gathered_before: Bytes of the weights that were gathered before the call,
+        because the full function is replicated.
+    """
+
+    name: str
+    graph: weakref.ref[Any]
+    num_devices: int
+    gathered_before: int
+
+
+# Maps each model to the last program of each kind of step.
+_of_models: weakref.WeakKeyDictionary[Any, dict[str, _Program]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def record(
+    model: Any, kind: str, function: Any, mesh: Any, gathered_before: int
+) -> None:
+    """Records that `function`, a concrete function, ran as a step of `model`.
+
+    Args:
+      model: Model of Keras 3 or tf_keras.
+      kind: Kind of the step, for example `"train"`.
+      function: The concrete function.
+      mesh: Mesh of the function.
+      gathered_before: Bytes of weights that are gathered before each call.
+    """
+    _of_models.setdefault(model, {})[kind] = _Program(
+        tf.compat.as_str(function.name),
+        weakref.ref(function.graph),
+        mesh.size,
+        gathered_before,
+    )
+
+
+def measure(model: Any) -> tuple[MeasuredLayer, ...]:
+    """Returns the measured layers of the steps that `model` has run.
+
+    Layers without matrix products and without gathered weights are not
+    included. The layer with the most gathered bytes is first.
+    """
+    found = [
+        layer
+        for kind, program in sorted(_of_models.get(model, {}).items())
+        for layer in _measure(program, model, kind)
+    ]
+    return tuple(
+        sorted(
+            found,
+            key=lambda one: (-one.gathered_bytes, -one.flops * one.replicated),
+        )
+    )
+
+
+def gathered_weights(model: Any, kind: str) -> tuple[MeasuredLayer, ...]:
+    """Returns the layers whose weights the last step of `kind` gathered."""
+    program = _of_models.get(model, {}).get(kind)
+    if program is None:
+        return ()
+    return tuple(
+        one for one in _measure(program, model, kind) if one.gathered_bytes
+    )
+
+
+def _measure(
+    program: _Program, model: Any, kind: str
+) -> Iterator[MeasuredLayer]:
+    graph = program.graph()
+    compiled = compiled_functions(program.name)
+    if graph is None or not compiled:
+        return
+    full, local = collections.Counter(), collections.Counter()
+    gathered = collections.Counter()
+    gathered[None] += program.gathered_before
+    for op in _used_operations(graph):
+        flops = _flops_of_op(op)
+        if flops:
+            full[errors.layer_of(op.name, model)] += flops
+    for function in compiled:
+        nodes = _Nodes(function)
+        for node in function.node_def:
+            layer = errors.layer_of(node.name, model)
+            local[layer] += nodes.flops(node)
+            gathered[layer] += nodes.gathered_weight_bytes(node)
+    count = program.num_devices
+    for layer in dict.fromkeys([*full, *gathered]):
+        if not full[layer] and not gathered[layer]:
+            continue
+        share = (
+            (local[layer] * count / full[layer] - 1) / (count - 1)
+            if full[layer] and count > 1
+            else 0.0
+        )
+        yield MeasuredLayer(
+            kind,
+            layer,
+            full[layer],
+            min(max(share, 0.0), 1.0),
+            gathered[layer],
+        )
+
+
+def _used_operations(graph: Any) -> set[Any]:
+    """Returns the operations that the compiler does not remove."""
+    waiting = [
+        *(x.op for x in graph.outputs),
+        *graph.control_outputs,
+        *(op for op in graph.get_operations() if op.op_def.is_stateful),
+    ]
+    used = set()
+    while waiting:
+        op = waiting.pop()
+        if op not in used:
+            used.add(op)
+            waiting += [*(x.op for x in op.inputs), *op.control_inputs]
+    return used
+
+
+def compiled_functions(name: str) -> list[Any]:
+    """Returns the functions that DTensor compiled for a concrete function.
+
+    Args:
+      name: Name of the concrete function.
+
+    Returns:
+      A `FunctionDef` per mesh of the newest compilation. Empty if the function
+      has not run on a mesh.
+    """
+    # DTensor registers a function that calls one function per mesh. The last
+    # number of the name increases with each compilation.
+    pattern = re.compile(re.escape(name) + r"__func_.*_(\d+)")
+    newest = max(
+        (
+            (int(found.group(1)), one)
+            for one in tf_private.function_names()
+            if (found := pattern.fullmatch(one))
+        ),
+        default=None,
+    )
+    if newest is None:
+        return []
+    return [
+        tf_private.function_def(node.attr["f"].func.name)
+        for node in tf_private.function_def(newest[1]).node_def
+        if node.op == "StatefulPartitionedCall"
+    ]
+
+
+class _Nodes:
+    """The nodes of a compiled function."""
+
+    def __init__(self, function: Any):
+        self._by_name = {node.name: node for node in function.node_def}
+        self._arguments = {
+            one.name: one for one in function.signature.input_arg
+        }
+
+    def _source(self, name: str) -> tuple[Any, int]:
+        """Returns the node that computes an input, and the output index."""
+        parts = name.split(":")
+        node = self._by_name.get(parts[0])
+        return node, int(parts[-1]) if len(parts) > 1 else 0
+
+    def shape(self, name: str) -> Shape:
+        """Returns the shape of an input on one device; None if unknown."""
+        node, index = self._source(name)
+        if node is None:
+            return None
+        if node.op == "Const":
+            return [d.size for d in node.attr["value"].tensor.tensor_shape.dim]
+        return _shape_of_output(node, index)
+
+    def flops(self, node: Any) -> int:
+        """Returns the floating-point operations of a node on one device."""
+        if not _is_counted(node.op) or _OF_DTENSOR in node.name:
+            return 0
+        return _flops(
+            node.op,
+            [self.shape(one) for one in node.input if not one.startswith("^")],
+            _shape_of_output(node, 0),
+            lambda key: _attribute(node.attr[key]),
+        )
+
+    def gathered_weight_bytes(self, node: Any) -> int:
+        """Returns the bytes of the result if the node gathers a weight."""
+        if not node.op.startswith("Collective") or not node.input:
+            return 0
+        source, _ = self._source(node.input[0])
+        if source is not None and source.op == "TensorStridedSliceUpdate":
+            # On CPUs, an all-gather writes the values of the device into zeros
+            # and adds the results of all devices.
+            source, _ = self._source(source.input[4])
+        elif not node.op.startswith("CollectiveGather"):
+            return 0
+        while source is not None and source.op in _VIEWS:
+            source, _ = self._source(source.input[0])
+        if source is None or source.op != "ReadVariableOp":
+            return 0
+        shape = _shape_of_output(node, 0)
+        return (
+            0
+            if shape is None
+            else (math.prod(shape) * tf.as_dtype(node.attr["T"].type).size)
+        )
+
+
+def _shape_of_output(node: Any, index: int) -> Shape:
+    shapes = node.attr["_output_shapes"].list.shape
+    if index >= len(shapes) or shapes[index].unknown_rank:
+        return None
+    return [dim.size for dim in shapes[index].dim]
+
+
+def _attribute(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    return tf.compat.as_str(value.s) if kind == "s" else getattr(value, kind)
+
+
+def _is_counted(op_type: str) -> bool:
+    return (
+        op_type in ("MatMul", "BatchMatMul", "BatchMatMulV2", "Einsum")
+        or op_type.startswith(_CONVOLUTIONS)
+        or op_type.startswith(_DEPTHWISE)
+    )
+
+
+def _flops_of_op(op: Any) -> int:
+    """Returns the floating-point operations of a `tf.Operation`."""
+    if not _is_counted(op.type):
+        return 0
+    return _flops(
+        op.type,
+        [_static(x) for x in op.inputs],
+        _static(op.outputs[0]),
+        lambda key: _decoded(op.get_attr(key)),
+    )
+
+
+def _static(x: Any) -> Shape:
+    return x.shape.as_list() if x.shape.is_fully_defined() else None
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _flops(
+    op_type: str, inputs: list[Shape], output: Shape, attribute: Any
+) -> int:
+    """Returns the floating-point operations of an op; 0 if a shape is unknown.
+
+    A multiplication and an addition count as two operations.
+    """
+    if op_type.startswith((*_CONVOLUTIONS, _DEPTHWISE)):
+        return _flops_of_convolution(op_type, inputs, output)
+    if op_type == "Einsum":
+        sizes: dict[str, int] = {}
+        terms = attribute("equation").split("->")[0].split(",")
+        for term, shape in zip(terms, inputs):
+            if shape is None or len(term) != len(shape):
+                return 0
+            sizes |= zip(term, shape)
+        return 2 * math.prod(sizes.values())
+    if output is None:
+        return 0
+    first, second = (
+        ("transpose_a", "transpose_b")
+        if op_type == "MatMul"
+        else ("adj_x", "adj_y")
+    )
+    if inputs[0] is not None:
+        summed = inputs[0][-2 if attribute(first) else -1]
+    elif inputs[1] is not None:
+        summed = inputs[1][-1 if attribute(second) else -2]
+    else:
+        return 0
+    return 2 * math.prod(output) * summed
+
+
+def _flops_of_convolution(
+    op_type: str, inputs: list[Shape], output: Shape
+) -> int:
+    if "BackpropFilter" in op_type:
+        kernel, activations = output, inputs[2]
+    elif "BackpropInput" in op_type:
+        kernel, activations = inputs[1], inputs[2]
+    else:
+        kernel, activations = inputs[1], output
+    if kernel is None or activations is None:
+        return 0
+    # The kernel of a depthwise convolution has the dimensions of space, of the
+    # input channels, and of the outputs per input channel.
+    summed = kernel[: -2 if op_type.startswith(_DEPTHWISE) else -1]
+    return 2 * math.prod(activations) * math.prod(summed)
