@@ -26,6 +26,7 @@ from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
 from benchmarks.whole_models import (
     dlrm,
+    mesh_models,
     replaced_embeddings,
     table_creation,
 )
@@ -54,6 +55,7 @@ _BENCHMARKS = {
     "dlrm": dlrm.report,
     "embedding_step": embedding_step.report,
     "mesh_embedding": mesh_embedding.report,
+    "mesh_models": mesh_models.report,
     "model_creation": model_creation.report,
     "open_vocabulary": open_vocabulary.report,
     "open_vocabulary_peers": peers.report,
