@@ -22,6 +22,7 @@ from tests.real.compare import (
     without_mesh,
 )
 from tests.real.rounding import allowed_of_outputs
+from tf_layoutmap.layout.replication import report
 
 STEPS = 4
 
@@ -132,6 +133,13 @@ def _run(case: ModelCase) -> None:
         # At this point, both models have the weights of the model without a
         # mesh.
         found.difference = _largest(zip(predicted, _predict(model, x)))
+    say(
+        "REPLICATED",
+        bytes=sum(
+            one.bytes_per_device
+            for one in report.replicated_ops_of_model(model)
+        ),
+    )
     if case.generate:
         with check("generate") as found:
             found.difference = difference(tokens, case.generate(model))

@@ -40,6 +40,8 @@ class Result:
       whole: Warnings about operations that every device replicates.
       reason: Reason for the larger tolerance of this case, if it has one.
       seconds: Run time of the case.
+      replicated_bytes: Bytes of the inputs and results of the operations that
+        every device replicates in `fit` and `predict`; None if not measured.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Result:
     whole: list[str] = dataclasses.field(default_factory=list)
     reason: str = ""
     seconds: float = 0.0
+    replicated_bytes: int | None = None
 
     @property
     def status(self) -> str:
@@ -177,6 +180,15 @@ def print_table(results: Iterable[Result]) -> None:
         console.print(f"{kind}: {counts(found)} of {len(found)}\n")
 
 
+def _kibibytes(results: Iterable[Result]) -> str:
+    sizes = [
+        result.replicated_bytes
+        for result in results
+        if result.replicated_bytes is not None
+    ]
+    return f"{sum(sizes) / 1024:,.0f}" if sizes else ""
+
+
 def _escaped(text: str) -> str:
     for character in "\\`*_{}[]|":
         text = text.replace(character, "\\" + character)
@@ -191,29 +203,30 @@ def to_markdown(results: Iterable[Result]) -> str:
     """Returns a table of counts and one table per kind."""
     kinds = by_kind(results)
     lines = [
-        "| | cases | " + " | ".join(STATUSES) + " |",
-        "|---" * (len(STATUSES) + 2) + "|",
+        "| | cases | " + " | ".join(STATUSES) + " | KiB replicated |",
+        "|---" * (len(STATUSES) + 3) + "|",
     ]
     for kind, found in [*kinds.items(), ("all", sum(kinds.values(), []))]:
         number = counts(found)
         lines.append(
             f"| {kind} | {len(found)} | "
             + " | ".join(str(number.get(status, 0)) for status in STATUSES)
-            + " |"
+            + f" | {_kibibytes(found)} |"
         )
     for kind, found in kinds.items():
         lines += [
             "",
             f"## {kind}",
             "",
-            "| case | result | differs by | remarks |",
-            "|---|---|---|---|",
+            "| case | result | differs by | KiB replicated | remarks |",
+            "|---|---|---|---|---|",
         ]
         for result in found:
             name, remark = map(_escaped, (result.name, _remark(result, 400)))
             lines.append(
                 f"| {name} | {result.status} | "
-                f"{_number(result.difference)} | {remark} |"
+                f"{_number(result.difference)} | {_kibibytes([result])} | "
+                f"{remark} |"
             )
     return "\n".join(lines) + "\n"
 

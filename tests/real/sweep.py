@@ -77,6 +77,8 @@ def read(kind: str, name: str, lines: list[str], code: int | str) -> Result:
                 result.whole.append(sentence)
         elif word == "REASON":
             result.reason = json.loads(rest)["sentence"]
+        elif word == "REPLICATED":
+            result.replicated_bytes = json.loads(rest)["bytes"]
         elif word == "DONE":
             done = True
         elif line.strip():

@@ -104,6 +104,17 @@ def test_markdown_has_counts_and_escaped_messages():
     assert "fit: No \\*op\\* &lt;x>" in text
 
 
+def test_markdown_sums_replicated_bytes():
+    found = [
+        Result("programs", name, [Check("fit")], replicated_bytes=size)
+        for name, size in (("a", 2048), ("b", 1024), ("c", None))
+    ]
+    text = results.to_markdown(found)
+    assert "| all | 3 | 3 | 0 | 0 | 0 | 0 | 3 |" in text
+    assert "| b | trained |  | 1 |  |" in text
+    assert "| c | trained |  |  |  |" in text
+
+
 @pytest.mark.parametrize(
     "warning, expected",
     [
