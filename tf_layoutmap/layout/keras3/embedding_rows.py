@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
 from tf_layoutmap.layout.keras3 import sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
@@ -64,6 +65,7 @@ def embedding_call(
         or captured_tensors.current() is not None
     ):
         return original(layer, inputs, *args, **kwargs)
+    tracing.require_mesh(weight.mesh, weight._mesh_context.layout_map.strict)
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
@@ -72,6 +74,7 @@ def embedding_call(
     if layer.lora_enabled:
         rows = _rows_with_lora(layer, weight, ids)
     elif axis_of(weight) is not None and ids.shape.is_fully_defined():
+        sharded_rows.record_lookup(tuple(weight.shape), weight.layout)
         rows = lookup(weight, ids)
     else:
         rows = _rows(weight, ids, is_sparse=True)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops import corrections
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.sharded.routing.checks import known_sizes
 
@@ -55,6 +56,17 @@ def layout_of_update(shape: tuple[int, ...]) -> Layout | None:
     return (_updated.get() or {}).get(shape)
 
 
+def record_lookup(shape: tuple[int, ...], layout: Layout) -> None:
+    """Records that the current graph looks up rows of a table of this shape.
+
+    If a gradient tape adds a sparse gradient of the table to a dense one, the
+    sum is sharded like the table.
+    """
+    for graph in tf_private.graphs_around():
+        _looked_up.setdefault(graph, {})[shape] = layout
+        break
+
+
 def trainable_lookup(
     table: tf.Tensor, ids: tf.Tensor, layout: Layout, *, is_sparse: bool
 ) -> tf.Tensor:
@@ -71,9 +83,7 @@ def trainable_lookup(
       Tensor of shape `[*ids.shape, dim]`, replicated.
     """
     num_rows, dim = known_sizes(table)
-    for graph in tf_private.graphs_around():
-        _looked_up.setdefault(graph, {})[num_rows, dim] = layout
-        break
+    record_lookup((num_rows, dim), layout)
     # `ids` is replicated before the reshape, because DTensor cannot reshape
     # tensors of every layout.
     ids = _replicated(ids, layout.mesh)
@@ -120,9 +130,8 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     axis, columns = layout.sharding_specs
     ids = _replicated(ids, mesh)
     if axis == _UNSHARDED:
-        return _replicated(
-            _laid_out(tf.gather(table, ids), mesh, _UNSHARDED, columns), mesh
-        )
+        rows = _gathered_rows(table, ids, axis=0)
+        return _replicated(_laid_out(rows, mesh, _UNSHARDED, columns), mesh)
     num_rows, dim = known_sizes(table)
     num_shards = mesh.dim_size(axis)
     size = num_rows // num_shards
@@ -137,7 +146,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     # changed, so that it is also outside of the block and raises an error.
     is_valid = (ids >= 0) & (ids < num_rows)
     positions = tf.where(is_valid, ids % size, ids)
-    rows = tf.gather(shards, positions, axis=1)
+    rows = _gathered_rows(shards, positions, axis=1)
     is_owner = _owners(ids, size, num_shards, axis=0)[:, :, tf.newaxis]
     rows = _laid_out(
         tf.where(is_owner, rows, tf.zeros([], rows.dtype)),
@@ -214,7 +223,7 @@ def segment_sum_of_table(
     depend on the layout.
     """
     shape = tuple(getattr(data, "shape", ()))[1:]
-    num_rows = tf.get_static_value(num_segments)
+    num_rows = corrections.static_value(num_segments)
     if (
         len(shape) == 1
         and num_rows is not None
@@ -236,6 +245,12 @@ def _layout_of_table(shape: tuple[int, ...]) -> Layout | None:
         if layout is not None:
             return layout
     return None
+
+
+def _gathered_rows(table: tf.Tensor, ids: tf.Tensor, axis: int) -> tf.Tensor:
+    # The table must not be replicated if the number of ids is unknown.
+    with tf.name_scope(corrections.SAME_SHARDING):
+        return tf.gather(table, ids, axis=axis)
 
 
 def _owners(ids: tf.Tensor, size: int, num_shards: int, axis: int) -> tf.Tensor:
