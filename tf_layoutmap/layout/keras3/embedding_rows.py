@@ -73,11 +73,8 @@ def embedding_call(
     ids = tf.where(ids < 0, ids + tf.cast(weight.shape[0], ids.dtype), ids)
     if layer.lora_enabled:
         rows = _rows_with_lora(layer, weight, ids)
-    elif axis_of(weight) is not None and ids.shape.is_fully_defined():
-        sharded_rows.record_lookup(tuple(weight.shape), weight.layout)
-        rows = lookup(weight, ids)
     else:
-        rows = _rows(weight, ids, is_sparse=True)
+        rows = lookup(weight, ids)
     return keras.ops.cast(rows, layer.compute_dtype)
 
 
@@ -131,9 +128,14 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     """Returns the table rows at `ids`, as a replicated tensor.
 
     Args:
-      weight: Table for which `axis_of` returns a mesh axis.
+      weight: Sharded table. If its rows are padded, `axis_of` returns a mesh
+        axis and the shape of `ids` is static.
       ids: int32 or int64 tensor of any shape, on the mesh.
     """
+    if axis_of(weight) is None or not ids.shape.is_fully_defined():
+        return _rows(weight, ids, is_sparse=True)
+    if not weight.pads_rows:
+        sharded_rows.record_lookup(tuple(weight.shape), weight.layout)
     # `ids` is replicated before the reshape, because DTensor cannot reshape
     # tensors of every layout.
     ids = dtensor.relayout(
