@@ -211,8 +211,10 @@ def keras3_rows() -> list[Patch]:
         ),
         *_backend_rows(
             "backend_numpy",
-            "Keras divides a sparse gradient by the full slot variable.",
+            "Keras divides or multiplies a sparse gradient by the full slot "
+            "variable.",
             "test_optimizers.py",
+            multiply=keras3_optimizers.multiply,
             divide=keras3_optimizers.divide,
             true_divide=keras3_optimizers.divide,
         ),

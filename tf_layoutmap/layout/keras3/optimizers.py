@@ -182,21 +182,46 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     and DTensor requires static sizes. The search is not necessary for
     optimizers, because their divisors are positive.
     """
-    if not isinstance(dividend, tf.IndexedSlices) or not (
-        sharded_rows.is_updating() and len(getattr(divisor, "shape", ()))
-    ):
+    if not isinstance(dividend, tf.IndexedSlices) or not _has_rows(divisor):
         return original(dividend, divisor)
-    divisor = tf.convert_to_tensor(divisor)
-    layout = sharded_rows.layout_of_update(tuple(divisor.shape))
-    divisor = (
-        tf.gather(divisor, dividend.indices)
-        if layout is None
-        else sharded_rows.lookup(divisor, dividend.indices, layout)
-    )
     return tf.IndexedSlices(
-        original(dividend.values, divisor),
+        original(dividend.values, _rows_at(divisor, dividend.indices)),
         dividend.indices,
         dividend.dense_shape,
+    )
+
+
+def multiply(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
+    """Multiplies; on a mesh, reads only the rows that a sparse update contains.
+
+    Keras computes the same product, but DTensor would gather the dense factor.
+    """
+    for sparse, dense in ((x1, x2), (x2, x1)):
+        if isinstance(sparse, tf.IndexedSlices) and _has_rows(dense):
+            return tf.IndexedSlices(
+                original(sparse.values, _rows_at(dense, sparse.indices)),
+                sparse.indices,
+                sparse.dense_shape,
+            )
+    return original(x1, x2)
+
+
+def _has_rows(x: Any) -> bool:
+    """Returns whether `x` is dense and has the shape of a weight on a mesh."""
+    return (
+        sharded_rows.is_updating()
+        and not isinstance(x, tf.IndexedSlices)
+        and len(getattr(x, "shape", ())) > 0
+    )
+
+
+def _rows_at(x: Any, ids: tf.Tensor) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    layout = sharded_rows.layout_of_update(tuple(x.shape))
+    return (
+        tf.gather(x, ids)
+        if layout is None
+        else sharded_rows.lookup(x, ids, layout)
     )
 
 
@@ -302,9 +327,11 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     if count is not None:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
-    return tf.IndexedSlices(
-        rows, indices, tf.constant(variable.shape.as_list(), tf.int64)
-    )
+    # The shape is an eager tensor, so that branches of `tf.cond` contain it as a
+    # constant.
+    with tf.init_scope(), tf.device("CPU:0"):
+        shape = tf.constant(variable.shape.as_list(), tf.int64)
+    return tf.IndexedSlices(rows, indices, shape)
 
 
 def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
