@@ -327,11 +327,9 @@ def _with_static_shape(gradient: Any, variable: Any) -> Any:
     if count is not None:
         rows = tf.reshape(rows, [count, *variable.shape[1:]])
         indices = tf.reshape(indices, [count])
-    # The shape is an eager tensor, so that branches of `tf.cond` contain it as a
-    # constant.
-    with tf.init_scope(), tf.device("CPU:0"):
-        shape = tf.constant(variable.shape.as_list(), tf.int64)
-    return tf.IndexedSlices(rows, indices, shape)
+    return tf.IndexedSlices(
+        rows, indices, tf.constant(variable.shape.as_list(), tf.int64)
+    )
 
 
 def _with_layout_of_weight(gradient: Any, variable: Any) -> Any:
