@@ -100,16 +100,16 @@ def trainable_lookup(
                 return tf.IndexedSlices(dy, flat, shape)
             return segment_sum(dy, flat, num_rows, layout)
 
-        return _with_shape_of(ids, lookup(table, flat, layout)), gradient
+        return _with_shape_of(ids, lookup(table, flat, layout), dim), gradient
 
     return rows_of(table)
 
 
-def _with_shape_of(ids: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    dim = rows.shape[1]
+def _with_shape_of(ids: tf.Tensor, rows: tf.Tensor, dim: int) -> tf.Tensor:
     if ids.shape.is_fully_defined():
         return tf.reshape(rows, [*ids.shape, dim])
-    return tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], axis=0))
+    shape = tf.concat([tf.shape(ids), tf.constant([dim])], axis=0)
+    return tf.reshape(rows, shape)
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
@@ -145,7 +145,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     # Every device gathers from its own block of rows. An invalid id is not
     # changed, so that it is also outside of the block and raises an error.
     is_valid = (ids >= 0) & (ids < num_rows)
-    positions = tf.where(is_valid, ids % size, ids)
+    positions = tf.where(is_valid, tf.math.floormod(ids, size), ids)
     rows = _gathered_rows(shards, positions, axis=1)
     is_owner = _owners(ids, size, num_shards, axis=0)[:, :, tf.newaxis]
     rows = _laid_out(
@@ -195,7 +195,7 @@ def segment_sum(
         columns,
     )
     sums = _laid_out(
-        tf.math.unsorted_segment_sum(parts, ids % size, size),
+        tf.math.unsorted_segment_sum(parts, tf.math.floormod(ids, size), size),
         mesh,
         _UNSHARDED,
         axis,
