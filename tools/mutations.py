@@ -227,6 +227,20 @@ MUTATIONS = [
         ("tests/layout/keras3/test_embedding_rows.py",),
     ),
     Mutation(
+        "wrong rows: a device looks up the rows of other devices",
+        "layout/keras3/sharded_rows.py",
+        "expand_dims(ids // size, axis)",
+        "expand_dims(ids * 0 // size, axis)",
+        ("tests/layout/keras3/test_sharded_rows.py", "-k", "match_tensorflow"),
+    ),
+    Mutation(
+        "missing check: an id outside of a sharded table returns a row",
+        "layout/keras3/sharded_rows.py",
+        "tf.where(is_valid, tf.math.floormod(ids, size), ids)",
+        "tf.math.floormod(ids, size)",
+        ("tests/layout/keras3/test_sharded_rows.py", "-k", "out_of_range"),
+    ),
+    Mutation(
         "missing check: weights that one process assigned",
         "layout/processes/compare.py",
         'other.get("times_set") != first.get("times_set")',

@@ -126,6 +126,7 @@ for _module, _names in (
         backend_numpy,
         (
             "divide",
+            "multiply",
             "true_divide",
             "flip",
             "diag",

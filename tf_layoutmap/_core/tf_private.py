@@ -573,6 +573,7 @@ def abort_cluster(why: str) -> None:
 # their operations incorrectly.
 gen_array_ops = _private("ops", "gen_array_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
+gen_math_ops = _private("ops", "gen_math_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
 gen_random_ops = _private("ops", "gen_random_ops")
 gen_stateless_random_ops_v2 = _private("ops", "gen_stateless_random_ops_v2")
@@ -597,6 +598,11 @@ for _module, _name, _arguments in (
         ("input", "begin", "end", "strides", "value"),
     ),
     (gen_linalg_ops, "einsum", ("inputs", "equation")),
+    (
+        gen_math_ops,
+        "unsorted_segment_sum",
+        ("data", "segment_ids", "num_segments"),
+    ),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
     (
         gen_nn_ops,

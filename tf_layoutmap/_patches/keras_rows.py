@@ -3,7 +3,13 @@
 The replacement functions of a group are imported when the group is first used.
 """
 
-from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
+from tf_layoutmap._patches.rows import (
+    KERAS,
+    TENSORFLOW,
+    TF_KERAS,
+    Patch,
+    Replacement,
+)
 
 KERAS3_GROUP = "keras3"
 _KERAS3_TESTS = "tests/layout/keras3/"
@@ -46,11 +52,12 @@ def keras3_rows() -> list[Patch]:
         backend_ops,
         embedding_rows,
         host_layers,
+        sharded_rows,
         step,
         variable,
     )
     from tf_layoutmap.layout.keras3 import optimizers as keras3_optimizers
-    from tf_layoutmap.layout.ops import loops
+    from tf_layoutmap.layout.ops import corrections, loops
     from tf_layoutmap.layout.processes import checks
 
     return [
@@ -92,6 +99,17 @@ def keras3_rows() -> list[Patch]:
             "Each device uses ids of the full table as row indices of its "
             "shard.",
             "test_embedding_rows.py",
+        ),
+        Patch(
+            KERAS3_GROUP,
+            "_core.tf_private:gen_math_ops",
+            "unsorted_segment_sum",
+            sharded_rows.segment_sum_of_table,
+            "Each device computes the dense form of a sparse gradient for the "
+            "full table.",
+            TENSORFLOW,
+            _KERAS3_TESTS + "test_sharded_rows.py",
+            make=corrections.correct,
         ),
         *(
             _keras3_row(
@@ -193,8 +211,10 @@ def keras3_rows() -> list[Patch]:
         ),
         *_backend_rows(
             "backend_numpy",
-            "Keras divides a sparse gradient by the full slot variable.",
+            "Keras divides or multiplies a sparse gradient by the full slot "
+            "variable.",
             "test_optimizers.py",
+            multiply=keras3_optimizers.multiply,
             divide=keras3_optimizers.divide,
             true_divide=keras3_optimizers.divide,
         ),

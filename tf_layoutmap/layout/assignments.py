@@ -82,8 +82,14 @@ def gathers_weights(layer: Any) -> bool:
     DTensor supports only unsharded convolution kernels, and cannot split the
     sharded gate weights of a recurrent layer. The Embedding layer of Keras 3
     looks up each row on the device that holds the row, and needs no gathered
-    table. The Embedding layer of tf_keras needs the full table.
+    table, unless the table is quantized or contains integers. The Embedding
+    layer of tf_keras needs the full table.
     """
+    if isinstance(layer, keras.layers.Embedding):
+        return layer.built and not (
+            layer.quantization_mode is None
+            and tf.as_dtype(layer._embeddings.dtype).is_floating
+        )
     if isinstance(layer, _tf_keras_embedding()):
         layout = getattr(layer.embeddings, "layout", None)
         return layout is not None and (

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.layout import pairs
 from tests.layout.keras3.test_agreement import EXPLORE
-from tests.layout.meshes import axes_of, layout_of, mesh_of
+from tests.layout.meshes import axes_of, mesh_of
 from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layout.keras3 import embedding_rows
@@ -198,15 +198,3 @@ def test_embedding_without_a_mesh_is_unchanged():
     np.testing.assert_array_equal(
         layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3]
     )
-
-
-def test_gather_returns_rows_of_a_sharded_tensor():
-    mesh = mesh_of(batch=2, model=2)
-    rows = np.arange(24, dtype=np.float32).reshape(8, 3)
-    ids = np.array([7, 0, 0, 4, 3])
-    run = tf.function(lambda t, i: embedding_rows.gather(t, i, mesh, "model"))
-    found = run(
-        transfer.to_mesh(rows, layout_of(mesh, *ROWS)),
-        transfer.to_mesh(ids, layout_of(mesh, None)),
-    )
-    np.testing.assert_array_equal(transfer.to_host(found), rows[ids])

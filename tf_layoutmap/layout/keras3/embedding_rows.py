@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
+from tf_layoutmap.layout.keras3 import sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.replication import captured_tensors
-from tf_layoutmap.sharded.routing.checks import known_sizes
 
 dtensor = tf.experimental.dtensor
 
@@ -24,7 +24,8 @@ def axis_of(variable: Any) -> str | None:
     """Returns the mesh axis that shards the rows of a table, or None.
 
     Also returns None for tables that the kernels do not support: ranks other
-    than 2, dtypes other than float32, and sharded columns.
+    than 2, dtypes other than float32, and sharded columns. `sharded_rows`
+    supports these dtypes and columns.
     """
     if (
         not isinstance(variable, MeshVariable | dtensor.DVariable)
@@ -54,32 +55,87 @@ def embedding_call(
     if (
         not isinstance(weight, MeshVariable)
         or keras_private.is_abstract()
-        or layer.lora_enabled
         or layer.quantization_mode is not None
         or not isinstance(inputs, tf.Tensor)
-        or axis_of(weight) is None
-        # DTensor requires static sizes, and an exported function has no static
-        # batch size.
+        or not _is_sharded(weight, layer.lora_enabled)
+        # An exported function runs without a mesh.
         or tf_private.in_save_context()
-        or not inputs.shape.is_fully_defined()
+        or inputs.shape.rank is None
+        # The function gathers all weights, and reports that it does.
         or captured_tensors.current() is not None
     ):
         return original(layer, inputs, *args, **kwargs)
+    tracing.require_mesh(weight.mesh, weight._mesh_context.layout_map.strict)
     ids = inputs
     if ids.dtype not in (tf.int32, tf.int64):
         ids = tf.cast(ids, tf.int32)
     # In Keras, negative ids count from the end of the table.
     ids = tf.where(ids < 0, ids + tf.cast(weight.shape[0], ids.dtype), ids)
-    return keras.ops.cast(lookup(weight, ids), layer.compute_dtype)
+    if layer.lora_enabled:
+        rows = _rows_with_lora(layer, weight, ids)
+    else:
+        rows = lookup(weight, ids)
+    return keras.ops.cast(rows, layer.compute_dtype)
+
+
+def _is_sharded(weight: MeshVariable, has_lora: bool) -> bool:
+    """Returns whether DTensor or Keras would gather `weight` for a lookup.
+
+    DTensor looks up rows of a table with sharded columns without gathering it.
+    `MeshVariable.value` gathers a weight along the batch axis. If the layer has
+    LoRA matrices, Keras computes all rows of their product for each lookup.
+    """
+    layout = weight.layout
+    if (
+        len(weight.shape) != 2
+        or not tf.as_dtype(weight.dtype).is_floating
+        or weight.pads_rows
+    ):
+        return False
+    rows, columns = layout.sharding_specs
+    return (
+        rows != dtensor.UNSHARDED
+        or (columns != dtensor.UNSHARDED and has_lora)
+        or columns == weight._mesh_context.batch_dim
+    )
+
+
+def _rows(weight: MeshVariable, ids: tf.Tensor, *, is_sparse: bool) -> Any:
+    return sharded_rows.trainable_lookup(
+        tf.convert_to_tensor(weight.divided_value),
+        ids,
+        weight.layout,
+        is_sparse=is_sparse,
+    )
+
+
+def _rows_with_lora(layer: Any, weight: MeshVariable, ids: tf.Tensor) -> Any:
+    """Returns rows of the table plus the product of the LoRA matrices.
+
+    Keras computes the sum of the full matrices, and then looks up its rows. All
+    gradients are therefore dense, as in Keras.
+    """
+    rows = _rows(weight, ids, is_sparse=False)
+    rows_of_a = _rows(layer.lora_embeddings_a, ids, is_sparse=False)
+    return keras.ops.add(
+        rows,
+        (layer.lora_alpha / layer.lora_rank)
+        * keras.ops.matmul(rows_of_a, layer.lora_embeddings_b),
+    )
 
 
 def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     """Returns the table rows at `ids`, as a replicated tensor.
 
     Args:
-      weight: Table for which `axis_of` returns a mesh axis.
+      weight: Sharded table. If its rows are padded, `axis_of` returns a mesh
+        axis and the shape of `ids` is static.
       ids: int32 or int64 tensor of any shape, on the mesh.
     """
+    if axis_of(weight) is None or not ids.shape.is_fully_defined():
+        return _rows(weight, ids, is_sparse=True)
+    if not weight.pads_rows:
+        sharded_rows.record_lookup(tuple(weight.shape), weight.layout)
     # `ids` is replicated before the reshape, because DTensor cannot reshape
     # tensors of every layout.
     ids = dtensor.relayout(
@@ -117,43 +173,4 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         hyperparameters=dtensor.relayout(
             tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)
         ),
-    )
-
-
-def gather(
-    table: tf.Tensor, ids: tf.Tensor, mesh: Mesh, axis: str
-) -> tf.Tensor:
-    """Returns rows of a tensor that is sharded by rows.
-
-    Args:
-      table: Tensor of shape `[num_rows, dim]`, on `mesh`.
-      ids: Integer tensor of shape `[num_ids]`, in `[0, num_rows)`, on `mesh`.
-      mesh: Mesh of `table` and `ids`.
-      axis: Mesh axis that shards the rows. Its size divides `num_rows`.
-
-    Returns:
-      Tensor of shape `[num_ids, dim]`, replicated.
-    """
-    num_shards = mesh.dim_size(axis)
-    num_rows, dim = known_sizes(table)
-    size = num_rows // num_shards
-    by_shard = dtensor.Layout(
-        [axis, dtensor.UNSHARDED, dtensor.UNSHARDED], mesh
-    )
-    shards = dtensor.relayout(
-        tf.reshape(table, [num_shards, size, dim]), by_shard
-    )
-    ids = dtensor.relayout(ids, dtensor.Layout.replicated(mesh, 1))
-    starts = tf.range(num_shards, dtype=ids.dtype) * size
-    local = ids[tf.newaxis, :] - starts[:, tf.newaxis]
-    is_owner = (local >= 0) & (local < size)
-    rows = tf.gather(
-        shards, tf.clip_by_value(local, 0, size - 1), axis=1, batch_dims=1
-    )
-    rows = dtensor.relayout(
-        tf.where(is_owner[:, :, tf.newaxis], rows, tf.zeros_like(rows)),
-        by_shard,
-    )
-    return dtensor.relayout(
-        tf.reduce_sum(rows, axis=0), dtensor.Layout.replicated(mesh, 2)
     )

@@ -19,11 +19,12 @@ from tf_layoutmap.layout.keras3 import (
     embedding_rows,
     host_layers,
     initial_values,
+    sharded_rows,
 )
 from tf_layoutmap.layout.keras3.context import MeshContext, context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import atomic_step, tracing, transfer
-from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.mesh.variable import PaddedVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -144,28 +145,33 @@ def apply(
         )
 
 
-# The context of the weights, and a dict from the shape of a weight to the mesh
-# axis that shards its rows.
-_apply_state: ThreadValue[tuple[Any, dict[tuple[int, ...], str]]] = ThreadValue(
-    (None, {})
-)
-
-
 def _apply_scope(
     context: Any,
     variables: Iterable[Any],
 ) -> AbstractContextManager[None]:
     # Slot variables have the layout and shape of their weight.
-    axes = (
-        {}
+    return sharded_rows.updating(
+        None
         if context is None
         else {
-            tuple(v.shape): axis
+            tuple(v.shape): layout
             for v in variables
-            if (axis := embedding_rows.axis_of(v)) is not None
+            if (layout := _layout_of_table(v)) is not None
         }
     )
-    return _apply_state.set_to((context, axes))
+
+
+def _layout_of_table(variable: Any) -> Any:
+    """Returns the layout of a matrix that is sharded, or None."""
+    if (
+        not _on_mesh(variable)
+        or len(variable.shape) != 2
+        or getattr(variable, "pads_rows", False)
+        or isinstance(variable, PaddedVariable)
+        or variable.layout.is_fully_replicated()
+    ):
+        return None
+    return variable.layout
 
 
 def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
@@ -176,26 +182,46 @@ def divide(original: Callable[..., Any], dividend: Any, divisor: Any) -> Any:
     and DTensor requires static sizes. The search is not necessary for
     optimizers, because their divisors are positive.
     """
-    context, axes = _apply_state.get()
-    if (
-        context is None
-        or not isinstance(dividend, tf.IndexedSlices)
-        or len(getattr(divisor, "shape", ())) == 0
-    ):
+    if not isinstance(dividend, tf.IndexedSlices) or not _has_rows(divisor):
         return original(dividend, divisor)
-    divisor = tf.convert_to_tensor(divisor)
-    axis = axes.get(tuple(divisor.shape))
-    divisor = (
-        tf.gather(divisor, dividend.indices)
-        if axis is None
-        else embedding_rows.gather(
-            divisor, dividend.indices, context.mesh, axis
-        )
-    )
     return tf.IndexedSlices(
-        original(dividend.values, divisor),
+        original(dividend.values, _rows_at(divisor, dividend.indices)),
         dividend.indices,
         dividend.dense_shape,
+    )
+
+
+def multiply(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
+    """Multiplies; on a mesh, reads only the rows that a sparse update contains.
+
+    Keras computes the same product, but DTensor would gather the dense factor.
+    """
+    for sparse, dense in ((x1, x2), (x2, x1)):
+        if isinstance(sparse, tf.IndexedSlices) and _has_rows(dense):
+            return tf.IndexedSlices(
+                original(sparse.values, _rows_at(dense, sparse.indices)),
+                sparse.indices,
+                sparse.dense_shape,
+            )
+    return original(x1, x2)
+
+
+def _has_rows(x: Any) -> bool:
+    """Returns whether `x` is dense and has the shape of a weight on a mesh."""
+    return (
+        sharded_rows.is_updating()
+        and not isinstance(x, tf.IndexedSlices)
+        and len(getattr(x, "shape", ())) > 0
+    )
+
+
+def _rows_at(x: Any, ids: tf.Tensor) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    layout = sharded_rows.layout_of_update(tuple(x.shape))
+    return (
+        tf.gather(x, ids)
+        if layout is None
+        else sharded_rows.lookup(x, ids, layout)
     )
 
 
@@ -276,11 +302,16 @@ def _is_sparse_update_of_sharded(variable: Any, value: Any) -> bool:
 
 
 def _dense_for_mesh(variable: Any, value: Any) -> Any:
-    if isinstance(value, tf.IndexedSlices) and _on_mesh(variable):
+    if not isinstance(value, tf.IndexedSlices) or not _on_mesh(variable):
+        return value
+    layout = _layout_of_table(variable)
+    if layout is None:
         return tf.math.unsorted_segment_sum(
             value.values, value.indices, variable.shape[0]
         )
-    return value
+    return sharded_rows.segment_sum(
+        value.values, value.indices, variable.shape[0], layout
+    )
 
 
 def _with_static_shape(gradient: Any, variable: Any) -> Any:

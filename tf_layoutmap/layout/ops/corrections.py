@@ -164,9 +164,9 @@ def static_value(x: Any) -> Any:
 
 dtensor = tf.experimental.dtensor
 
-# Name scope of einsums whose operands already have matching shardings. These
-# shardings are not changed. The gradients of such einsums are created in the
-# same scope.
+# Name scope of einsums and gathers whose operands already have matching
+# shardings. These shardings are not changed. The gradients of such einsums are
+# created in the same scope.
 SAME_SHARDING = "same_sharding"
 
 
@@ -448,7 +448,9 @@ def gather(
     )
     params, indices = map(tf.convert_to_tensor, (params, indices))
     if not batch_dims:
-        if not indices.shape.is_fully_defined():
+        if not indices.shape.is_fully_defined() and (
+            SAME_SHARDING not in tf.get_current_name_scope()
+        ):
             # Indices whose number is unknown, for example from `tf.where`,
             # cannot be sharded.
             params = tracing.pin_keeping_rows(

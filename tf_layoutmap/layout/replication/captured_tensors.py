@@ -304,6 +304,9 @@ def gathered_along(
                 return dy
             if not shards_gradient:
                 return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
+            # The gradient is first sharded along the other axes. Otherwise
+            # DTensor may compute it unsharded.
+            dy = dtensor.relayout(dy, gathered)
             # This op is also DTensor's own gradient of a relayout.
             return dtensor.relayout_like(dy, value)
 
