@@ -133,10 +133,11 @@ for _module, _names in (
             "eye",
             "add",
             "repeat",
+            "stack",
         ),
     ),
     (backend_nn, ("ctc_loss", "one_hot")),
-    (backend_core, ("scatter",)),
+    (backend_core, ("scatter", "slice_update")),
 ):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):

@@ -207,6 +207,12 @@ def keras3_rows() -> list[Patch]:
             eye=backend_ops.eye,
             repeat=backend_ops.repeat,
         ),
+        *_backend_rows(
+            "backend_numpy",
+            "DTensor gathers all dimensions except the first one.",
+            "test_held_tensors.py",
+            stack=backend_ops.stack,
+        ),
         Patch(
             KERAS3_GROUP,
             "_core.keras_private:backend",
@@ -237,6 +243,12 @@ def keras3_rows() -> list[Patch]:
             "shard.",
             "test_metrics.py",
             scatter=step.scatter,
+        ),
+        *_backend_rows(
+            "backend_core",
+            "DTensor gathers the tensor on every device.",
+            "test_held_tensors.py",
+            slice_update=backend_ops.slice_update,
         ),
         *_backend_rows(
             "backend_nn",

@@ -416,6 +416,11 @@ def _converted(after: Any, variables: Any, before: Sequence[Any]) -> Any:
 _trace: ThreadValue[SplitTrace | None] = ThreadValue(None)
 
 
+def is_splitting() -> bool:
+    """Returns whether this thread traces a function that can be split."""
+    return _trace.get() is not None
+
+
 def current_trace() -> SplitTrace | None:
     """Returns the trace to which this thread can add a loop, or None."""
     trace = _trace.get()
