@@ -134,6 +134,7 @@ for _module, _names in (
             "add",
             "repeat",
             "stack",
+            "take_along_axis",
         ),
     ),
     (backend_nn, ("ctc_loss", "one_hot")),
@@ -144,6 +145,10 @@ for _module, _names in (
             raise _missing_name_error(
                 f"where `{_module.__name__}.{_name}` is missing"
             )
+
+# Writes the value of a variable. A host variable that a function on a mesh
+# writes is moved to the mesh.
+_method(keras.Variable, "_direct_assign", "value")
 
 # The base class of distributions in Keras.
 Distribution = _private("distribution.distribution_lib", "Distribution")

@@ -210,8 +210,9 @@ def keras3_rows() -> list[Patch]:
         *_backend_rows(
             "backend_numpy",
             "DTensor gathers all dimensions except the first one.",
-            "test_held_tensors.py",
+            "../replication/test_generate.py",
             stack=backend_ops.stack,
+            take_along_axis=backend_ops.take_along_axis,
         ),
         Patch(
             KERAS3_GROUP,
@@ -222,6 +223,14 @@ def keras3_rows() -> list[Patch]:
             "contains a loop over time steps.",
             KERAS,
             _KERAS3_TESTS + "test_layers.py",
+        ),
+        _keras3_row(
+            "keras:Variable",
+            "_direct_assign",
+            keras3_optimizers.assign_host_variable,
+            "Every device writes a seed that was created outside the scope, "
+            "such as the seed of a sampler.",
+            "../replication/test_generate.py",
         ),
         _keras3_row(
             "_core.keras_private:CompileMetrics",
@@ -247,7 +256,7 @@ def keras3_rows() -> list[Patch]:
         *_backend_rows(
             "backend_core",
             "DTensor gathers the tensor on every device.",
-            "test_held_tensors.py",
+            "../replication/test_generate.py",
             slice_update=backend_ops.slice_update,
         ),
         *_backend_rows(

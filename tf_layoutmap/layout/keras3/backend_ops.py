@@ -191,6 +191,48 @@ def stack(original: Callable[..., Any], x: Any, axis: int = 0) -> Any:
         return tf.concat(parts, axis)
 
 
+def _element(x: Any, axis: int, number: int) -> Any:
+    """Returns `x` at index `number` of a dimension, which keeps size 1."""
+    dims = [slice(None)] * x.shape.rank
+    dims[axis] = slice(number, number + 1)
+    return x[tuple(dims)]
+
+
+# `take_along_axis` uses one selection per element of the dimension.
+_MAX_SELECTIONS = 16
+
+
+def take_along_axis(
+    original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None
+) -> Any:
+    """Computes `keras.ops.take_along_axis`; in `generate`, by selections.
+
+    Beam search reorders the cache with this operation. DTensor cannot shard the
+    operation that Keras uses. It is replaced if the dimension `axis` has few
+    elements. The layouts of all other dimensions do not change.
+    """
+    if not host_loops.is_splitting() or axis is None:
+        return original(x, indices, axis)
+    x, indices = tf.convert_to_tensor(x), tf.convert_to_tensor(indices)
+    rank = x.shape.rank
+    if (
+        rank is None
+        or indices.shape.rank != rank
+        or not -rank <= axis < rank
+        or x.shape[axis] not in range(2, _MAX_SELECTIONS + 1)
+        or not indices.shape.is_fully_defined()
+    ):
+        return original(x, indices, axis)
+    size = x.shape[axis]
+    indices = tf.where(indices < 0, indices + size, indices)
+    result = _element(x, axis, 0)
+    for number in range(1, size):
+        result = tf.where(
+            tf.equal(indices, number), _element(x, axis, number), result
+        )
+    return result
+
+
 def slice_update(
     original: Callable[..., Any],
     inputs: Any,

@@ -197,9 +197,14 @@ class _Program:
 
 
 class SplitTrace:
-    """One trace of a function that is split at its loops."""
+    """One trace of a function that is split at its loops.
+
+    Attributes:
+      context: `MeshContext` of the last weight that the function has read.
+    """
 
     def __init__(self) -> None:
+        self.context: Any = None
         # The graph of each part. The first graph belongs to a `tf.function`.
         self._graphs = [tf.compat.v1.get_default_graph()]
         self._dependencies: list[Any] = []
@@ -414,6 +419,11 @@ def _converted(after: Any, variables: Any, before: Sequence[Any]) -> Any:
 
 
 _trace: ThreadValue[SplitTrace | None] = ThreadValue(None)
+
+
+def active_trace() -> SplitTrace | None:
+    """Returns the trace of this thread, or None."""
+    return _trace.get()
 
 
 def is_splitting() -> bool:

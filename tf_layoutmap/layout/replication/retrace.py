@@ -354,6 +354,12 @@ class _OnMesh:
             try:
                 return self._run_sharded(args, kwargs, mesh)
             except TraceAgain as found:
+                if found.why is None:
+                    # A host variable was moved to the mesh.
+                    self.sharded = host_loops.SplitFunction(
+                        self._original, self._function
+                    )
+                    return self._run(args, kwargs, mesh)
                 why, error = found.why or "", None
             except tf.errors.OpError as raised:
                 finding = errors.finding_of(str(raised))
