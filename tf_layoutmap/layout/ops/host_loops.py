@@ -36,9 +36,29 @@ from tf_layoutmap.layout.ops.corrections import static_value
 dtensor = tf.experimental.dtensor
 
 # Dtypes of tensors that a function on a mesh cannot return.
-import os
-PIN=not os.environ.get("NOPIN")
 _NEVER_RETURNED = frozenset((tf.resource, tf.variant, tf.string))
+
+
+# DTensor compiles a function for the values of its small inputs of these
+# dtypes, and compiles it again when a value changes. Loop variables such as an
+# index are therefore passed in a dtype with the same bits.
+_PASSED = {
+    tf.int32: tf.uint32,
+    tf.float32: tf.uint32,
+    tf.int64: tf.uint64,
+    tf.float64: tf.uint64,
+}
+_MAX_SMALL = 1024
+
+
+def _passed_dtype(dtype: tf.DType, shape: tf.TensorShape) -> tf.DType:
+    """Returns the dtype in which a loop variable is passed between parts."""
+    is_small = (shape.num_elements() or 0) <= _MAX_SMALL
+    return _PASSED.get(dtype, dtype) if is_small else dtype
+
+
+def _bitcast(x: Any, dtype: tf.DType) -> Any:
+    return x if x.dtype == dtype else tf.bitcast(x, dtype)
 
 
 class _PartGraph(tf_private.FuncGraph):
@@ -270,10 +290,14 @@ class SplitTrace:
             tracing.require_replication(
                 mesh, "the shape of a loop variable is unknown during tracing"
             )
+        dtypes = [x.dtype for x in flat]
+        passed = [_passed_dtype(x.dtype, x.shape) for x in flat]
+        flat = [_bitcast(x, dtype) for x, dtype in zip(flat, passed)]
         is_endless = True
 
-        def step(*before: Any) -> Any:
+        def step(*inputs: Any) -> Any:
             nonlocal is_endless
+            before = [_bitcast(x, dtype) for x, dtype in zip(inputs, dtypes)]
             after = body(
                 *tf.nest.pack_sequence_as(
                     variables, before, expand_composites=True
@@ -288,9 +312,12 @@ class SplitTrace:
             is_endless = bool(static_value(has_next))
             return [
                 *(
-                    dtensor.relayout_like(x, was) if x.shape.rank and PIN else x
+                    _bitcast(
+                        dtensor.relayout_like(x, was) if x.shape.rank else x,
+                        was.dtype,
+                    )
                     for x, was in zip(
-                        tf.nest.flatten(after, expand_composites=True), before
+                        tf.nest.flatten(after, expand_composites=True), inputs
                     )
                 ),
                 has_next,
@@ -313,7 +340,10 @@ class SplitTrace:
                 mesh, "a loop needs a resource or a string of the function"
             )
         self._loops.append(loop)
-        results = self._begin_part(flat)
+        results = [
+            _bitcast(x, dtype)
+            for x, dtype in zip(self._begin_part(flat), dtypes)
+        ]
         return tf.nest.pack_sequence_as(
             variables, results, expand_composites=True
         )
