@@ -702,15 +702,24 @@ _with_autograph = _private(
 )
 
 
+_AutoGraphScope = _private("autograph.core.ag_ctx", "ControlStatusCtx")
+_AutoGraphStatus = _private("autograph.core.ag_ctx", "Status")
+
+
 def converted_function(function: Any) -> Callable[..., Any]:
     """Returns the Python function of a `tf.function`, after AutoGraph."""
-    return (
-        _with_autograph(
-            function.python_function, function._experimental_autograph_options
-        )
-        if function._autograph
-        else function.python_function
-    )
+    python_function = function.python_function
+    if not function._autograph:
+        return python_function
+    options = function._experimental_autograph_options
+    converted = _with_autograph(python_function, options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # TensorFlow disables AutoGraph in the trace of the copy.
+        with _AutoGraphScope(_AutoGraphStatus.ENABLED, options):
+            return converted(*args, **kwargs)
+
+    return call
 
 
 def clone_without_autograph(function: Any, python_function: Any) -> Any:

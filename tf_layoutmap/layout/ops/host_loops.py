@@ -22,7 +22,7 @@ passes the values of these tensors.
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -100,6 +100,7 @@ class _Part:
     """A compiled part of a function, and the tensors that it captures."""
 
     def __init__(self, graph: Any):
+        self.graph = graph
         self.captures = list(graph.external_captures)
         self._function = tf_private.ConcreteFunction.from_func_graph(
             graph, None, {}
@@ -182,6 +183,7 @@ class _Program:
         parts: list[tuple[_Part, list[Any]]],
         structure: Any,
         flat: list[Any],
+        written: list[tuple[Any, tf.DType]],
     ):
         """Initializes the program.
 
@@ -191,12 +193,37 @@ class _Program:
           parts: The part after each loop, and the tensors that it returns.
           structure: Structure of the results of the function.
           flat: Flat results. None is not returned by the last part.
+          written: Handles and dtypes of the variables that the parts write.
         """
         self._first = first
         self._loops = loops
         self._parts = parts
         self._structure = structure
         self._is_none = [x is None for x in flat]
+        self._written = written
+        self._is_compiled = False
+
+    @contextlib.contextmanager
+    def restored_after_error(self) -> Iterator[None]:
+        """Restores variables if DTensor cannot compile a part.
+
+        The parts before it have already run. The replicated function must read
+        the same seeds as they did.
+        """
+        if self._is_compiled:
+            yield
+            return
+        before = [
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            for handle, dtype in self._written
+        ]
+        try:
+            yield
+        except tf.errors.OpError:
+            for (handle, _), value in zip(self._written, before):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            raise
+        self._is_compiled = True
 
     def run(self, results: list[Any]) -> Any:
         """Runs all loops and the parts after them.
@@ -407,13 +434,35 @@ class SplitTrace:
                 manager.collective_manager_ids_used
             )
             parts.append((_Part(graph), tensors))
+        steps = [loop.step.graph for loop in self._loops]
         return results[0], _Program(
-            results[0], self._loops, parts, structure, flat
+            results[0],
+            self._loops,
+            parts,
+            structure,
+            flat,
+            _written_variables([*self._graphs, *steps]),
         )
 
     def close(self) -> None:
         """Restores the default graph."""
         self._contexts.close()
+
+
+_WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+def _written_variables(graphs: Sequence[Any]) -> list[tuple[Any, tf.DType]]:
+    """Returns the handles and dtypes of variables that graphs write."""
+    found: dict[int, tuple[Any, tf.DType]] = {}
+    for graph in graphs:
+        for handle, inside in graph.captures:
+            if tf.is_symbolic_tensor(handle) or handle.dtype != tf.resource:
+                continue
+            for op in inside.consumers():
+                if op.type in _WRITES:
+                    found[id(handle)] = handle, op.get_attr("dtype")
+    return list(found.values())
 
 
 def _is_in(x: Any, graph: Any) -> bool:
@@ -507,7 +556,13 @@ class SplitFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function and returns its results."""
-        ((key, outputs),) = self._original(
-            self.function, *args, **kwargs
-        ).items()
-        return self._programs[key].run(outputs) if key else outputs
+        (key,) = self.function.get_concrete_function(
+            *args, **kwargs
+        ).structured_outputs
+        if not key:
+            return self._original(self.function, *args, **kwargs)[key]
+        program = self._programs[key]
+        with program.restored_after_error():
+            return program.run(
+                self._original(self.function, *args, **kwargs)[key]
+            )

@@ -354,8 +354,11 @@ class _OnMesh:
             try:
                 return self._run_sharded(args, kwargs, mesh)
             except TraceAgain as found:
-                if found.why is None:
-                    # A host variable was moved to the mesh.
+                # Either a host variable was moved to the mesh, or a function
+                # under `default_mesh` has a loop and can be split.
+                if found.why is None or not isinstance(
+                    self.sharded, host_loops.SplitFunction
+                ):
                     self.sharded = host_loops.SplitFunction(
                         self._original, self._function
                     )
@@ -371,7 +374,8 @@ class _OnMesh:
 
     def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
-            return self.sharded(*args, **kwargs)
+            with tracing.at_stage(TraceStage.ON_MESH, self._is_strict):
+                return self.sharded(*args, **kwargs)
         with (
             tracing.default_mesh(mesh),
             tracing.at_stage(TraceStage.ON_MESH, self._is_strict),
