@@ -248,15 +248,16 @@ def slice_update(
     """
     if not tracing.traced_for_mesh() or tf.executing_eagerly():
         return original(inputs, start_indices, updates)
-    inputs, updates = tf.convert_to_tensor(inputs), tf.convert_to_tensor(updates)
+    inputs, updates = (
+        tf.convert_to_tensor(inputs),
+        tf.convert_to_tensor(updates),
+    )
     starts = corrections.vector_entries(start_indices)
     shape = inputs.shape
     if (
         starts is None
         or inputs.dtype != updates.dtype
-        or not (
-            shape.is_fully_defined() and updates.shape.is_fully_defined()
-        )
+        or not (shape.is_fully_defined() and updates.shape.is_fully_defined())
         or shape.rank != updates.shape.rank
         or any(
             part not in (1, size) for part, size in zip(updates.shape, shape)

@@ -81,7 +81,9 @@ def assign_host_variable(
         move_variable(variable, trace.context)
         if isinstance(variable, MeshVariable):
             raise tracing.TraceAgain(
-                trace.context.mesh, trace.context.layout_map.strict
+                trace.context.mesh,
+                trace.context.layout_map.strict,
+                context=trace.context,
             )
     original(variable, value)
 

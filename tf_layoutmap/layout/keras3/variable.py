@@ -105,7 +105,9 @@ class MeshVariable(keras.Variable):
         if self._value is None:
             return value
         tracing.require_mesh(
-            self._value.layout.mesh, self._mesh_context.layout_map.strict
+            self._value.layout.mesh,
+            self._mesh_context.layout_map.strict,
+            self._mesh_context,
         )
         trace = host_loops.active_trace()
         if trace is not None:

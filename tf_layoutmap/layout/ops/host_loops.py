@@ -250,8 +250,8 @@ class SplitTrace:
       context: `MeshContext` of the last weight that the function has read.
     """
 
-    def __init__(self) -> None:
-        self.context: Any = None
+    def __init__(self, context: Any = None) -> None:
+        self.context = context
         # The graph of each part. The first graph belongs to a `tf.function`.
         self._graphs = [tf.compat.v1.get_default_graph()]
         self._dependencies: list[Any] = []
@@ -384,7 +384,9 @@ class SplitTrace:
                 tf_private.AutomaticControlDependencies()
             )
         )
-        results = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in variables]
+        results = [
+            tf.compat.v1.placeholder(x.dtype, x.shape) for x in variables
+        ]
         self._inputs.append(results)
         return results
 
@@ -519,13 +521,20 @@ def current_trace() -> SplitTrace | None:
 class SplitFunction:
     """A copy of a `tf.function` that runs its loops from the host."""
 
-    def __init__(self, original: Callable[..., Any], function: Any):
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        function: Any,
+        context: Any = None,
+    ):
         """Initializes the copy.
 
         Args:
           original: `Function.__call__`.
           function: A `tf.function` of user code.
+          context: `MeshContext` of a weight that the function reads, or None.
         """
+        self._context = context
         self._original = original
         self._programs: dict[str, _Program] = {}
         self._python_function = tf_private.converted_function(function)
@@ -540,7 +549,7 @@ class SplitFunction:
         self.function = tf_private.clone_without_autograph(function, traced)
 
     def _traced(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        trace = SplitTrace()
+        trace = SplitTrace(self._context)
         try:
             with _trace.set_to(trace):
                 outputs = self._python_function(*args, **kwargs)

@@ -358,6 +358,8 @@ def _unrolled(
             if not return_same_structure and len(values) == 1:
                 return values[0]
             return values
+        if not has_arrays:
+            tracing.require_split(mesh)
         # DTensor loses the layouts of tensors that enter a loop body.
         tracing.require_replication(
             mesh, "the number of steps of a loop is unknown during tracing"

@@ -313,7 +313,9 @@ def call(
                 run = _OnMesh(original, function, found.mesh, found.is_strict)
                 # A copy of the function is used, because the original function
                 # keeps the incomplete trace.
-                run.sharded = host_loops.SplitFunction(original, function)
+                run.sharded = host_loops.SplitFunction(
+                    original, function, found.context
+                )
         else:
             run = _OnMesh(original, function, mesh, is_strict=False)
     outputs = run(args, kwargs)
@@ -356,11 +358,9 @@ class _OnMesh:
             except TraceAgain as found:
                 # Either a host variable was moved to the mesh, or a function
                 # under `default_mesh` has a loop and can be split.
-                if found.why is None or not isinstance(
-                    self.sharded, host_loops.SplitFunction
-                ):
+                if found.why is None:
                     self.sharded = host_loops.SplitFunction(
-                        self._original, self._function
+                        self._original, self._function, found.context
                     )
                     return self._run(args, kwargs, mesh)
                 why, error = found.why or "", None
@@ -374,7 +374,9 @@ class _OnMesh:
 
     def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
-            with tracing.at_stage(TraceStage.ON_MESH, self._is_strict):
+            if isinstance(self.sharded, host_loops.SplitFunction):
+                return self.sharded(*args, **kwargs)
+            with tracing.at_stage(TraceStage.NOT_SPLIT):
                 return self.sharded(*args, **kwargs)
         with (
             tracing.default_mesh(mesh),
