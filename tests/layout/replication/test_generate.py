@@ -1,6 +1,9 @@
 """Checks that `generate` of keras-hub runs its loop from the host, sharded."""
 
+import os
 import re
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -11,7 +14,6 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.ops import host_loops
-from tf_layoutmap.layout.replication import captured_tensors
 
 keras_hub = pytest.importorskip("keras_hub")
 models = keras_hub.models
@@ -236,6 +238,7 @@ def test_the_cache_stays_sharded(loops):
         ]
 
 
+@pytest.mark.slow
 def test_stop_tokens_end_the_loop_early(loops):
     plain, model = pair_of("GPT-2")
     for one in (plain, model):
@@ -245,6 +248,7 @@ def test_stop_tokens_end_the_loop_early(loops):
     assert [steps for *_, steps in loops] == [1]
 
 
+@pytest.mark.slow
 def test_other_prompts_and_weights_are_used_without_a_new_trace(monkeypatch):
     plain, model = pair_of("GPT-2")
     for one in (plain, model):
@@ -270,14 +274,52 @@ def test_other_prompts_and_weights_are_used_without_a_new_trace(monkeypatch):
     np.testing.assert_array_equal(found[1], tokens_of(plain, seed=1))
 
 
-def test_no_weight_is_gathered(monkeypatch):
-    _, model = pair_of("GPT-2")
-    model.compile(sampler="greedy")
-    gathered = []
-    monkeypatch.setattr(
-        captured_tensors,
-        "gathered_along",
-        lambda *args, **kwargs: gathered.append(args),
+PROGRAM = """
+import numpy as np
+from tests.layout.replication import test_generate
+
+_, model = test_generate.pair_of("GPT-2")
+model.compile(sampler="greedy")
+test_generate.tokens_of(model, stop=[3])
+sharded = {
+    "x".join(map(str, w.shape))
+    for w in model.weights
+    if not w.value.layout.is_fully_replicated()
+}
+assert len(sharded) >= 3
+print("sharded", *sharded)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_functions_gather_no_weight(tmp_path):
+    # TensorFlow reads these variables when it is imported.
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ
+        | {
+            "TF_DUMP_GRAPH_PREFIX": str(tmp_path),
+            "TF_CPP_VMODULE": "dtensor_mlir_passes=5",
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
-    tokens_of(model)
-    assert not gathered
+    assert result.returncode == 0, result.stderr[-2000:]
+    sharded = set(result.stdout.split("sharded ")[1].split())
+    for part in ("generate_step", "loop_step", "after_loop"):
+        dumps = [
+            *tmp_path.glob(f"*after_DTensorSPMDExpansion.*{part}*.mlir"),
+        ]
+        # Each part is compiled once.
+        assert len(dumps) == 1
+        gathered = {
+            shape
+            for line in dumps[0].read_text().splitlines()
+            if "tf.DTensorAllGather" in line
+            for shape in re.findall(r"-> tensor<([0-9x]+)x\w+>", line)
+        }
+        # The logits of half of the batch are gathered, so the pattern matches.
+        assert part != "loop_step" or "2x32" in gathered
+        assert not gathered & sharded
