@@ -137,7 +137,7 @@ for _module, _names in (
             "take_along_axis",
         ),
     ),
-    (backend_nn, ("ctc_loss", "one_hot")),
+    (backend_nn, ("ctc_loss", "one_hot", "softmax")),
     (backend_core, ("scatter", "slice_update")),
 ):
     for _name in _names:
