@@ -1,5 +1,6 @@
 """Loops with an unknown number of steps, which run from the host."""
 
+import contextlib
 import warnings
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
+from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -161,6 +163,40 @@ def test_loop_inside_of_a_condition_is_replicated():
     ):
         found = function(X, tf.constant(30.0))
     np.testing.assert_allclose(np.asarray(found), expected, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("is_in_default_mesh", [False, True])
+def test_loop_variable_of_unknown_shape_is_replicated(is_in_default_mesh):
+    def maker(model):
+        @tf.function
+        def function(x, bound):
+            y = model(x)
+            rows = x[:1]
+            while tf.reduce_sum(tf.abs(rows)) < bound:
+                tf.autograph.experimental.set_loop_options(
+                    shape_invariants=[(rows, tf.TensorShape([None, 8]))]
+                )
+                rows = tf.concat([rows, y[:1]], 0)
+            return tf.reduce_sum(rows, 0)
+
+        return function
+
+    models = pairs.plain(make), pairs.on_mesh(make, AXES)
+    plain, function = map(maker, models)
+    expected = plain(X, tf.constant(30.0))
+    context = (
+        tlm.layout.default_mesh(mesh_of(batch=2, model=2))
+        if is_in_default_mesh
+        else contextlib.nullcontext()
+    )
+    try:
+        with context, warnings.catch_warnings():
+            warnings.simplefilter("ignore", tlm.layout.LayoutMapWarning)
+            found = host(function(X, tf.constant(30.0)))
+    except UnsupportedByDTensorError:
+        # DTensor may reject the shapes, but must not return another number.
+        return
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
 
 class Halves(L.Layer):

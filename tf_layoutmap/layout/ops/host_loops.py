@@ -308,14 +308,16 @@ class SplitTrace:
         shapes = [x.shape for x in flat]
         if invariants is not None:
             shapes = [
-                *map(
-                    tf.TensorShape,
-                    tf_private.flatten_up_to(variables, invariants),
-                )
+                tf.TensorShape(getattr(one, "shape", one))
+                for one in tf_private.flatten_up_to(variables, invariants)
             ]
-        if not all(shape.is_fully_defined() for shape in shapes):
-            tracing.require_replication(
-                mesh, "the shape of a loop variable is unknown during tracing"
+        if len(shapes) != len(flat) or not all(
+            shape.is_fully_defined() for shape in shapes
+        ):
+            raise tracing.TraceAgain(
+                mesh,
+                is_strict=False,
+                why="the shape of a loop variable is unknown during tracing",
             )
         dtypes = [x.dtype for x in flat]
         passed = [_passed_dtype(x.dtype, x.shape) for x in flat]
@@ -363,8 +365,10 @@ class SplitTrace:
             tf.is_symbolic_tensor(x) and x.dtype in _NEVER_RETURNED
             for x in loop.tensors()
         ):
-            tracing.require_replication(
-                mesh, "a loop needs a resource or a string of the function"
+            raise tracing.TraceAgain(
+                mesh,
+                is_strict=False,
+                why="a loop needs a resource or a string of the function",
             )
         self._loops.append(loop)
         results = [
