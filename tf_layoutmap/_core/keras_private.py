@@ -134,16 +134,22 @@ for _module, _names in (
             "eye",
             "add",
             "repeat",
+            "stack",
+            "take_along_axis",
         ),
     ),
-    (backend_nn, ("ctc_loss", "one_hot")),
-    (backend_core, ("scatter",)),
+    (backend_nn, ("ctc_loss", "one_hot", "softmax")),
+    (backend_core, ("scatter", "slice_update")),
 ):
     for _name in _names:
         if not callable(getattr(_module, _name, None)):
             raise _missing_name_error(
                 f"where `{_module.__name__}.{_name}` is missing"
             )
+
+# Writes the value of a variable. A host variable that a function on a mesh
+# writes is moved to the mesh.
+_method(keras.Variable, "_direct_assign", "value")
 
 # The base class of distributions in Keras.
 Distribution = _private("distribution.distribution_lib", "Distribution")

@@ -694,6 +694,67 @@ for _name in ("captures", "outer_graph"):
     _private("framework.func_graph", f"FuncGraph.{_name}")
 
 
+# Used to split a function at a loop: functions for the parts of the graph, with
+# the order of stateful ops that `tf.function` gives them.
+ConcreteFunction = _private(
+    "eager.polymorphic_function.concrete_function", "ConcreteFunction"
+)
+_private(
+    "eager.polymorphic_function.concrete_function",
+    "ConcreteFunction.from_func_graph",
+)
+_DTENSOR.check_method(
+    ConcreteFunction, "_call_flat", "tensor_inputs", "captured_inputs"
+)
+AutomaticControlDependencies = _private(
+    "framework.auto_control_deps", "AutomaticControlDependencies"
+)
+func_graph_from_py_func = _private(
+    "framework.func_graph", "func_graph_from_py_func"
+)
+for _name in ("external_captures", "internal_captures"):
+    _private("framework.func_graph", f"FuncGraph.{_name}")
+variables_as_tensors = _private(
+    "util.variable_utils", "convert_variables_to_tensors"
+)
+flatten_up_to = _private("util.nest", "flatten_up_to")
+_with_autograph = _private(
+    "eager.polymorphic_function.autograph_util", "py_func_from_autograph"
+)
+
+
+_AutoGraphScope = _private("autograph.core.ag_ctx", "ControlStatusCtx")
+_AutoGraphStatus = _private("autograph.core.ag_ctx", "Status")
+
+
+def converted_function(function: Any) -> Callable[..., Any]:
+    """Returns the Python function of a `tf.function`, after AutoGraph."""
+    python_function = function.python_function
+    if not function._autograph:
+        return python_function
+    options = function._experimental_autograph_options
+    converted = _with_autograph(python_function, options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # TensorFlow disables AutoGraph in the trace of the copy.
+        with _AutoGraphScope(_AutoGraphStatus.ENABLED, options):
+            return converted(*args, **kwargs)
+
+    return call
+
+
+def clone_without_autograph(function: Any, python_function: Any) -> Any:
+    """Returns a copy of a `tf.function` that does not use AutoGraph.
+
+    Args:
+      function: The `tf.function`.
+      python_function: Function that the copy traces.
+    """
+    clone = function._clone(python_function)
+    clone._autograph = False
+    return clone
+
+
 def graphs_around() -> Iterator[Any]:
     """Yields the graphs of the functions being traced, innermost first.
 

@@ -227,6 +227,13 @@ def keras3_rows() -> list[Patch]:
             eye=backend_ops.eye,
             repeat=backend_ops.repeat,
         ),
+        *_backend_rows(
+            "backend_numpy",
+            "DTensor gathers all dimensions except the first one.",
+            "../replication/test_generate.py",
+            stack=backend_ops.stack,
+            take_along_axis=backend_ops.take_along_axis,
+        ),
         Patch(
             KERAS3_GROUP,
             "_core.keras_private:backend",
@@ -236,6 +243,14 @@ def keras3_rows() -> list[Patch]:
             "contains a loop over time steps.",
             KERAS,
             _KERAS3_TESTS + "test_layers.py",
+        ),
+        _keras3_row(
+            "keras:Variable",
+            "_direct_assign",
+            keras3_optimizers.assign_host_variable,
+            "Every device writes a seed that was created outside the scope, "
+            "such as the seed of a sampler.",
+            "../replication/test_generate.py",
         ),
         _keras3_row(
             "_core.keras_private:CompileMetrics",
@@ -257,6 +272,19 @@ def keras3_rows() -> list[Patch]:
             "shard.",
             "test_metrics.py",
             scatter=step.scatter,
+        ),
+        *_backend_rows(
+            "backend_core",
+            "DTensor gathers the tensor on every device.",
+            "../replication/test_generate.py",
+            slice_update=backend_ops.slice_update,
+        ),
+        *_backend_rows(
+            "backend_nn",
+            "The probabilities of tokens differ in the last bit from one "
+            "device.",
+            "../replication/test_generate.py",
+            softmax=backend_ops.softmax,
         ),
         *_backend_rows(
             "backend_nn",

@@ -146,9 +146,13 @@ def test_gradient_of_a_loop_of_unknown_length_raises():
 
     @tf.function(autograph=False)
     def step(x, count):
-        return tf.while_loop(
-            lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]), (0, x)
-        )[1]
+        def loop():
+            return tf.while_loop(
+                lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]), (0, x)
+            )[1]
+
+        # A loop inside of a condition does not run from the host.
+        return tf.cond(count > 0, loop, lambda: x)
 
     with (
         default_mesh(mesh),

@@ -194,9 +194,18 @@ def test_strict_map_raises():
         model = make()
     with pytest.raises(
         UnsupportedByDTensorError,
-        match="function 'write': the number of steps of a loop",
+        match="shard a Split operation in function 'write'",
     ):
         results_of(model)
+    inside = tf.function(
+        lambda tokens, last: tf.cond(
+            last > 0, lambda: model.write(tokens, last), lambda: tokens
+        )
+    )
+    with pytest.raises(
+        UnsupportedByDTensorError, match="the number of steps of a loop"
+    ):
+        results_of(model, inside)
     with pytest.raises(
         UnsupportedByDTensorError,
         match="shard a Split operation in function 'once'",

@@ -11,7 +11,7 @@ from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
-from tf_layoutmap.layout.ops import corrections, einsum_axes
+from tf_layoutmap.layout.ops import corrections, einsum_axes, host_loops
 from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
@@ -173,4 +173,127 @@ def eye(
     columns = tf.range(N if M is None else M)[tf.newaxis, :]
     return tracing.pin_replicated(
         tf.cast(columns - rows == k, dtype or keras.config.floatx()), mesh
+    )
+
+
+def stack(original: Callable[..., Any], x: Any, axis: int = 0) -> Any:
+    """Computes `keras.ops.stack`; in `generate`, with unchanged layouts.
+
+    DTensor's rule for stacking keeps only the sharding of the first dimension,
+    so that every device would gather the cache of a language model.
+    """
+    if not host_loops.is_splitting() or not isinstance(x, list | tuple):
+        return original(x, axis=axis)
+    parts = [tf.expand_dims(tf.convert_to_tensor(one), axis) for one in x]
+    if len({part.dtype for part in parts}) != 1:
+        return original(x, axis=axis)
+    with tf.name_scope(corrections.STACK):
+        return tf.concat(parts, axis)
+
+
+def _element(x: Any, axis: int, number: int) -> Any:
+    """Returns `x` at index `number` of a dimension, which keeps size 1."""
+    dims = [slice(None)] * x.shape.rank
+    dims[axis] = slice(number, number + 1)
+    return x[tuple(dims)]
+
+
+# `take_along_axis` uses one selection per element of the dimension.
+_MAX_SELECTIONS = 16
+
+
+def take_along_axis(
+    original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None
+) -> Any:
+    """Computes `keras.ops.take_along_axis`; in `generate`, by selections.
+
+    Beam search reorders the cache with this operation. DTensor cannot shard the
+    operation that Keras uses. It is replaced if the dimension `axis` has few
+    elements. The layouts of all other dimensions do not change.
+    """
+    if not host_loops.is_splitting() or axis is None:
+        return original(x, indices, axis)
+    x, indices = tf.convert_to_tensor(x), tf.convert_to_tensor(indices)
+    rank = x.shape.rank
+    if (
+        rank is None
+        or indices.shape.rank != rank
+        or not -rank <= axis < rank
+        or x.shape[axis] not in range(2, _MAX_SELECTIONS + 1)
+        or not indices.shape.is_fully_defined()
+    ):
+        return original(x, indices, axis)
+    size = x.shape[axis]
+    indices = tf.where(indices < 0, indices + size, indices)
+    result = _element(x, axis, 0)
+    for number in range(1, size):
+        result = tf.where(
+            tf.equal(indices, number), _element(x, axis, number), result
+        )
+    return result
+
+
+def softmax(original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
+    """Computes `keras.ops.softmax`; in `generate`, gathers logits of tokens.
+
+    Samplers need the probabilities of all tokens on one device. If the logits
+    are gathered first, the sums are those of one device, and DTensor does not
+    reduce a maximum and a sum over the devices.
+    """
+    mesh = tracing.mesh_of_trace()
+    if mesh is not None and host_loops.is_splitting():
+        x = tf.convert_to_tensor(x)
+        if x.shape.rank == 2:
+            x = tracing.pin_unsharded_samples(x, mesh)
+    return original(x, axis=axis)
+
+
+def slice_update(
+    original: Callable[..., Any],
+    inputs: Any,
+    start_indices: Any,
+    updates: Any,
+) -> Any:
+    """Computes `keras.ops.slice_update`; on a mesh, selects with a mask.
+
+    DTensor has no rule for TensorFlow's operation, so that every device would
+    gather the full tensor, for example the cache of a language model. The mask
+    keeps all layouts. It is used if the update has the full size, or size 1, in
+    each dimension.
+    """
+    if not tracing.traced_for_mesh() or tf.executing_eagerly():
+        return original(inputs, start_indices, updates)
+    inputs, updates = (
+        tf.convert_to_tensor(inputs),
+        tf.convert_to_tensor(updates),
+    )
+    starts = corrections.vector_entries(start_indices)
+    shape = inputs.shape
+    if (
+        starts is None
+        or inputs.dtype != updates.dtype
+        or not (shape.is_fully_defined() and updates.shape.is_fully_defined())
+        or shape.rank != updates.shape.rank
+        or any(
+            part not in (1, size) for part, size in zip(updates.shape, shape)
+        )
+    ):
+        return original(inputs, start_indices, updates)
+    mask = None
+    for axis, (start, part, size) in enumerate(
+        zip(starts, updates.shape, shape)
+    ):
+        # If the update has the full size, the operation sets the start to 0.
+        if part == size:
+            continue
+        start = tf.clip_by_value(tf.cast(start, tf.int32), 0, size - 1)
+        is_start = tf.reshape(
+            tf.equal(tf.range(size), start),
+            [size if i == axis else 1 for i in range(shape.rank)],
+        )
+        mask = is_start if mask is None else tf.logical_and(mask, is_start)
+    return (
+        tf.identity(updates)
+        if mask is None
+        else tf.where(mask, updates, inputs)
     )

@@ -25,6 +25,7 @@ from tf_layoutmap.layout.keras3.context import MeshContext, context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import atomic_step, tracing, transfer
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
+from tf_layoutmap.layout.ops import host_loops
 
 dtensor = tf.experimental.dtensor
 
@@ -57,6 +58,35 @@ def move_variable(variable: Any, context: MeshContext) -> None:
             name=variable.name,
             trainable=variable.trainable,
         )
+
+
+def assign_host_variable(
+    original: Callable[..., Any], variable: Any, value: Any
+) -> None:
+    """Writes a host variable; moves it to the mesh of the traced function.
+
+    The sampler of a language model is often created outside the scope. The
+    function is traced again, because its trace already reads the host variable.
+
+    Raises:
+      TraceAgain: If the variable was moved.
+    """
+    trace = host_loops.active_trace()
+    if (
+        trace is not None
+        and trace.context is not None
+        and not isinstance(variable, MeshVariable)
+        and not variable.trainable
+        and not tf.executing_eagerly()
+    ):
+        move_variable(variable, trace.context)
+        if isinstance(variable, MeshVariable):
+            raise tracing.TraceAgain(
+                trace.context.mesh,
+                trace.context.layout_map.strict,
+                context=trace.context,
+            )
+    original(variable, value)
 
 
 def move_model_state(model: Any, context: MeshContext) -> None:

@@ -28,6 +28,7 @@ from tf_layoutmap.layout.keras3.context import (
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
+from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import captured_tensors
 
 if TYPE_CHECKING:
@@ -104,8 +105,13 @@ class MeshVariable(keras.Variable):
         if self._value is None:
             return value
         tracing.require_mesh(
-            self._value.layout.mesh, self._mesh_context.layout_map.strict
+            self._value.layout.mesh,
+            self._mesh_context.layout_map.strict,
+            self._mesh_context,
         )
+        trace = host_loops.active_trace()
+        if trace is not None:
+            trace.context = self._mesh_context
         if keras_private.calling_layer() is None:
             return value
         reads = captured_tensors.current()

@@ -319,6 +319,8 @@ class TraceStage(enum.Enum):
     """Traced for one device; the function may not use a mesh."""
     ON_MESH = 2
     """Traced for a mesh, with the corrections of `layout.ops`."""
+    NOT_SPLIT = 4
+    """Traced under `default_mesh`; not yet split at its loops."""
     REPLICATED = 3
     """Traced for a mesh with all tensors replicated, without corrections."""
 
@@ -332,12 +334,20 @@ class TraceAgain(BaseException):
       mesh: Mesh of the function.
       is_strict: Whether the layout map raises an error if an op cannot be
         sharded.
-      why: Reason why the function must be replicated; None if it does not have
-        to be replicated.
+      why: Reason why the function must be replicated; None if it must be
+        traced again for another reason.
+      context: Context of the weight that was read, or None.
     """
 
-    def __init__(self, mesh: Mesh, is_strict: bool, why: str | None = None):
+    def __init__(
+        self,
+        mesh: Mesh,
+        is_strict: bool,
+        why: str | None = None,
+        context: Any = None,
+    ):
         super().__init__()
+        self.context = context
         self.mesh = mesh
         self.is_strict = is_strict
         self.why = why
@@ -355,10 +365,15 @@ def at_stage(
     return _stage.set_to((stage, is_strict))
 
 
-def require_mesh(mesh: Mesh, is_strict: bool) -> None:
+def require_mesh(mesh: Mesh, is_strict: bool, context: Any = None) -> None:
     """Ends the current trace if it is not for a mesh.
 
     Called when a weight on a mesh is read.
+
+    Args:
+      mesh: Mesh of the weight.
+      is_strict: Whether the layout map of the weight is strict.
+      context: `MeshContext` of the weight, or None.
 
     Raises:
       TraceAgain: If the function is traced for one device.
@@ -368,7 +383,7 @@ def require_mesh(mesh: Mesh, is_strict: bool) -> None:
         or tf_private.in_save_context()
         or mesh_of_operation() is not None
     ):
-        raise TraceAgain(mesh, is_strict)
+        raise TraceAgain(mesh, is_strict, context=context)
 
 
 def require_replication(mesh: Mesh, why: str) -> None:
@@ -382,6 +397,20 @@ def require_replication(mesh: Mesh, why: str) -> None:
     stage, is_strict = _stage.get()
     if stage is TraceStage.ON_MESH:
         raise TraceAgain(mesh, is_strict, why)
+
+
+def require_split(mesh: Mesh) -> None:
+    """Ends the current trace if the function can be split at its loops.
+
+    Called when a function contains a loop with an unknown number of steps.
+
+    Raises:
+      TraceAgain: If the function was called under `default_mesh`, and has not
+        been split.
+    """
+    stage, is_strict = _stage.get()
+    if stage is TraceStage.NOT_SPLIT:
+        raise TraceAgain(mesh, is_strict)
 
 
 def is_replicated() -> bool:

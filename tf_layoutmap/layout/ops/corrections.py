@@ -169,6 +169,10 @@ dtensor = tf.experimental.dtensor
 # created in the same scope.
 SAME_SHARDING = "same_sharding"
 
+# Name scope of concatenations along a dimension in which each part has size 1.
+# DTensor computes these correctly for every layout.
+STACK = "layoutmap_stack"
+
 
 def concat(
     original: Callable[..., Any],
@@ -182,7 +186,11 @@ def concat(
     If a consumer of the result shards the concatenated dimension, each device
     concatenates its own shards, and the order of the elements is wrong.
     """
-    if not isinstance(values, (list, tuple)) or all(map(is_shape, values)):
+    if (
+        not isinstance(values, (list, tuple))
+        or all(map(is_shape, values))
+        or STACK in tf.get_current_name_scope()
+    ):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
     values = _nonempty_parts(values, static)

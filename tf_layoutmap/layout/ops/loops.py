@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.ops import random_state
+from tf_layoutmap.layout.ops import host_loops, random_state
 from tf_layoutmap.layout.ops.corrections import static_value
 
 
@@ -345,6 +345,21 @@ def _unrolled(
         else None
     )
     if more is None:
+        trace = host_loops.current_trace()
+        if trace is not None and not has_arrays:
+            values = trace.add_loop(
+                mesh,
+                cond,
+                body,
+                values,
+                limit=maximum_iterations,
+                invariants=options.get("shape_invariants"),
+            )
+            if not return_same_structure and len(values) == 1:
+                return values[0]
+            return values
+        if not has_arrays:
+            tracing.require_split(mesh)
         # DTensor loses the layouts of tensors that enter a loop body.
         tracing.require_replication(
             mesh, "the number of steps of a loop is unknown during tracing"

@@ -14,6 +14,7 @@ dimension.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -203,6 +204,10 @@ def strided_slice(
     return x
 
 
+# Name of the graph of a loop body. It starts with the name scope of the loop.
+_LOOP = re.compile(r"while(_\d+)?_(body|cond)_\d+$")
+
+
 def _check_not_in_loop() -> None:
     """Raises an error in the body of a loop that was not unrolled.
 
@@ -210,7 +215,7 @@ def _check_not_in_loop() -> None:
     process.
     """
     graph = tf.compat.v1.get_default_graph()
-    if graph.building_function and graph.name.startswith("while_"):
+    if graph.building_function and _LOOP.search(graph.name):
         raise errors.UnsupportedByDTensorError(
             "A slice in a loop on a mesh must not have a negative stride if "
             "the number of steps is unknown during tracing. Received: a slice "

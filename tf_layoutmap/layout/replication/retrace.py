@@ -24,6 +24,7 @@ from tf_layoutmap._core import ops, user_warnings
 from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import TraceAgain, TraceStage
+from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import measured, replicated_ops, report
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 from tf_layoutmap.layout.replication.replicated_ops import (
@@ -332,7 +333,9 @@ def call(
                 run = _OnMesh(original, function, found.mesh, found.is_strict)
                 # A copy of the function is used, because the original function
                 # keeps the incomplete trace.
-                run.copy = function._clone(None)
+                run.sharded = host_loops.SplitFunction(
+                    original, function, found.context
+                )
         else:
             run = _OnMesh(original, function, mesh, is_strict=False)
     outputs = run(args, kwargs)
@@ -355,7 +358,8 @@ class _OnMesh:
         self._mesh = mesh
         self._is_strict = is_strict
         self._name = getattr(function.python_function, "__name__", "function")
-        self.copy = function
+        self.sharded: Callable[..., Any] = functools.partial(original, function)
+        self._replicated: Any = None
         self._reads: GatheredReads | None = None
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
@@ -372,6 +376,13 @@ class _OnMesh:
             try:
                 return self._run_sharded(args, kwargs, mesh)
             except TraceAgain as found:
+                # Either a host variable was moved to the mesh, or a function
+                # under `default_mesh` has a loop and can be split.
+                if found.why is None:
+                    self.sharded = host_loops.SplitFunction(
+                        self._original, self._function, found.context
+                    )
+                    return self._run(args, kwargs, mesh)
                 why, error = found.why or "", None
             except tf.errors.OpError as raised:
                 finding = errors.finding_of(str(raised))
@@ -379,16 +390,19 @@ class _OnMesh:
                     raise
                 why, error = finding, raised
             return self._run_replicated_first_time(args, kwargs, why, error)
-        return self._run_replicated(self._reads, self.copy, args, kwargs)
+        return self._run_replicated(self._reads, self._replicated, args, kwargs)
 
     def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
-            return self._original(self.copy, *args, **kwargs)
+            if isinstance(self.sharded, host_loops.SplitFunction):
+                return self.sharded(*args, **kwargs)
+            with tracing.at_stage(TraceStage.NOT_SPLIT):
+                return self.sharded(*args, **kwargs)
         with (
             tracing.default_mesh(mesh),
             tracing.at_stage(TraceStage.ON_MESH, self._is_strict),
         ):
-            return self._original(self.copy, *args, **kwargs)
+            return self.sharded(*args, **kwargs)
 
     def _run_replicated(
         self, reads: GatheredReads, function: Any, args: Any, kwargs: Any
@@ -416,7 +430,7 @@ class _OnMesh:
             # The first error is raised instead of this error, because it
             # describes the layouts, which the user can change.
             raise unsupported from error
-        self._reads, self.copy = reads, function
+        self._reads, self._replicated = reads, function
         user_warnings.warn(
             f"DTensor cannot shard function {self._name!r}. Every device "
             f"computes {report.report_of_function(reads, why)}.",
