@@ -1,5 +1,6 @@
 """Builds and calls tf_keras models and layers on a mesh."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import tf_keras
 
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
-from tf_layoutmap.layout.ops import random_state
+from tf_layoutmap.layout.ops import convolutions, random_state
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
@@ -175,7 +176,19 @@ def call_layer(
     args, kwargs = tf.nest.map_structure(
         lambda x: tracing.pin_unsharded_samples(x, mesh), (args, kwargs)
     )
+    kernels = (
+        assignments.sharded_kernels(layer)
+        if captured_tensors.current() is None
+        else []
+    )
+    with (
+        convolutions.sharded_kernels(
+            mesh, tracing.batch_dim_of_trace(), kernels
+        )
+        if kernels
+        else contextlib.nullcontext()
+    ):
+        outputs = original(layer, *args, **kwargs)
     return tf.nest.map_structure(
-        lambda x: tracing.pin_unsharded_samples(x, mesh),
-        original(layer, *args, **kwargs),
+        lambda x: tracing.pin_unsharded_samples(x, mesh), outputs
     )

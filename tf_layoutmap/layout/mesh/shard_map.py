@@ -1,0 +1,194 @@
+"""Computations in which each device uses only its shards.
+
+DTensor has no rule that shards a convolution by channels. `shard_map` runs any
+function on the shards of each device: the function gets the local shard of each
+input, and returns the local shard of the result.
+
+To DTensor, the local shards look like replicated tensors. An op on replicated
+tensors needs no communication, so each device runs the op on its own values.
+`_to_local` and `_to_global` are the only places where the difference matters:
+
+* `_to_local` uses an op for which this package registers an expander that
+  leaves sharded inputs unchanged and declares the result replicated
+  (`dtensor_ops.local_block`).
+* `_to_global` inserts a block dimension of size 1 in front of each sharded
+  dimension, and broadcasts it to the number of shards. DTensor shards the block
+  dimension, so each device keeps its own block.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import dtensor_ops
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+
+dtensor = tf.experimental.dtensor
+
+# Mesh axis of each dimension of a tensor.
+Spec = Sequence[str | None]
+
+# Name scope of ops on local shards, and of the conversions. The gradients of
+# these ops are created in the same scope.
+SCOPE = "layoutmap_on_shards"
+
+
+def shard_map(
+    function: Callable[..., Any],
+    mesh: Mesh,
+    inputs: Sequence[Any],
+    specs: Sequence[Spec],
+    out_spec: Spec,
+    summed: Sequence[str] = (),
+) -> Any:
+    """Returns the result of `function` on the shards of each device.
+
+    The gradients of the inputs have the layouts of the inputs.
+
+    Args:
+      function: Function of the local shards that returns the local shard of the
+        result. Its ops must not depend on anything else on the mesh.
+      mesh: `dtensor.Mesh` of the inputs.
+      inputs: Tensors with static shapes.
+      specs: Layout of each input. A mesh axis must divide its dimension.
+      out_spec: Layout of the result.
+      summed: Mesh axes over which the local results are summed.
+    """
+    with tf.name_scope(SCOPE):
+        specs = [_of_several_devices(mesh, spec) for spec in specs]
+        out_spec = _of_several_devices(mesh, out_spec)
+        summed = [axis for axis in summed if mesh.dim_size(axis) > 1]
+        axes = dict.fromkeys(
+            axis
+            for spec in (*specs, out_spec, summed)
+            for axis in spec
+            if axis is not None
+        )
+        local = [
+            _enter(x, mesh, spec, [axis for axis in axes if axis not in spec])
+            for x, spec in zip(inputs, specs)
+        ]
+        return _leave(function(*local), mesh, out_spec, summed)
+
+
+def local_size(size: int, mesh: Mesh, axis: str | None) -> int:
+    """Returns the size of a local dimension that `axis` shards."""
+    return size if axis is None else size // mesh.dim_size(axis)
+
+
+def _of_several_devices(mesh: Mesh, spec: Spec) -> list[str | None]:
+    return [
+        None if axis is None or mesh.dim_size(axis) == 1 else axis
+        for axis in spec
+    ]
+
+
+def _enter(x: Any, mesh: Mesh, spec: Spec, others: Spec) -> Any:
+    """Returns the local shard of `x`.
+
+    Args:
+      x: A tensor on `mesh`.
+      mesh: `dtensor.Mesh`.
+      spec: Layout of `x`.
+      others: Mesh axes along which `x` is replicated and the computation is
+        sharded. The gradient is summed over these axes.
+    """
+
+    @tf.custom_gradient
+    def entered(x: Any) -> Any:
+        return _to_local(x, mesh, spec), (
+            lambda dy: _leave(dy, mesh, spec, others)
+        )
+
+    return entered(x)
+
+
+def _leave(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
+    """Returns the tensor whose local shards are `x`, summed over `summed`."""
+
+    @tf.custom_gradient
+    def left(x: Any) -> Any:
+        return _to_global(x, mesh, spec, summed), (
+            lambda dy: _enter(dy, mesh, spec, summed)
+        )
+
+    return left(x)
+
+
+def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
+    with tf.name_scope(SCOPE):
+        x = _pin(x, mesh, spec)
+        sharded = [dim for dim, axis in enumerate(spec) if axis is not None]
+        if not sharded:
+            return x
+        shape: list[int] = []
+        axes: list[str | None] = []
+        blocks: list[int] = []
+        local: list[int] = []
+        for size, axis in zip(x.shape, spec):
+            if axis is not None:
+                blocks.append(len(shape))
+                shape.append(mesh.dim_size(axis))
+                axes.append(axis)
+            local.append(local_size(size, mesh, axis))
+            shape.append(local[-1])
+            axes.append(None)
+        order = blocks + [i for i in range(len(shape)) if i not in blocks]
+        x = _pin(tf.reshape(x, shape), mesh, axes)
+        # On each device, the block dimensions have size 1, so the transposition
+        # does not copy the shard.
+        axes = [axes[i] for i in order]
+        x = _pin(tf.transpose(x, order), mesh, axes)
+        axes = [*axes[: len(blocks)], None]
+        x = _pin(tf.reshape(x, [*x.shape[: len(blocks)], -1]), mesh, axes)
+        x = dtensor_ops.local_block(
+            _pin(tf.zeros([1] * len(blocks) + x.shape[-1:], x.dtype), mesh),
+            _pin(
+                tf.zeros([*x.shape[:-1], len(blocks)], tf.int32), mesh, axes
+            ),
+            x,
+        )
+        return _pin(tf.reshape(_pin(x, mesh), local), mesh)
+
+
+def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
+    with tf.name_scope(SCOPE):
+        block = [1] * len(summed)
+        shape = [mesh.dim_size(axis) for axis in summed]
+        axes = list(summed)
+        full = []
+        for size, axis in zip(x.shape, spec):
+            count = 1 if axis is None else mesh.dim_size(axis)
+            if axis is not None:
+                block.append(1)
+                shape.append(count)
+                axes.append(axis)
+            block.append(size)
+            shape.append(size)
+            axes.append(None)
+            full.append(size * count)
+        x = _pin(x, mesh)
+        if len(block) > len(full):
+            x = _pin(tf.reshape(x, block), mesh)
+            x = _pin(tf.broadcast_to(x, shape), mesh, axes)
+        if any(axis is not None for axis in spec):
+            x = _pin(
+                tf.reshape(x, [*x.shape[: len(summed)], *full]),
+                mesh,
+                [*summed, *spec],
+            )
+        if summed:
+            x = tf.reduce_sum(x, axis=list(range(len(summed))))
+        return _pin(x, mesh, spec)
+
+
+def _pin(x: Any, mesh: Mesh, axes: Spec | None = None) -> Any:
+    """Returns `x` with a fixed layout, by default replicated."""
+    axes = [None] * x.shape.rank if axes is None else axes
+    return dtensor.relayout(
+        x,
+        dtensor.Layout(
+            [dtensor.UNSHARDED if axis is None else axis for axis in axes], mesh
+        ),
+    )
