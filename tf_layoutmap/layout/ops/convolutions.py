@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.shard_map import local_size, shard_map
+from tf_layoutmap.layout.mesh.shard_map import SCOPE, local_size, shard_map
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import static_array
 
@@ -122,10 +122,15 @@ def convolution(
 
     The kernel is `[..., input channels / groups, output channels]`.
     """
-    del mesh
-    call, x, kernel, found = _found("convolution", input, filter)
-    if call is None or found is None:
-        return original(input, filter, *args, **kwargs)
+    x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
+    call = _running_call()
+    if _computes_groups(call, mesh, x, kernel, kwargs):
+        original = _by_groups(original)
+    found = call and call.kernel("convolution", kernel)
+    if call is None:
+        return original(x, kernel, *args, **kwargs)
+    if found is None:
+        return _pinned(original, call, x, kernel, *args, **kwargs)
     inner, outer = found.axes
     groups = x.shape[-1] // kernel.shape[-2] if x.shape.rank else 1
     if not _fits(x, kernel, kwargs) or (
@@ -139,7 +144,9 @@ def convolution(
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, inner if groups == 1 else outer, inner, outer)
     return shard_map(
-        lambda x, kernel: original(x, kernel, *args, **kwargs),
+        lambda x, kernel: original(
+            x, kernel, *args, **_without_name(kwargs)
+        ),
         call.mesh,
         [x, kernel],
         [images, [*[None] * (kernel.shape.rank - 2), inner, outer]],
@@ -161,15 +168,22 @@ def depthwise_convolution(
     The kernel is `[height, width, channels, multiplier]`.
     """
     del mesh
-    call, x, kernel, found = _found("depthwise", input, filter)
-    if call is None or found is None:
-        return original(input, filter, *args, **kwargs)
-    channels, multiplier = found.axes
+    x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
+    call = _running_call()
+    if call is None:
+        return original(x, kernel, *args, **kwargs)
+    # In a separable convolution, it is possible that only the pointwise kernel
+    # is sharded. DTensor has no rule for the gradients of this op, so the batch
+    # is sharded in the same way.
+    found = call.kernel("depthwise", kernel)
+    channels, multiplier = (None, None) if found is None else found.axes
     if not _fits(x, kernel, kwargs) or multiplier is not None:
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, channels, channels)
     return shard_map(
-        lambda x, kernel: original(x, kernel, *args, **kwargs),
+        lambda x, kernel: original(
+            x, kernel, *args, **_without_name(kwargs)
+        ),
         call.mesh,
         [x, kernel],
         [images, [None, None, channels, None]],
@@ -191,9 +205,12 @@ def transposed_convolution(
     The kernel is `[..., output channels, input channels]`.
     """
     del mesh
-    call, x, kernel, found = _found("transpose", out_backprop, filter)
+    x = tf.convert_to_tensor(out_backprop)
+    kernel = tf.convert_to_tensor(filter)
+    call = _running_call()
+    found = call and call.kernel("transpose", kernel)
     if call is None or found is None:
-        return original(input_sizes, filter, out_backprop, *args, **kwargs)
+        return original(input_sizes, kernel, x, *args, **kwargs)
     sizes = static_array(input_sizes)
     if sizes is None or not _fits(x, kernel, kwargs):
         return _gathered(
@@ -209,7 +226,11 @@ def transposed_convolution(
     local_sizes[-1] = local_size(local_sizes[-1], call.mesh, outer)
     return shard_map(
         lambda x, kernel: original(
-            tf.constant(local_sizes, sizes.dtype), kernel, x, *args, **kwargs
+            tf.constant(local_sizes, sizes.dtype),
+            kernel,
+            x,
+            *args,
+            **_without_name(kwargs),
         ),
         call.mesh,
         [x, kernel],
@@ -219,15 +240,12 @@ def transposed_convolution(
     )
 
 
-def _found(
-    kind: str, x: Any, kernel: Any
-) -> tuple[_Call | None, Any, Any, ShardedKernel | None]:
-    call = _call.get()
-    if call is None:
-        return None, x, kernel, None
-    x, kernel = tf.convert_to_tensor(x), tf.convert_to_tensor(kernel)
-    found = call.kernel(kind, kernel) if kernel.shape.rank else None
-    return call, x, kernel, found
+def _running_call() -> _Call | None:
+    """Returns the layer call in which an op is created, or None.
+
+    A gradient that is computed in the call of a layer uses local shards.
+    """
+    return None if SCOPE in tf.get_current_name_scope() else _call.get()
 
 
 def _fits(x: Any, kernel: Any, options: dict[str, Any]) -> bool:
@@ -249,8 +267,75 @@ def _gathered(
     **kwargs: Any,
 ) -> Any:
     with tf.name_scope(GATHERED_SCOPE):
-        x = tracing.pin_unsharded_samples(x, call.mesh)
         kernel = tracing.pin_replicated(kernel, call.mesh)
-        return tracing.pin_unsharded_samples(
-            original(x, kernel, *args, **kwargs), call.mesh
+        return _pinned(
+            original, call, x, kernel, *args, **_without_name(kwargs)
         )
+
+
+def _without_name(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns keyword arguments without the name of the op.
+
+    TensorFlow passes names that place the op outside of the current scope.
+    """
+    return {key: x for key, x in options.items() if key != "name"}
+
+
+def _pinned(
+    original: Callable[..., Any],
+    call: _Call,
+    x: Any,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Returns the result of an op on unsharded samples.
+
+    DTensor propagates layouts backwards, so the next op of a layer could shard
+    the channels of the result.
+    """
+    x = tracing.pin_unsharded_samples(x, call.mesh)
+    return tracing.pin_unsharded_samples(
+        original(x, kernel, *args, **kwargs), call.mesh
+    )
+
+
+def _computes_groups(
+    call: _Call | None,
+    mesh: Mesh | None,
+    x: Any,
+    kernel: Any,
+    options: dict[str, Any],
+) -> bool:
+    """Returns whether a convolution must be computed group by group.
+
+    TensorFlow's kernels for CPUs do not support the gradients of grouped
+    convolutions. Keras compiles these convolutions with XLA, which DTensor does
+    not support.
+    """
+    mesh = mesh or (call and call.mesh)
+    return (
+        mesh is not None
+        and mesh.device_type() == "CPU"
+        and _fits(x, kernel, options)
+        and x.shape[-1] != kernel.shape[-2]
+    )
+
+
+def _by_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a convolution that computes each group separately."""
+
+    def convolution(x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        groups = x.shape[-1] // kernel.shape[-2]
+        return tf.concat(
+            [
+                original(one, weights, *args, **_without_name(kwargs))
+                for one, weights in zip(
+                    tf.split(x, groups, axis=-1),
+                    tf.split(kernel, groups, axis=-1),
+                )
+            ],
+            axis=-1,
+        )
+
+    return convolution
