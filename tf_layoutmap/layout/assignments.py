@@ -112,20 +112,21 @@ def sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
         layout = getattr(weight, "layout", None)
         if not isinstance(layout, Layout):
             continue
-        # Weights of Keras 3 that are sharded along the batch axis are gathered
-        # along this axis when they are read.
-        batch_dim = getattr(
-            getattr(weight, "_mesh_context", None), "batch_dim", None
-        )
-        axes = tuple(
-            None if axis == batch_dim else axis
-            for axis in axes_of_layout(layout)
-        )
+        axes = axes_of_layout(layout)
+        context = getattr(weight, "_mesh_context", None)
+        if context is not None:
+            # Weights of Keras 3 that are sharded along the batch axis are
+            # gathered along this axis when they are read.
+            axes = tuple(
+                None if axis == context.batch_dim else axis for axis in axes
+            )
         if not any(axes):
             continue
-        if _convolution_problem(
-            layer, weight, axes, mesh_sizes(layout.mesh)
-        ):
+        batch_dim = getattr(weight, "_layoutmap_batch_dim", None)
+        if batch_dim is not None and batch_dim in axes:
+            # Weights of tf_keras can be gathered only along all axes.
+            return []
+        if _convolution_problem(layer, weight, axes, mesh_sizes(layout.mesh)):
             return []
         kind = _kernel_kind(layer, weight)
         if kind is not None:
@@ -157,7 +158,7 @@ def _convolution_problem(
 ) -> str | None:
     """Returns the reason why a layer must gather a sharded weight, or None."""
     if not dtensor_ops.has_local_blocks():
-        return f"this TensorFlow lacks functions ({dtensor_ops.unavailable_reason()})"
+        return "this process cannot register the necessary ops with DTensor"
     if layer.data_format != "channels_last":
         return "its data_format is not 'channels_last'"
     kind = _kernel_kind(layer, weight)

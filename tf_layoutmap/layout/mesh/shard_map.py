@@ -16,12 +16,12 @@ tensors needs no communication, so each device runs the op on its own values.
   dimension, so each device keeps its own block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import dtensor_ops
+from tf_layoutmap._core import dtensor_ops, tf_private
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
@@ -41,6 +41,8 @@ def shard_map(
     specs: Sequence[Spec],
     out_spec: Spec,
     summed: Sequence[str] = (),
+    *,
+    key: Hashable = None,
 ) -> Any:
     """Returns the result of `function` on the shards of each device.
 
@@ -54,22 +56,114 @@ def shard_map(
       specs: Layout of each input. A mesh axis must divide its dimension.
       out_spec: Layout of the result.
       summed: Mesh axes over which the local results are summed.
+      key: Hashable value that identifies `function`. In eager mode, the
+        function is traced only once per key; None to trace it in each call.
     """
-    with tf.name_scope(SCOPE):
-        specs = [_of_several_devices(mesh, spec) for spec in specs]
-        out_spec = _of_several_devices(mesh, out_spec)
-        summed = [axis for axis in summed if mesh.dim_size(axis) > 1]
-        axes = dict.fromkeys(
-            axis
-            for spec in (*specs, out_spec, summed)
-            for axis in spec
-            if axis is not None
-        )
-        local = [
-            _enter(x, mesh, spec, [axis for axis in axes if axis not in spec])
-            for x, spec in zip(inputs, specs)
-        ]
-        return _leave(function(*local), mesh, out_spec, summed)
+    (result,) = _mapped(
+        lambda *local: [function(*local)],
+        mesh,
+        [tf.convert_to_tensor(x) for x in inputs],
+        [_of_several_devices(mesh, spec) for spec in specs],
+        [_of_several_devices(mesh, out_spec)],
+        [[axis for axis in summed if mesh.dim_size(axis) > 1]],
+        key,
+    )
+    return result
+
+
+def _mapped(
+    function: Callable[..., list[Any]],
+    mesh: Mesh,
+    inputs: list[Any],
+    specs: list[list[str | None]],
+    out_specs: list[list[str | None]],
+    summed: list[list[str]],
+    key: Hashable,
+    known: Sequence[Any] = (),
+) -> list[Any]:
+    """Returns the results of a function with several results.
+
+    No local shard leaves the function in which it is created. Otherwise DTensor
+    could copy the local shard of one device to all devices, because it looks
+    like a replicated tensor. The gradient is therefore also computed from the
+    inputs, and not from tensors of the forward pass.
+
+    Args:
+      function: Function from local inputs to local results.
+      mesh: `dtensor.Mesh`.
+      inputs: Tensors on the mesh.
+      specs: Layout of each input.
+      out_specs: Layout of each result.
+      summed: For each result, the mesh axes over which it is summed.
+      key: See `shard_map`.
+      known: Local shards of the first inputs, if they are known.
+    """
+    axes = dict.fromkeys(
+        axis
+        for spec in (*specs, *out_specs, *summed)
+        for axis in spec
+        if axis is not None
+    )
+
+    def run(*inputs: Any) -> tuple[list[Any], list[Any]]:
+        with tf.name_scope(SCOPE):
+            graph = tf.compat.v1.get_default_graph()
+            local = [
+                known[i]
+                if i < len(known) and known[i].graph is graph
+                else _to_local(x, mesh, spec)
+                for i, (x, spec) in enumerate(zip(inputs, specs))
+            ]
+            return [
+                _to_global(y, mesh, spec, over)
+                for y, spec, over in zip(function(*local), out_specs, summed)
+            ], local
+
+    @tf.custom_gradient
+    def mapped(*inputs: Any) -> Any:
+        if tf.executing_eagerly():
+            results, local = (
+                _traced(lambda *x: run(*x)[0], mesh, key)(*inputs),
+                [],
+            )
+        else:
+            results, local = run(*inputs)
+
+        def gradient(*dys: Any) -> Any:
+            def local_gradients(*values: Any) -> list[Any]:
+                xs, dys = values[: len(inputs)], values[len(inputs) :]
+                with tf.GradientTape() as tape:
+                    tape.watch(xs)
+                    ys = function(*xs)
+                return tape.gradient(ys, xs, output_gradients=[*dys])
+
+            return _mapped(
+                local_gradients,
+                mesh,
+                [*inputs, *dys],
+                [*specs, *out_specs],
+                specs,
+                # The gradient is summed over the axes along which the input is
+                # replicated and the computation is sharded.
+                [[axis for axis in axes if axis not in s] for s in specs],
+                None if key is None else ("gradient", key),
+                local,
+            )
+
+        return results, gradient
+
+    return mapped(*inputs)
+
+
+def _traced(function: Callable[..., Any], mesh: Mesh, key: Hashable) -> Any:
+    """Returns `function` as a `tf.function`; equal keys share one."""
+    kept = tf_private.kept_with_device("shard_map")
+    if key is None or (mesh.to_string(), key) not in kept:
+        traced = tf.function(function, autograph=False)
+        if key is None:
+            return traced
+        kept[mesh.to_string(), key] = traced
+    return kept[mesh.to_string(), key]
 
 
 def local_size(size: int, mesh: Mesh, axis: str | None) -> int:
@@ -84,111 +178,73 @@ def _of_several_devices(mesh: Mesh, spec: Spec) -> list[str | None]:
     ]
 
 
-def _enter(x: Any, mesh: Mesh, spec: Spec, others: Spec) -> Any:
-    """Returns the local shard of `x`.
-
-    Args:
-      x: A tensor on `mesh`.
-      mesh: `dtensor.Mesh`.
-      spec: Layout of `x`.
-      others: Mesh axes along which `x` is replicated and the computation is
-        sharded. The gradient is summed over these axes.
-    """
-
-    @tf.custom_gradient
-    def entered(x: Any) -> Any:
-        return _to_local(x, mesh, spec), (
-            lambda dy: _leave(dy, mesh, spec, others)
-        )
-
-    return entered(x)
-
-
-def _leave(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
-    """Returns the tensor whose local shards are `x`, summed over `summed`."""
-
-    @tf.custom_gradient
-    def left(x: Any) -> Any:
-        return _to_global(x, mesh, spec, summed), (
-            lambda dy: _enter(dy, mesh, spec, summed)
-        )
-
-    return left(x)
-
-
 def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
-    with tf.name_scope(SCOPE):
-        x = _pin(x, mesh, spec)
-        sharded = [dim for dim, axis in enumerate(spec) if axis is not None]
-        if not sharded:
-            return x
-        shape: list[int] = []
-        axes: list[str | None] = []
-        blocks: list[int] = []
-        local: list[int] = []
-        for size, axis in zip(x.shape, spec):
-            if axis is not None:
-                blocks.append(len(shape))
-                shape.append(mesh.dim_size(axis))
-                axes.append(axis)
-            local.append(local_size(size, mesh, axis))
-            shape.append(local[-1])
-            axes.append(None)
-        order = blocks + [i for i in range(len(shape)) if i not in blocks]
-        x = _pin(tf.reshape(x, shape), mesh, axes)
-        # On each device, the block dimensions have size 1, so the transposition
-        # does not copy the shard.
-        axes = [axes[i] for i in order]
-        x = _pin(tf.transpose(x, order), mesh, axes)
-        axes = [*axes[: len(blocks)], None]
-        x = _pin(tf.reshape(x, [*x.shape[: len(blocks)], -1]), mesh, axes)
-        x = dtensor_ops.local_block(
-            _pin(tf.zeros([1] * len(blocks) + x.shape[-1:], x.dtype), mesh),
-            _pin(
-                tf.zeros([*x.shape[:-1], len(blocks)], tf.int32), mesh, axes
-            ),
-            x,
-        )
-        return _pin(tf.reshape(_pin(x, mesh), local), mesh)
+    x = _pin(x, mesh, spec)
+    sharded = [dim for dim, axis in enumerate(spec) if axis is not None]
+    if not sharded:
+        return x
+    shape: list[int] = []
+    axes: list[str | None] = []
+    blocks: list[int] = []
+    local: list[int] = []
+    for size, axis in zip(x.shape, spec):
+        if axis is not None:
+            blocks.append(len(shape))
+            shape.append(mesh.dim_size(axis))
+            axes.append(axis)
+        local.append(local_size(size, mesh, axis))
+        shape.append(local[-1])
+        axes.append(None)
+    order = blocks + [i for i in range(len(shape)) if i not in blocks]
+    x = _pin(tf.reshape(x, shape), mesh, axes)
+    # On each device, the block dimensions have size 1, so the transposition
+    # does not copy the shard.
+    axes = [axes[i] for i in order]
+    x = _pin(tf.transpose(x, order), mesh, axes)
+    axes = [*axes[: len(blocks)], None]
+    x = _pin(tf.reshape(x, [*x.shape[: len(blocks)], -1]), mesh, axes)
+    x = dtensor_ops.local_block(
+        _pin(tf.zeros([1] * len(blocks) + x.shape[-1:], x.dtype), mesh),
+        _pin(tf.zeros([*x.shape[:-1], len(blocks)], tf.int32), mesh, axes),
+        x,
+    )
+    return _pin(tf.reshape(_pin(x, mesh), local), mesh)
 
 
 def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
-    with tf.name_scope(SCOPE):
-        block = [1] * len(summed)
-        shape = [mesh.dim_size(axis) for axis in summed]
-        axes = list(summed)
-        full = []
-        for size, axis in zip(x.shape, spec):
-            count = 1 if axis is None else mesh.dim_size(axis)
-            if axis is not None:
-                block.append(1)
-                shape.append(count)
-                axes.append(axis)
-            block.append(size)
-            shape.append(size)
-            axes.append(None)
-            full.append(size * count)
-        x = _pin(x, mesh)
-        if len(block) > len(full):
-            x = _pin(tf.reshape(x, block), mesh)
-            x = _pin(tf.broadcast_to(x, shape), mesh, axes)
-        if any(axis is not None for axis in spec):
-            x = _pin(
-                tf.reshape(x, [*x.shape[: len(summed)], *full]),
-                mesh,
-                [*summed, *spec],
-            )
-        if summed:
-            x = tf.reduce_sum(x, axis=list(range(len(summed))))
-        return _pin(x, mesh, spec)
+    block = [1] * len(summed)
+    shape = [mesh.dim_size(axis) for axis in summed]
+    axes = list(summed)
+    full = []
+    for size, axis in zip(x.shape, spec):
+        count = 1 if axis is None else mesh.dim_size(axis)
+        if axis is not None:
+            block.append(1)
+            shape.append(count)
+            axes.append(axis)
+        block.append(size)
+        shape.append(size)
+        axes.append(None)
+        full.append(size * count)
+    x = _pin(x, mesh)
+    if len(block) > len(full):
+        x = _pin(tf.reshape(x, block), mesh)
+        x = _pin(tf.broadcast_to(x, shape), mesh, axes)
+    if any(axis is not None for axis in spec):
+        x = _pin(
+            tf.reshape(x, [*x.shape[: len(summed)], *full]),
+            mesh,
+            [*summed, *spec],
+        )
+    if summed:
+        x = tf.reduce_sum(x, axis=list(range(len(summed))))
+    return _pin(x, mesh, spec)
 
 
 def _pin(x: Any, mesh: Mesh, axes: Spec | None = None) -> Any:
     """Returns `x` with a fixed layout, by default replicated."""
     axes = [None] * x.shape.rank if axes is None else axes
-    return dtensor.relayout(
-        x,
-        dtensor.Layout(
-            [dtensor.UNSHARDED if axis is None else axis for axis in axes], mesh
-        ),
+    layout = dtensor.Layout(
+        [dtensor.UNSHARDED if axis is None else axis for axis in axes], mesh
     )
+    return dtensor.relayout(x, layout)

@@ -144,9 +144,7 @@ def convolution(
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, inner if groups == 1 else outer, inner, outer)
     return shard_map(
-        lambda x, kernel: original(
-            x, kernel, *args, **_without_name(kwargs)
-        ),
+        lambda x, kernel: original(x, kernel, *args, **_without_name(kwargs)),
         call.mesh,
         [x, kernel],
         [images, [*[None] * (kernel.shape.rank - 2), inner, outer]],
@@ -181,9 +179,7 @@ def depthwise_convolution(
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, channels, channels)
     return shard_map(
-        lambda x, kernel: original(
-            x, kernel, *args, **_without_name(kwargs)
-        ),
+        lambda x, kernel: original(x, kernel, *args, **_without_name(kwargs)),
         call.mesh,
         [x, kernel],
         [images, [None, None, channels, None]],
