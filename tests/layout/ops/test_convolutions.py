@@ -370,6 +370,61 @@ def test_user_defined_layer_can_change_the_kernel():
     )
 
 
+@pytest.mark.parametrize("axes", [OUT_2D, IN_2D], ids=["output", "input"])
+def test_gradient_of_a_function_that_is_computed_outside_of_it(axes):
+    make, shape = f64(L.Conv2D, 6, 3), (4, 6, 5, 4)
+    x = np.random.default_rng(0).normal(size=shape)
+    mesh = mesh_of(batch=2, model=2)
+    model, layer = on_mesh(make, shape, {"kernel": axes}, mesh)
+    plain = make()
+    plain.build(shape)
+    plain.set_weights(layer.get_weights())
+
+    def gradients(call, layer, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(call(x) ** 2)
+        return tape.gradient(loss, [w.value for w in layer.trainable_weights])
+
+    expected = gradients(plain, plain, tf.constant(x))
+    with tlm.layout.default_mesh(mesh, "batch"):
+        for call in (tf.function(layer), layer):
+            found = gradients(call, layer, transfer.to_batch(x, mesh, "batch"))
+            for one, other in zip(found, expected):
+                np.testing.assert_allclose(
+                    transfer.to_host(one), other, **FLOAT64
+                )
+    del model
+
+
+def test_gradient_of_a_gradient_matches_a_single_device():
+    make, shape = f64(L.Conv2D, 6, 3, activation="tanh"), (4, 6, 5, 4)
+    x = np.random.default_rng(0).normal(size=shape)
+    mesh = mesh_of(batch=2, model=2)
+    model, layer = on_mesh(make, shape, {"kernel": OUT_2D}, mesh)
+    plain = make()
+    plain.build(shape)
+    plain.set_weights(layer.get_weights())
+
+    def step(layer, x):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = tf.reduce_sum(layer(x) ** 2)
+            loss = tf.reduce_sum(inner.gradient(y, x) ** 2)
+        return outer.gradient(loss, [w.value for w in layer.trainable_weights])
+
+    expected = step(plain, tf.constant(x))
+    with tlm.layout.default_mesh(mesh, "batch"):
+        found = tf.function(lambda x: step(layer, x))(
+            transfer.to_batch(x, mesh, "batch")
+        )
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(
+            transfer.to_host(one), other, rtol=1e-10, atol=1e-10
+        )
+    del model
+
+
 def test_shard_map_runs_a_function_on_local_shards():
     mesh = mesh_of(batch=2, model=2)
     x = np.arange(24.0).reshape(4, 6)

@@ -10,6 +10,7 @@ The module contains three groups of functions:
   a sample is sharded. The results match Keras without a mesh.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -125,11 +126,14 @@ def _traced(
         return original(layer, *args, **kwargs)
     # TimeDistributed moves the time dimension to the front, so its tensors
     # cannot keep the sharding of the batch.
-    pin = (
+    pin: Callable[..., Any] = (
         tracing.pin_replicated
         if isinstance(layer, keras.layers.TimeDistributed)
         else tracing.pin_unsharded_samples
     )
+    context = context_of(layer)
+    if context is not None and _sharded_kernels(layer):
+        pin = functools.partial(tracing.pin_images, batch_dim=context.batch_dim)
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
     )
@@ -138,14 +142,18 @@ def _traced(
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 
-def _on_shards(layer: Any) -> AbstractContextManager[Any]:
-    """Returns a context manager that shards a convolution by channels."""
-    kernels = (
+def _sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
+    """Returns the sharded kernels that the call of a layer does not gather."""
+    return (
         assignments.sharded_kernels(layer)
         if tracing.traced_for_mesh() and captured_tensors.current() is None
         else []
     )
-    context = context_of(layer)
+
+
+def _on_shards(layer: Any) -> AbstractContextManager[Any]:
+    """Returns a context manager that shards a convolution by channels."""
+    kernels, context = _sharded_kernels(layer), context_of(layer)
     return (
         convolutions.sharded_kernels(context.mesh, context.batch_dim, kernels)
         if context is not None and kernels

@@ -66,7 +66,7 @@ def shard_map(
         [_of_several_devices(mesh, spec) for spec in specs],
         [_of_several_devices(mesh, out_spec)],
         [[axis for axis in summed if mesh.dim_size(axis) > 1]],
-        key,
+        None if key is None else (key, str(specs), str(out_spec), str(summed)),
     )
     return result
 
@@ -135,7 +135,12 @@ def _mapped(
                 with tf.GradientTape() as tape:
                     tape.watch(xs)
                     ys = function(*xs)
-                return tape.gradient(ys, xs, output_gradients=[*dys])
+                return tape.gradient(
+                    ys,
+                    xs,
+                    output_gradients=[*dys],
+                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                )
 
             return _mapped(
                 local_gradients,

@@ -150,6 +150,7 @@ def convolution(
         [images, [*[None] * (kernel.shape.rank - 2), inner, outer]],
         [*images[:-1], outer],
         [] if inner is None else [inner],
+        key=_key(original, groups, args, kwargs),
     )
 
 
@@ -184,6 +185,7 @@ def depthwise_convolution(
         [x, kernel],
         [images, [None, None, channels, None]],
         images,
+        key=_key(original, 1, args, kwargs),
     )
 
 
@@ -233,6 +235,7 @@ def transposed_convolution(
         [images, [*[None] * (kernel.shape.rank - 2), outer, inner]],
         [*images[:-1], outer],
         [] if inner is None else [inner],
+        key=_key(original, local_sizes, args, kwargs),
     )
 
 
@@ -267,6 +270,11 @@ def _gathered(
         return _pinned(
             original, call, x, kernel, *args, **_without_name(kwargs)
         )
+
+
+def _key(original: Callable[..., Any], *options: Any) -> Any:
+    """Returns a value that identifies a convolution with its options."""
+    return original.__name__, repr(options)
 
 
 def _without_name(options: dict[str, Any]) -> dict[str, Any]:

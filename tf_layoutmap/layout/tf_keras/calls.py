@@ -1,6 +1,7 @@
 """Builds and calls tf_keras models and layers on a mesh."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -173,22 +174,22 @@ def call_layer(
             return call_layer(original, layer, *args, **kwargs)
     if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
-    args, kwargs = tf.nest.map_structure(
-        lambda x: tracing.pin_unsharded_samples(x, mesh), (args, kwargs)
-    )
     kernels = (
         assignments.sharded_kernels(layer)
         if captured_tensors.current() is None
         else []
     )
+    batch_dim = tracing.batch_dim_of_trace()
+    pin: Callable[..., Any] = (
+        functools.partial(tracing.pin_images, batch_dim=batch_dim)
+        if kernels
+        else tracing.pin_unsharded_samples
+    )
+    args, kwargs = tf.nest.map_structure(lambda x: pin(x, mesh), (args, kwargs))
     with (
-        convolutions.sharded_kernels(
-            mesh, tracing.batch_dim_of_trace(), kernels
-        )
+        convolutions.sharded_kernels(mesh, batch_dim, kernels)
         if kernels
         else contextlib.nullcontext()
     ):
         outputs = original(layer, *args, **kwargs)
-    return tf.nest.map_structure(
-        lambda x: tracing.pin_unsharded_samples(x, mesh), outputs
-    )
+    return tf.nest.map_structure(lambda x: pin(x, mesh), outputs)
