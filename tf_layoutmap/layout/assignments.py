@@ -132,7 +132,7 @@ def sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
         if kind is not None:
             found.append(
                 convolutions.ShardedKernel(
-                    kind, tuple(weight.shape[-2:]), axes[-2:]
+                    kind, tuple(weight.shape[-2:]), (axes[-2], axes[-1])
                 )
             )
     return found
@@ -172,10 +172,11 @@ def _convolution_problem(
     if kind == "convolution" and groups > 1:
         if axes[-2] is not None:
             return "the input channels of groups cannot be sharded"
-        if groups % sizes[axes[-1]]:
+        outer = axes[-1]
+        if outer is not None and groups % sizes[outer]:
             return (
-                f"mesh axis {axes[-1]!r} of size {sizes[axes[-1]]} must divide "
-                f"the number of groups, {groups}"
+                f"mesh axis {outer!r} of size {sizes[outer]} must divide the "
+                f"number of groups, {groups}"
             )
     return None
 

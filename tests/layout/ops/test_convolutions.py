@@ -1,5 +1,7 @@
 """Convolutions whose kernel is sharded by channels, against one device."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from tf_layoutmap.layout.mesh.shard_map import SCOPE, shard_map
 dtensor = tf.experimental.dtensor
 
 # Sums over shards are computed in a different order.
-FLOAT64 = dict(rtol=1e-11, atol=1e-11)
+FLOAT64: Any = dict(rtol=1e-11, atol=1e-11)
 
 
 def result_and_gradients(layer):

@@ -368,9 +368,7 @@ def test_weights_are_gathered_for_layers_that_require_it(name):
 
 def convolutions():
     return sequential(
-        layers.Conv2D(8, 3, name="c1"),
-        layers.BatchNormalization(),
-        layers.ReLU(),
+        layers.Conv2D(8, 3, activation="relu", name="c1"),
         layers.DepthwiseConv2D(3, name="c2"),
         layers.SeparableConv2D(4, 2, name="c3"),
         layers.Conv2DTranspose(4, 2, strides=2, name="c4"),

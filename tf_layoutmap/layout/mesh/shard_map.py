@@ -184,6 +184,7 @@ def _of_several_devices(mesh: Mesh, spec: Spec) -> list[str | None]:
 
 
 def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
+    """Returns the local shard of `x`, whose layout becomes `spec`."""
     x = _pin(x, mesh, spec)
     sharded = [dim for dim, axis in enumerate(spec) if axis is not None]
     if not sharded:
@@ -216,10 +217,11 @@ def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
     return _pin(tf.reshape(_pin(x, mesh), local), mesh)
 
 
-def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
+def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Sequence[str]) -> Any:
+    """Returns the tensor whose local shards are `x`, summed over `summed`."""
     block = [1] * len(summed)
     shape = [mesh.dim_size(axis) for axis in summed]
-    axes = list(summed)
+    axes: list[str | None] = list(summed)
     full = []
     for size, axis in zip(x.shape, spec):
         count = 1 if axis is None else mesh.dim_size(axis)
@@ -248,8 +250,7 @@ def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Spec) -> Any:
 
 def _pin(x: Any, mesh: Mesh, axes: Spec | None = None) -> Any:
     """Returns `x` with a fixed layout, by default replicated."""
-    axes = [None] * x.shape.rank if axes is None else axes
-    layout = dtensor.Layout(
-        [dtensor.UNSHARDED if axis is None else axis for axis in axes], mesh
-    )
-    return dtensor.relayout(x, layout)
+    specs = [dtensor.UNSHARDED] * x.shape.rank
+    if axes is not None:
+        specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
+    return dtensor.relayout(x, dtensor.Layout(specs, mesh))

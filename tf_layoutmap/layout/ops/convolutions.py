@@ -132,7 +132,7 @@ def convolution(
     if found is None:
         return _pinned(original, call, x, kernel, *args, **kwargs)
     inner, outer = found.axes
-    groups = x.shape[-1] // kernel.shape[-2] if x.shape.rank else 1
+    groups = _num_groups(x, kernel)
     if not _fits(x, kernel, kwargs) or (
         groups > 1
         and (
@@ -150,7 +150,7 @@ def convolution(
         [images, [*[None] * (kernel.shape.rank - 2), inner, outer]],
         [*images[:-1], outer],
         [] if inner is None else [inner],
-        key=_key(original, groups, args, kwargs),
+        key=_key(original, args, kwargs),
     )
 
 
@@ -322,15 +322,23 @@ def _computes_groups(
         mesh is not None
         and mesh.device_type() == "CPU"
         and _fits(x, kernel, options)
-        and x.shape[-1] != kernel.shape[-2]
+        and _num_groups(x, kernel) > 1
     )
+
+
+def _num_groups(x: Any, kernel: Any) -> int:
+    """Returns the number of groups of a convolution; 1 if it is unknown."""
+    sizes = x.shape.as_list()[-1:], kernel.shape.as_list()[-2:-1]
+    if not all(one and one[0] for one in sizes):
+        return 1
+    return sizes[0][0] // sizes[1][0]
 
 
 def _by_groups(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a convolution that computes each group separately."""
 
     def convolution(x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        groups = x.shape[-1] // kernel.shape[-2]
+        groups = _num_groups(x, kernel)
         return tf.concat(
             [
                 original(one, weights, *args, **_without_name(kwargs))
@@ -342,4 +350,6 @@ def _by_groups(original: Callable[..., Any]) -> Callable[..., Any]:
             axis=-1,
         )
 
+    # `_key` uses the name.
+    convolution.__name__ = f"{original.__name__}_by_groups"
     return convolution
