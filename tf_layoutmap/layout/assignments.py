@@ -17,13 +17,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private
 from tf_layoutmap.layout import key_matching
-from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
+from tf_layoutmap.layout.mesh import device_mesh, shard_map, shard_shapes
 from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     axes_of_layout,
     mesh_sizes,
 )
-from tf_layoutmap.layout.ops import convolutions
 
 _TRANSPOSED = (
     keras.layers.Conv1DTranspose,
@@ -95,7 +94,7 @@ def gathers_weights(layer: Any) -> bool:
     return is_kind(layer, _GATED)
 
 
-def sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
+def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
     """Returns the sharded kernels of a convolution that are not gathered.
 
     Args:
@@ -131,7 +130,7 @@ def sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
         kind = _kernel_kind(layer, weight)
         if kind is not None:
             found.append(
-                convolutions.ShardedKernel(
+                shard_map.ShardedKernel(
                     kind, tuple(weight.shape[-2:]), (axes[-2], axes[-1])
                 )
             )
@@ -163,7 +162,8 @@ def _convolution_problem(
         return "its data_format is not 'channels_last'"
     kind = _kernel_kind(layer, weight)
     if kind is None:
-        return None
+        is_bias = weight.name.split("/")[-1].removesuffix(":0") == "bias"
+        return None if is_bias else "only kernels and biases can be sharded"
     if any(axes[:-2]):
         return "only the channels of a convolution kernel can be sharded"
     if kind == "depthwise" and axes[-1] is not None:

@@ -155,6 +155,11 @@ CASES = {
         (4, 5, 5, 8),
         {"kernel": OUT_2D},
     ),
+    "3D groups": (
+        f64(L.Conv3D, 8, 2, groups=4),
+        (2, 3, 3, 3, 8),
+        {"kernel": OUT_3D},
+    ),
     "1D causal": (
         f64(L.Conv1D, 6, 3, padding="causal"),
         (4, 6, 4),

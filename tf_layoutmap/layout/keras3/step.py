@@ -29,7 +29,7 @@ from tf_layoutmap.layout.keras3.context import (
     context_of,
     context_of_model,
 )
-from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
@@ -142,7 +142,7 @@ def _traced(
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 
-def _sharded_kernels(layer: Any) -> list[convolutions.ShardedKernel]:
+def _sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
     """Returns the sharded kernels that the call of a layer does not gather."""
     return (
         assignments.sharded_kernels(layer)

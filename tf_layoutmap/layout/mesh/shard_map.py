@@ -16,6 +16,7 @@ tensors needs no communication, so each device runs the op on its own values.
   dimension, so each device keeps its own block.
 """
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -32,6 +33,21 @@ Spec = Sequence[str | None]
 # Name scope of ops on local shards, and of the conversions. The gradients of
 # these ops are created in the same scope.
 SCOPE = "layoutmap_on_shards"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedKernel:
+    """A sharded convolution kernel of a layer.
+
+    Attributes:
+      kind: `"convolution"`, `"transpose"` or `"depthwise"`.
+      channels: Sizes of the last two dimensions of the kernel.
+      axes: Mesh axes of the last two dimensions of the kernel.
+    """
+
+    kind: str
+    channels: tuple[int, int]
+    axes: tuple[str | None, str | None]
 
 
 def shard_map(

@@ -22,7 +22,12 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.shard_map import SCOPE, local_size, shard_map
+from tf_layoutmap.layout.mesh.shard_map import (
+    SCOPE,
+    ShardedKernel,
+    local_size,
+    shard_map,
+)
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import static_array
 
@@ -31,21 +36,6 @@ from tf_layoutmap.layout.ops.corrections import static_array
 GATHERED_SCOPE = "layoutmap_gathered_kernel"
 
 dtensor = tf.experimental.dtensor
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardedKernel:
-    """A sharded convolution kernel of a layer.
-
-    Attributes:
-      kind: `"convolution"`, `"transpose"` or `"depthwise"`.
-      channels: Sizes of the last two dimensions of the kernel.
-      axes: Mesh axes of the last two dimensions of the kernel.
-    """
-
-    kind: str
-    channels: tuple[int, int]
-    axes: tuple[str | None, str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,14 +303,15 @@ def _computes_groups(
 ) -> bool:
     """Returns whether a convolution must be computed group by group.
 
-    TensorFlow's kernels for CPUs do not support the gradients of grouped
-    convolutions. Keras compiles these convolutions with XLA, which DTensor does
-    not support.
+    TensorFlow's kernels for CPUs support the gradients of grouped convolutions
+    only for images in float32, with oneDNN. Keras compiles these convolutions
+    with XLA, which DTensor does not support.
     """
     mesh = mesh or (call and call.mesh)
     return (
         mesh is not None
         and mesh.device_type() == "CPU"
+        and (x.dtype != tf.float32 or x.shape.rank != 4)
         and _fits(x, kernel, options)
         and _num_groups(x, kernel) > 1
     )
