@@ -118,9 +118,9 @@ def test_unknown_axis_is_reported(mesh):
 
 
 def test_layout_that_dtensor_does_not_support_is_reported(mesh):
-    model = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 3, name="c")])
+    model = keras.Sequential([keras.Input((8, 8, 3)), L.Conv2D(4, 2, name="c")])
     layout_map = tlm.LayoutMap(mesh, strict=True)
-    layout_map["c.kernel"] = layout_of(mesh, None, None, None, "model")
+    layout_map["c.kernel"] = layout_of(mesh, "model", None, None, None)
     problems = layout_map.explain(model).problems()
     assert "layer 'c' (Conv2D)" in problems[0]
 

@@ -44,6 +44,12 @@ _DONORS = {
 }
 POLICIES = tuple(_DONORS)
 
+# Op of `local_block`. TensorFlow's public API does not contain the op, except
+# in `tf.raw_ops`. DTensor has no rule for the op.
+_LOCAL_BLOCK = "ScatterNdNonAliasingAdd"
+# Expander that leaves inputs unchanged, and declares all results replicated.
+_LOCAL_BLOCK_DONOR = "Const"
+
 _registered: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -212,6 +218,7 @@ def enable_missing_ops() -> tuple[str, ...]:
         `available`.
     """
     enabled = []
+    _enable_local_blocks()
     for op in tf_private.registered_ops():
         if _is_function_of_inputs(op) and not can_shard(op.name):
             is_divided = op.name in _ELEMENTWISE
@@ -237,6 +244,44 @@ def _is_function_of_inputs(op: Any) -> bool:
         bool(op.output_arg)
         and not any(a.is_ref or a.type in _TYPES for a in arguments)
         and not any("func" in a.type for a in op.attr)
+    )
+
+
+@functools.cache
+def _enable_local_blocks() -> bool:
+    """Registers the op of `local_block`; returns whether it can be used."""
+    if not available() or can_shard(_LOCAL_BLOCK):
+        return False
+    ops.native.share_expander(_LOCAL_BLOCK, _LOCAL_BLOCK_DONOR)
+    return True
+
+
+def has_local_blocks() -> bool:
+    """Returns whether `local_block` can be used in this process."""
+    return _enable_local_blocks()
+
+
+def local_block(zeros: tf.Tensor, indices: tf.Tensor, x: tf.Tensor) -> Any:
+    """Returns the block of `x` that each device holds.
+
+    To DTensor, the result is replicated, but its values are different on each
+    device. Use `layout.mesh.shard_map` instead of this function.
+
+    The op adds the blocks of `x` to `zeros` at `indices`. On each device, it
+    adds the only local block at index 0.
+
+    Args:
+      zeros: Zeros of shape `[1, ..., 1, size]`, replicated.
+      indices: int32 zeros of shape `[*num_blocks, len(num_blocks)]`, sharded
+        like `x`.
+      x: Tensor of shape `[*num_blocks, size]`. Each block dimension is sharded
+        over a mesh axis of the same size; the last dimension is unsharded.
+
+    Returns:
+      Tensor of shape `[1, ..., 1, size]`.
+    """
+    return tf_private.gen_array_ops.scatter_nd_non_aliasing_add(
+        zeros, indices, x
     )
 
 

@@ -603,7 +603,20 @@ for _module, _name, _arguments in (
         "unsorted_segment_sum",
         ("data", "segment_ids", "num_segments"),
     ),
+    (
+        gen_array_ops,
+        "scatter_nd_non_aliasing_add",
+        ("input", "indices", "updates"),
+    ),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
+    *(
+        (gen_nn_ops, _name, ("input", "filter"))
+        for _name in ("conv2d", "conv3d", "depthwise_conv2d_native")
+    ),
+    *(
+        (gen_nn_ops, _name, ("input_sizes", "filter", "out_backprop"))
+        for _name in ("conv2d_backprop_input", "conv3d_backprop_input_v2")
+    ),
     (
         gen_nn_ops,
         "sparse_softmax_cross_entropy_with_logits",

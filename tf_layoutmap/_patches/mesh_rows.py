@@ -81,6 +81,7 @@ def rows() -> list[Patch]:
     """Returns the patches of TensorFlow for tensors on a mesh."""
     from tf_layoutmap.layout.mesh import errors, transfer, variable
     from tf_layoutmap.layout.ops import (
+        convolutions,
         corrections,
         loops,
         random_ops,
@@ -200,6 +201,46 @@ def rows() -> list[Patch]:
             "If `batch_dims` is set, DTensor cannot infer the shape of the "
             "gradient.",
             "test_positions.py",
+        ),
+        *_operation_rows(
+            _ARRAYS,
+            "scatter_nd_non_aliasing_add",
+            "ScatterNdNonAliasingAdd",
+            corrections.scatter_nd_non_aliasing_add,
+            "This package uses the operation to read local shards, so DTensor "
+            "does not gather its inputs.",
+            "test_positions.py",
+        ),
+        *(
+            row
+            for name, raw, ours in (
+                ("conv2d", "Conv2D", convolutions.convolution),
+                ("conv3d", "Conv3D", convolutions.convolution),
+                (
+                    "depthwise_conv2d_native",
+                    "DepthwiseConv2dNative",
+                    convolutions.depthwise_convolution,
+                ),
+                (
+                    "conv2d_backprop_input",
+                    "Conv2DBackpropInput",
+                    convolutions.transposed_convolution,
+                ),
+                (
+                    "conv3d_backprop_input_v2",
+                    "Conv3DBackpropInputV2",
+                    convolutions.transposed_convolution,
+                ),
+            )
+            for row in _operation_rows(
+                _NN,
+                name,
+                raw,
+                ours,
+                "DTensor does not support a kernel that is sharded by "
+                "channels.",
+                "test_convolutions.py",
+            )
         ),
         *_random_op_rows(
             "gen_random_ops",

@@ -15,29 +15,29 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import dtensor_ops, keras_private
 from tf_layoutmap.layout import key_matching
-from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
+from tf_layoutmap.layout.mesh import device_mesh, shard_map, shard_shapes
 from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     axes_of_layout,
     mesh_sizes,
 )
 
-_DEPTHWISE = (
-    keras.layers.DepthwiseConv1D,
-    keras.layers.DepthwiseConv2D,
-    keras.layers.SeparableConv1D,
-    keras.layers.SeparableConv2D,
+_TRANSPOSED = (
+    keras.layers.Conv1DTranspose,
+    keras.layers.Conv2DTranspose,
+    keras.layers.Conv3DTranspose,
 )
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
 CONVOLUTIONS = (
     keras.layers.Conv1D,
     keras.layers.Conv2D,
     keras.layers.Conv3D,
-    keras.layers.Conv1DTranspose,
-    keras.layers.Conv2DTranspose,
-    keras.layers.Conv3DTranspose,
+    *_TRANSPOSED,
     *_DEPTHWISE,
+    *_SEPARABLE,
 )
 _GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
 _GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
@@ -79,11 +79,11 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
 def gathers_weights(layer: Any) -> bool:
     """Returns whether the weights of a layer are gathered for each call.
 
-    DTensor supports only unsharded convolution kernels, and cannot split the
-    sharded gate weights of a recurrent layer. The Embedding layer of Keras 3
-    looks up each row on the device that holds the row, and needs no gathered
-    table, unless the table is quantized or contains integers. The Embedding
-    layer of tf_keras needs the full table.
+    DTensor cannot split the sharded gate weights of a recurrent layer. The
+    Embedding layer of Keras 3 looks up each row on the device that holds the
+    row, and needs no gathered table, unless the table is quantized or contains
+    integers. The Embedding layer of tf_keras needs the full table. For
+    convolutions, see `sharded_kernels`.
     """
     if isinstance(layer, keras.layers.Embedding):
         return layer.built and not (
@@ -95,11 +95,104 @@ def gathers_weights(layer: Any) -> bool:
         return layout is not None and (
             layout.sharding_specs[0] != tf.experimental.dtensor.UNSHARDED
         )
-    return is_kind(layer, CONVOLUTIONS + _GATED)
+    if is_kind(layer, CONVOLUTIONS):
+        return not sharded_kernels(layer)
+    return is_kind(layer, _GATED)
+
+
+def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
+    """Returns the sharded kernels of a convolution that are not gathered.
+
+    Args:
+      layer: A layer of Keras 3 or tf_keras, whose weights are on a mesh.
+
+    Returns:
+      The sharded kernels; empty if the layer has none, if it is not a
+      convolution, or if a weight of the layer must be gathered.
+    """
+    if not is_kind(layer, CONVOLUTIONS):
+        return []
+    found = []
+    for weight in layer.weights:
+        layout = getattr(weight, "layout", None)
+        if not isinstance(layout, Layout):
+            continue
+        axes = axes_of_layout(layout)
+        context = getattr(weight, "_mesh_context", None)
+        if context is not None:
+            # Weights of Keras 3 that are sharded along the batch axis are
+            # gathered along this axis when they are read.
+            axes = tuple(
+                None if axis == context.batch_dim else axis for axis in axes
+            )
+        if not any(axes):
+            continue
+        batch_dim = getattr(weight, "_layoutmap_batch_dim", None)
+        if batch_dim is not None and batch_dim in axes:
+            # Weights of tf_keras can be gathered only along all axes.
+            return []
+        if _convolution_problem(layer, weight, axes, mesh_sizes(layout.mesh)):
+            return []
+        kind = _kernel_kind(layer, weight)
+        if kind is not None:
+            found.append(
+                shard_map.ShardedKernel(
+                    kind, tuple(weight.shape[-2:]), (axes[-2], axes[-1])
+                )
+            )
+    return found
+
+
+def _kernel_kind(layer: Any, weight: Any) -> str | None:
+    """Returns the kind of a kernel, or None for other weights of a layer."""
+    name = weight.name.split("/")[-1].removesuffix(":0")
+    if name == "depthwise_kernel" or (
+        name == "kernel" and is_kind(layer, _DEPTHWISE)
+    ):
+        return "depthwise"
+    if name not in ("kernel", "pointwise_kernel"):
+        return None
+    return "transpose" if is_kind(layer, _TRANSPOSED) else "convolution"
+
+
+def _convolution_problem(
+    layer: Any,
+    weight: Any,
+    axes: tuple[str | None, ...],
+    sizes: dict[str, int],
+) -> str | None:
+    """Returns the reason why a layer must gather a sharded weight, or None."""
+    if not dtensor_ops.has_local_blocks():
+        return "this process cannot register the necessary ops with DTensor"
+    if layer.data_format != "channels_last":
+        return "its data_format is not 'channels_last'"
+    kind = _kernel_kind(layer, weight)
+    if kind is None:
+        is_bias = weight.name.split("/")[-1].removesuffix(":0") == "bias"
+        return None if is_bias else "only kernels and biases can be sharded"
+    if any(axes[:-2]):
+        return "only the channels of a convolution kernel can be sharded"
+    if kind == "depthwise" and axes[-1] is not None:
+        return "the depth multiplier cannot be sharded"
+    groups = getattr(layer, "groups", 1)
+    if kind == "convolution" and groups > 1:
+        if axes[-2] is not None:
+            return "the input channels of groups cannot be sharded"
+        outer = axes[-1]
+        if outer is not None and groups % sizes[outer]:
+            return (
+                f"mesh axis {outer!r} of size {sizes[outer]} must divide the "
+                f"number of groups, {groups}"
+            )
+    return None
 
 
 def weight_problems(
-    layer: Any, variable: Any, axes: tuple[str | None, ...], strict: bool
+    layer: Any,
+    variable: Any,
+    axes: tuple[str | None, ...],
+    strict: bool,
+    sizes: dict[str, int],
 ) -> list[str]:
     """Returns the reasons why `layer` cannot use `variable` with a layout.
 
@@ -109,6 +202,7 @@ def weight_problems(
       axes: Mesh axis of each dimension.
       strict: Whether to report a weight that must be gathered for `layer` as a
         problem.
+      sizes: Size of each mesh axis.
 
     Returns:
       One clause per problem; empty if the layer supports the layout.
@@ -118,11 +212,15 @@ def weight_problems(
     ):
         return []
     if is_kind(layer, CONVOLUTIONS) and any(axes):
-        return [
-            f"DTensor supports only unsharded convolution kernels; leave all "
-            f"weights of {_named(layer)} unsharded: use "
-            f"{(None,) * len(axes)}, and shard the Dense layers"
-        ]
+        problem = _convolution_problem(layer, variable, axes, sizes)
+        return (
+            []
+            if problem is None
+            else [
+                f"{_named(layer)} would gather the weight, because {problem}; "
+                f"use {(None,) * len(axes)}"
+            ]
+        )
     if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
         supported = (*axes[:-1], None)
         return [
@@ -279,7 +377,7 @@ def assign(
             problems += shard_shapes.fit_problems(axes, shape, sizes)
         if owner is not None:
             problems += weight_problems(
-                owner, variable, axes, layout_map.strict
+                owner, variable, axes, layout_map.strict, sizes
             )
         layout, held = None, 0
         if not problems:

@@ -317,13 +317,14 @@ def error_of_strict_map(make, axes):
     return text
 
 
-def test_error_for_a_sharded_convolution_names_the_kernel():
+def test_error_for_a_convolution_that_gathers_its_kernel_names_the_kernel():
     text = error_of_strict_map(
-        lambda: pairs.sequential((8, 8, 3), L.Conv2D(4, 3, name="c")),
-        {"c.kernel": (None, None, None, "model")},
+        lambda: pairs.sequential((8, 8, 3), L.Conv2D(4, 2, name="c")),
+        {"c.kernel": ("model", None, None, None)},
     )
-    assert "c.kernel (3, 3, 3, 4)" in text
+    assert "c.kernel (2, 2, 3, 4)" in text
     assert "layer 'c' (Conv2D)" in text
+    assert "only the channels" in text
     assert "use (None, None, None, None)" in text
 
 

@@ -366,6 +366,36 @@ def test_weights_are_gathered_for_layers_that_require_it(name):
     assert_trains_alike(make, x, GATHERED[name], optimizer=lambda: optimizer)
 
 
+def convolutions():
+    return sequential(
+        layers.Conv2D(8, 3, activation="relu", name="c1"),
+        layers.DepthwiseConv2D(3, name="c2"),
+        layers.SeparableConv2D(4, 2, name="c3"),
+        layers.Conv2DTranspose(4, 2, strides=2, name="c4"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(16, name="d1"),
+        shape=(8, 8, 3),
+    )
+
+
+@pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
+def test_convolutions_with_sharded_kernels_match_a_single_device():
+    outputs, inputs = (None, None, None, "model"), (None, None, "model", None)
+    assert_trains_alike(
+        convolutions,
+        IMAGES,
+        {
+            "c1.kernel": outputs,
+            "c1.bias": ("model",),
+            "c2.depthwise_kernel": inputs,
+            "c3.depthwise_kernel": inputs,
+            "c3.pointwise_kernel": outputs,
+            "c4.kernel": inputs,
+        },
+        optimizer=lambda: "sgd",
+    )
+
+
 def test_strict_map_raises_instead_of_gathering_rows():
     with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
         on_mesh(

@@ -10,9 +10,10 @@ The module contains three groups of functions:
   a sample is sharded. The results match Keras without a mesh.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import keras
@@ -28,11 +29,12 @@ from tf_layoutmap.layout.keras3.context import (
     context_of,
     context_of_model,
 )
-from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
-from tf_layoutmap.layout.replication import replicated_ops
+from tf_layoutmap.layout.ops import convolutions
+from tf_layoutmap.layout.replication import captured_tensors, replicated_ops
 
 dtensor = tf.experimental.dtensor
 
@@ -63,7 +65,8 @@ def call(
     if not tf.executing_eagerly():
         return _traced(original, layer, context.mesh, args, kwargs)
     if _is_inside.get():
-        return original(layer, *args, **kwargs)
+        with _on_shards(layer):
+            return original(layer, *args, **kwargs)
     flat = keras.tree.flatten((args, kwargs))
     if any(isinstance(x, keras.KerasTensor) for x in flat):
         return original(layer, *args, **kwargs)
@@ -92,7 +95,7 @@ def call(
                     (args, kwargs, results),
                 ),
             )
-        with host_layers.use_host_results(split, results):
+        with host_layers.use_host_results(split, results), _on_shards(layer):
             outputs = original(layer, *args, **kwargs)
         if from_host:
             outputs = keras.tree.map_structure(
@@ -123,16 +126,39 @@ def _traced(
         return original(layer, *args, **kwargs)
     # TimeDistributed moves the time dimension to the front, so its tensors
     # cannot keep the sharding of the batch.
-    pin = (
+    pin: Callable[..., Any] = (
         tracing.pin_replicated
         if isinstance(layer, keras.layers.TimeDistributed)
         else tracing.pin_unsharded_samples
     )
+    context = context_of(layer)
+    if context is not None and _sharded_kernels(layer):
+        pin = functools.partial(tracing.pin_images, batch_dim=context.batch_dim)
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
     )
-    outputs = original(layer, *args, **kwargs)
+    with _on_shards(layer):
+        outputs = original(layer, *args, **kwargs)
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
+
+
+def _sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
+    """Returns the sharded kernels that the call of a layer does not gather."""
+    return (
+        assignments.sharded_kernels(layer)
+        if tracing.traced_for_mesh() and captured_tensors.current() is None
+        else []
+    )
+
+
+def _on_shards(layer: Any) -> AbstractContextManager[Any]:
+    """Returns a context manager that shards a convolution by channels."""
+    kernels, context = _sharded_kernels(layer), context_of(layer)
+    return (
+        convolutions.sharded_kernels(context.mesh, context.batch_dim, kernels)
+        if context is not None and kernels
+        else nullcontext()
+    )
 
 
 # The attribute `is_on_mesh` records whether the model whose `fit`, `evaluate`

@@ -133,6 +133,34 @@ def pin_like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     )
 
 
+def pin_images(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
+    """Returns `x` and its gradient sharded along `batch_dim`.
+
+    See `pin_like_a_batch`. TensorFlow's own gradient of a relayout has the
+    previous layout of `x`, which DTensor does not always know.
+    """
+    if not _can_be_pinned(x) or not x.shape.rank:
+        return x
+    if not x.dtype.is_floating:
+        return pin_like_a_batch(x, mesh, batch_dim)
+    size = x.shape[0]
+    is_sharded = (
+        batch_dim is not None
+        and size is not None
+        and size % mesh.dim_size(batch_dim) == 0
+    )
+    pinned = pin_sharded(
+        x,
+        mesh,
+        [batch_dim if is_sharded else None, *[None] * (x.shape.rank - 1)],
+    )
+    for name in _KERAS_ATTRIBUTES:
+        attribute = getattr(x, name, None)
+        if attribute is not None:
+            setattr(pinned, name, pin_images(attribute, mesh, batch_dim))
+    return pinned
+
+
 def on_mesh(value: Any) -> bool:
     """Returns whether `value` is an eager tensor on a mesh."""
     # The device name is checked first because this check is fast, and every

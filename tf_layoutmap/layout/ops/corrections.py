@@ -30,6 +30,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, is_registered
+from tf_layoutmap.layout.mesh.shard_map import SCOPE
 from tf_layoutmap.layout.ops import einsum_axes
 
 # Ops with which TensorFlow computes shapes. The inputs of such a computation
@@ -400,6 +401,27 @@ def scatter_nd(
     return tracing.pin_replicated(
         original(indices, updates, shape, **options), mesh
     )
+
+
+def scatter_nd_non_aliasing_add(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    indices: Any,
+    updates: Any,
+    name: str | None = None,
+) -> Any:
+    """Adds slices to `input`; outside of `shard_map`, on replicated inputs.
+
+    `shard_map` uses the op to read local shards, so DTensor does not gather the
+    inputs of the op.
+    """
+    if SCOPE not in tf.get_current_name_scope():
+        input, indices, updates = (
+            tracing.pin_replicated(tf.convert_to_tensor(x), mesh)
+            for x in (input, indices, updates)
+        )
+    return original(input, indices, updates, name=name)
 
 
 def reverse(

@@ -9,11 +9,22 @@ import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, user_warnings
 from tf_layoutmap.layout import assignments
-from tf_layoutmap.layout.mesh import errors
+from tf_layoutmap.layout.mesh import errors, shard_map
+from tf_layoutmap.layout.ops import convolutions
 from tf_layoutmap.layout.ops.corrections import is_shape
 from tf_layoutmap.layout.replication import measured
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 
+# Operations whose kernel can be sharded by channels.
+_CONVOLUTIONS = frozenset(
+    (
+        "Conv2D",
+        "Conv3D",
+        "Conv2DBackpropInput",
+        "Conv3DBackpropInputV2",
+        "DepthwiseConv2dNative",
+    )
+)
 # Maximum number of operations in a message.
 _SHOWN = 8
 # The entry for a function that is fully replicated.
@@ -68,8 +79,12 @@ def replicated_ops_of_graph(
     found: dict[tuple, ReplicatedOp] = {}
     for op in graph.get_operations():
         why = reason_of(op.name)
-        if (
+        if why is None and convolutions.GATHERED_SCOPE in op.name:
+            if op.type in _CONVOLUTIONS:
+                why = "the call does not fit the sharded kernel"
+        elif (
             why is None
+            and shard_map.SCOPE not in op.name
             and dtensor_ops.is_replicated_op(op.type)
             and not all(map(is_shape, op.inputs))
         ):

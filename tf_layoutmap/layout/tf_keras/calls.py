@@ -1,5 +1,7 @@
 """Builds and calls tf_keras models and layers on a mesh."""
 
+import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import tf_keras
 
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
-from tf_layoutmap.layout.ops import random_state
+from tf_layoutmap.layout.ops import convolutions, random_state
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
@@ -172,10 +174,22 @@ def call_layer(
             return call_layer(original, layer, *args, **kwargs)
     if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
-    args, kwargs = tf.nest.map_structure(
-        lambda x: tracing.pin_unsharded_samples(x, mesh), (args, kwargs)
+    kernels = (
+        assignments.sharded_kernels(layer)
+        if captured_tensors.current() is None
+        else []
     )
-    return tf.nest.map_structure(
-        lambda x: tracing.pin_unsharded_samples(x, mesh),
-        original(layer, *args, **kwargs),
+    batch_dim = tracing.batch_dim_of_trace()
+    pin: Callable[..., Any] = (
+        functools.partial(tracing.pin_images, batch_dim=batch_dim)
+        if kernels
+        else tracing.pin_unsharded_samples
     )
+    args, kwargs = tf.nest.map_structure(lambda x: pin(x, mesh), (args, kwargs))
+    with (
+        convolutions.sharded_kernels(mesh, batch_dim, kernels)
+        if kernels
+        else contextlib.nullcontext()
+    ):
+        outputs = original(layer, *args, **kwargs)
+    return tf.nest.map_structure(lambda x: pin(x, mesh), outputs)

@@ -279,6 +279,7 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
     ):
         old = getattr(one.variable, "_variable", one.variable)
         new = swapped[id(old)] = _create_variable(old, target.settled_layout())
+        new._layoutmap_batch_dim = context.batch_dim
         if old is not one.variable:
             one.variable._variable = new
         else:

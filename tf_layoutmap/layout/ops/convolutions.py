@@ -1,0 +1,346 @@
+"""Convolutions whose kernel is sharded by channels.
+
+DTensor supports only unsharded kernels. On a mesh, this module therefore
+computes a convolution with `shard_map`: each device convolves with its shard of
+the kernel, and the kernel is never gathered.
+
+* If the output channels are sharded, each device computes its output channels.
+* If the input channels are sharded, each device convolves its input channels,
+  and the partial results are summed.
+* In a depthwise convolution, each device computes its channels.
+
+The corrected functions have an effect only during the call of a layer for which
+`sharded_kernels` is used.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap.layout.mesh import tracing
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.shard_map import (
+    SCOPE,
+    ShardedKernel,
+    local_size,
+    shard_map,
+)
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops.corrections import static_array
+
+# Name scope of convolutions whose kernel is gathered after all, because the
+# call does not fit the layout of the kernel.
+GATHERED_SCOPE = "layoutmap_gathered_kernel"
+
+dtensor = tf.experimental.dtensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The layer call that is running.
+
+    Attributes:
+      mesh: `dtensor.Mesh` of the layer.
+      batch_dim: Mesh axis that shards batches, or None.
+      kernels: The sharded kernels of the layer.
+    """
+
+    mesh: Mesh
+    batch_dim: str | None
+    kernels: tuple[ShardedKernel, ...]
+
+    def kernel(self, kind: str, filters: Any) -> ShardedKernel | None:
+        """Returns the sharded kernel that an op uses, or None.
+
+        A layer can use other kernels, too, and a gradient that is computed in
+        the call of the layer uses local shards.
+        """
+        for one in self.kernels:
+            if one.kind == kind and one.channels == tuple(filters.shape[-2:]):
+                return one
+        return None
+
+    def spec(self, x: Any, channels: str | None, *axes: str | None) -> list:
+        """Returns the layout of images or results of a convolution.
+
+        Args:
+          x: The images.
+          channels: Mesh axis of the channels.
+          *axes: Mesh axes of the kernel, which cannot shard the batch.
+        """
+        batch = self.batch_dim
+        if tf.executing_eagerly() and tracing.on_mesh(x):
+            spec = dtensor.fetch_layout(x).sharding_specs[0]
+            batch = None if spec == dtensor.UNSHARDED else spec
+        if (
+            batch is None
+            or batch in (channels, *axes)
+            or x.shape[0] % self.mesh.dim_size(batch)
+        ):
+            batch = None
+        return [batch, *[None] * (x.shape.rank - 2), channels]
+
+
+_call: ThreadValue[_Call | None] = ThreadValue(None)
+
+
+def sharded_kernels(
+    mesh: Mesh, batch_dim: str | None, kernels: Sequence[ShardedKernel]
+) -> AbstractContextManager[None]:
+    """Shards the convolutions of a layer that is called in the context.
+
+    Args:
+      mesh: `dtensor.Mesh` of the layer.
+      batch_dim: Mesh axis that shards batches, or None.
+      kernels: The sharded kernels of the layer.
+    """
+    return _call.set_to(_Call(mesh, batch_dim, tuple(kernels)))
+
+
+def convolution(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    filter: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Computes a convolution; with a sharded kernel, on shards.
+
+    The kernel is `[..., input channels / groups, output channels]`.
+    """
+    x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
+    call = _running_call()
+    if _computes_groups(call, mesh, x, kernel, kwargs):
+        original = _by_groups(original)
+    found = call and call.kernel("convolution", kernel)
+    if call is None:
+        return original(x, kernel, *args, **kwargs)
+    if found is None:
+        return _pinned(original, call, x, kernel, *args, **kwargs)
+    inner, outer = found.axes
+    groups = _num_groups(x, kernel)
+    if not _fits(x, kernel, kwargs) or (
+        groups > 1
+        and (
+            inner is not None
+            or outer is None
+            or groups % call.mesh.dim_size(outer)
+        )
+    ):
+        return _gathered(original, call, x, kernel, *args, **kwargs)
+    images = call.spec(x, inner if groups == 1 else outer, inner, outer)
+    return shard_map(
+        lambda x, kernel: original(x, kernel, *args, **_without_name(kwargs)),
+        call.mesh,
+        [x, kernel],
+        [images, [*[None] * (kernel.shape.rank - 2), inner, outer]],
+        [*images[:-1], outer],
+        [] if inner is None else [inner],
+        key=_key(original, args, kwargs),
+    )
+
+
+def depthwise_convolution(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    filter: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Computes a depthwise convolution; with a sharded kernel, on shards.
+
+    The kernel is `[height, width, channels, multiplier]`.
+    """
+    del mesh
+    x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
+    call = _running_call()
+    if call is None:
+        return original(x, kernel, *args, **kwargs)
+    # In a separable convolution, it is possible that only the pointwise kernel
+    # is sharded. DTensor has no rule for the gradients of this op, so the batch
+    # is sharded in the same way.
+    found = call.kernel("depthwise", kernel)
+    channels, multiplier = (None, None) if found is None else found.axes
+    if not _fits(x, kernel, kwargs) or multiplier is not None:
+        return _gathered(original, call, x, kernel, *args, **kwargs)
+    images = call.spec(x, channels, channels)
+    return shard_map(
+        lambda x, kernel: original(x, kernel, *args, **_without_name(kwargs)),
+        call.mesh,
+        [x, kernel],
+        [images, [None, None, channels, None]],
+        images,
+        key=_key(original, 1, args, kwargs),
+    )
+
+
+def transposed_convolution(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input_sizes: Any,
+    filter: Any,
+    out_backprop: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Computes a transposed convolution; with a sharded kernel, on shards.
+
+    The kernel is `[..., output channels, input channels]`.
+    """
+    del mesh
+    x = tf.convert_to_tensor(out_backprop)
+    kernel = tf.convert_to_tensor(filter)
+    call = _running_call()
+    found = call and call.kernel("transpose", kernel)
+    if call is None or found is None:
+        return original(input_sizes, kernel, x, *args, **kwargs)
+    sizes = static_array(input_sizes)
+    if sizes is None or not _fits(x, kernel, kwargs):
+        return _gathered(
+            lambda x, kernel: original(input_sizes, kernel, x, *args, **kwargs),
+            call,
+            x,
+            kernel,
+        )
+    outer, inner = found.axes
+    images = call.spec(x, inner, inner, outer)
+    local_sizes = [*sizes]
+    local_sizes[0] = local_size(local_sizes[0], call.mesh, images[0])
+    local_sizes[-1] = local_size(local_sizes[-1], call.mesh, outer)
+    return shard_map(
+        lambda x, kernel: original(
+            tf.constant(local_sizes, sizes.dtype),
+            kernel,
+            x,
+            *args,
+            **_without_name(kwargs),
+        ),
+        call.mesh,
+        [x, kernel],
+        [images, [*[None] * (kernel.shape.rank - 2), outer, inner]],
+        [*images[:-1], outer],
+        [] if inner is None else [inner],
+        key=_key(original, local_sizes, args, kwargs),
+    )
+
+
+def _running_call() -> _Call | None:
+    """Returns the layer call in which an op is created, or None.
+
+    A gradient that is computed in the call of a layer uses local shards.
+    """
+    return None if SCOPE in tf.get_current_name_scope() else _call.get()
+
+
+def _fits(x: Any, kernel: Any, options: dict[str, Any]) -> bool:
+    """Returns whether an op can run on shards of its inputs."""
+    return (
+        x.shape.is_fully_defined()
+        and kernel.shape.is_fully_defined()
+        and 0 not in (*x.shape, *kernel.shape)
+        and options.get("data_format", "NHWC") in ("NHWC", "NDHWC")
+    )
+
+
+def _gathered(
+    original: Callable[..., Any],
+    call: _Call,
+    x: Any,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with tf.name_scope(GATHERED_SCOPE):
+        kernel = tracing.pin_replicated(kernel, call.mesh)
+        return _pinned(
+            original, call, x, kernel, *args, **_without_name(kwargs)
+        )
+
+
+def _key(original: Callable[..., Any], *options: Any) -> Any:
+    """Returns a value that identifies a convolution with its options."""
+    return original.__name__, repr(options)
+
+
+def _without_name(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns keyword arguments without the name of the op.
+
+    TensorFlow passes names that place the op outside of the current scope.
+    """
+    return {key: x for key, x in options.items() if key != "name"}
+
+
+def _pinned(
+    original: Callable[..., Any],
+    call: _Call,
+    x: Any,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Returns the result of an op on unsharded samples.
+
+    DTensor propagates layouts backwards, so the next op of a layer could shard
+    the channels of the result.
+    """
+    x = tracing.pin_unsharded_samples(x, call.mesh)
+    return tracing.pin_unsharded_samples(
+        original(x, kernel, *args, **kwargs), call.mesh
+    )
+
+
+def _computes_groups(
+    call: _Call | None,
+    mesh: Mesh | None,
+    x: Any,
+    kernel: Any,
+    options: dict[str, Any],
+) -> bool:
+    """Returns whether a convolution must be computed group by group.
+
+    TensorFlow's kernels for CPUs support the gradients of grouped convolutions
+    only for images in float32, with oneDNN. Keras compiles these convolutions
+    with XLA, which DTensor does not support.
+    """
+    mesh = mesh or (call and call.mesh)
+    return (
+        mesh is not None
+        and mesh.device_type() == "CPU"
+        and (x.dtype != tf.float32 or x.shape.rank != 4)
+        and _fits(x, kernel, options)
+        and _num_groups(x, kernel) > 1
+    )
+
+
+def _num_groups(x: Any, kernel: Any) -> int:
+    """Returns the number of groups of a convolution; 1 if it is unknown."""
+    sizes = x.shape.as_list()[-1:], kernel.shape.as_list()[-2:-1]
+    if not all(one and one[0] for one in sizes):
+        return 1
+    return sizes[0][0] // sizes[1][0]
+
+
+def _by_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a convolution that computes each group separately."""
+
+    def convolution(x: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        groups = _num_groups(x, kernel)
+        return tf.concat(
+            [
+                original(one, weights, *args, **_without_name(kwargs))
+                for one, weights in zip(
+                    tf.split(x, groups, axis=-1),
+                    tf.split(kernel, groups, axis=-1),
+                )
+            ],
+            axis=-1,
+        )
+
+    # `_key` uses the name.
+    convolution.__name__ = f"{original.__name__}_by_groups"
+    return convolution
