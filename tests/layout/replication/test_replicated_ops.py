@@ -238,7 +238,7 @@ def test_kernels_that_are_not_sharded_by_channels_and_gates_are_gathered():
             L.LSTM(8, name="r"),
         )
 
-    with pytest.warns(tlm.layout.LayoutMapWarning, match="and . more"):
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="gather of weights"):
         model = pairs.assert_trains_alike(
             make,
             pairs.IMAGES,
