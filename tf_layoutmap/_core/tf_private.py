@@ -609,6 +609,7 @@ for _module, _name, _arguments in (
         ("input", "indices", "updates"),
     ),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
+    (gen_nn_ops, "fused_batch_norm_v3", ("x", "scale", "offset", "mean")),
     *(
         (gen_nn_ops, _name, ("input", "filter"))
         for _name in ("conv2d", "conv3d", "depthwise_conv2d_native")

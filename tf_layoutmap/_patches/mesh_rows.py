@@ -20,8 +20,12 @@ def _operation_rows(
     why: str,
     test: str,
     *public: str,
+    always: bool = False,
 ) -> list[Patch]:
-    """Returns the patches of an op: Python function, `tf.raw_ops` and `tf`."""
+    """Returns the patches of an op: Python function, `tf.raw_ops` and `tf`.
+
+    If `always` is true, the op is also replaced in replicated functions.
+    """
     from tf_layoutmap.layout.ops import corrections
 
     made = (f"_core.tf_private:{module}", name)
@@ -31,7 +35,7 @@ def _operation_rows(
         why=why,
         seen_in=TENSORFLOW,
         test=_TESTS + test,
-        make=corrections.correct,
+        make=corrections.correct_always if always else corrections.correct,
     )
     return [
         Patch(owner=made[0], name=name, everywhere=True, **common),
@@ -155,6 +159,15 @@ def rows() -> list[Patch]:
             "Even if the channels are not the last dimension, DTensor uses "
             "the last dimension as channels.",
             "test_corrections.py",
+        ),
+        *_operation_rows(
+            _NN,
+            "fused_batch_norm_v3",
+            "FusedBatchNormV3",
+            corrections.fused_batch_norm,
+            "DTensor ends the process when it compiles the operation.",
+            "test_corrections.py",
+            always=True,
         ),
         *_operation_rows(
             _NN,

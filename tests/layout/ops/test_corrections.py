@@ -505,3 +505,54 @@ def test_channels_first_bias_add_keeps_the_layout_of_its_value(axes, own):
     np.testing.assert_allclose(
         to_host(y), x + bias[:, np.newaxis, np.newaxis], 1e-6
     )
+
+
+@pytest.mark.parametrize("axes", [("batch",), (None,), ("batch", "model")])
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW", "NDHWC"])
+def test_fused_batch_norm_matches_the_fused_op(data_format, is_training, axes):
+    # Without a correction, DTensor ends the process.
+    shape = dict(NHWC=(4, 2, 6, 3), NCHW=(4, 4, 2, 3), NDHWC=(4, 2, 2, 2, 3))
+    x = numbers(*shape[data_format]) * 2 + 1
+    size = x.shape[1 if data_format == "NCHW" else -1]
+    scale, offset, mean = (numbers(size, seed=i) for i in (1, 2, 3))
+
+    def step(x, scale, offset, mean):
+        with tf.GradientTape() as tape:
+            tape.watch((x, scale, offset))
+            y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
+                x * 1.0,
+                scale,
+                offset,
+                mean,
+                mean**2 + 0.5,
+                data_format=data_format,
+                is_training=is_training,
+                exponential_avg_factor=0.9 if is_training else 1.0,
+            )
+            loss = tf.reduce_sum(y**3)
+        found = tape.gradient(loss, (x, scale, offset))
+        return y, new_mean, new_variance, *found
+
+    # CPUs support the fused op only if the channels are last.
+    plain_x, plain_format = x, data_format
+    if data_format == "NCHW":
+        plain_x, plain_format = np.moveaxis(x, 1, -1), "NHWC"
+    data_format, ours = plain_format, data_format
+    wanted = [
+        np.asarray(one)
+        for one in step(*map(tf.constant, (plain_x, scale, offset, mean)))
+    ]
+    data_format = ours
+    if data_format == "NCHW":
+        for i in (0, 3):
+            wanted[i] = np.moveaxis(wanted[i], -1, 1)
+    layout = layout_of(MESH, *axes, *[None] * (x.ndim - len(axes)))
+    row = layout_of(MESH, None)
+    with default_mesh(MESH):
+        got = tf.function(step, autograph=False)(
+            to_mesh(x, layout),
+            *(to_mesh(v, row) for v in (scale, offset, mean)),
+        )
+    for mine, plain in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(to_host(mine), plain, 1e-3, 1e-3)

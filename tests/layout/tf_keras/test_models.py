@@ -396,6 +396,29 @@ def test_convolutions_with_sharded_kernels_match_a_single_device():
     )
 
 
+def normalized_images():
+    return sequential(
+        layers.Conv2D(4, 3, name="c1"),
+        layers.BatchNormalization(),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(16, name="d1"),
+        shape=(8, 8, 3),
+    )
+
+
+def test_batch_normalization_of_images_matches_a_single_device():
+    # The fused op of the layer ended the process.
+    assert_trains_alike(
+        normalized_images,
+        IMAGES,
+        {
+            "c1.kernel": (None, None, None, "model"),
+            "d1.kernel": (None, "model"),
+        },
+        optimizer=lambda: "sgd",
+    )
+
+
 def test_strict_map_raises_instead_of_gathering_rows():
     with pytest.raises(ValueError, match=r"use \(None, 'model'\)"):
         on_mesh(

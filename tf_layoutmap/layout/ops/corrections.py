@@ -22,7 +22,7 @@ during tracing (`static_value`, `is_shape`).
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -342,7 +342,9 @@ def bias_add(
 
 
 def correct(
-    original: Callable[..., Any], corrected: Callable[..., Any]
+    original: Callable[..., Any],
+    corrected: Callable[..., Any],
+    in_replicated_functions: bool = False,
 ) -> Callable[..., Any]:
     """Returns a function that calls `corrected(mesh, ...)` on a mesh.
 
@@ -350,6 +352,8 @@ def correct(
       original: An op of TensorFlow's Python API.
       corrected: Function that is called with the `dtensor.Mesh` of the trace
         (None in eager mode) and the arguments of `original`.
+      in_replicated_functions: Whether to call `corrected` also in functions
+        that are fully replicated.
     """
 
     @functools.wraps(original)
@@ -363,7 +367,9 @@ def correct(
             )
         else:
             mesh = tracing.mesh_of_operation()
-            applies = mesh is not None and not tracing.is_replicated()
+            applies = mesh is not None and (
+                in_replicated_functions or not tracing.is_replicated()
+            )
         if not applies:
             return original(*args, **kwargs)
         return corrected(mesh, *args, **kwargs)
@@ -378,6 +384,80 @@ def _on_mesh(value: Any) -> bool:
         return tracing.on_registered_mesh(value)
     layout: Any = getattr(value, "layout", None)
     return isinstance(layout, dtensor.Layout) and is_registered(layout.mesh)
+
+
+def correct_always(
+    original: Callable[..., Any], corrected: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Like `correct`, but also in functions that are fully replicated."""
+    return correct(original, corrected, in_replicated_functions=True)
+
+
+class FusedBatchNormResults(NamedTuple):
+    """The outputs of the op `FusedBatchNormV3`."""
+
+    y: Any
+    batch_mean: Any
+    batch_variance: Any
+    reserve_space_1: Any
+    reserve_space_2: Any
+    reserve_space_3: Any
+
+
+def fused_batch_norm(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    x: Any,
+    scale: Any,
+    offset: Any,
+    mean: Any,
+    variance: Any,
+    epsilon: float = 1e-4,
+    exponential_avg_factor: float = 1.0,
+    data_format: str = "NHWC",
+    is_training: bool = True,
+    name: str | None = None,
+) -> Any:
+    """Computes the op `FusedBatchNormV3` with ops that DTensor supports.
+
+    DTensor ends the process when it compiles the fused op. The outputs are
+    those of the fused op on CPUs. The variance of a batch that the op returns
+    is divided by the number of values minus one.
+    """
+    del original, mesh
+    x = tf.convert_to_tensor(x)
+    channels = 1 if data_format.startswith("NC") else x.shape.rank - 1
+    axes = [i for i in range(x.shape.rank) if i != channels]
+    shape = [-1 if i == channels else 1 for i in range(x.shape.rank)]
+    with tf.name_scope(name or "FusedBatchNormV3"):
+        # The fused op computes statistics of 16-bit values in float32.
+        values = tf.cast(x, tf.as_dtype(scale.dtype))
+        mean, variance = map(tf.convert_to_tensor, (mean, variance))
+        new_mean, new_variance = mean, variance
+        if is_training:
+            before = mean, variance
+            mean = tf.reduce_mean(values, axes)
+            variance = tf.reduce_mean(
+                tf.math.squared_difference(values, tf.reshape(mean, shape)),
+                axes,
+            )
+            count = tf.cast(tf.size(values) // tf.size(mean), values.dtype)
+            unbiased = variance * (count / tf.maximum(count - 1, 1))
+            factor = exponential_avg_factor
+            new_mean, new_variance = (
+                (mean, unbiased)
+                if factor == 1
+                else (
+                    (1 - factor) * old + factor * new
+                    for old, new in zip(before, (mean, unbiased))
+                )
+            )
+        factors = tf.reshape(scale * tf.math.rsqrt(variance + epsilon), shape)
+        y = (values - tf.reshape(mean, shape)) * factors
+        y = tf.cast(y + tf.reshape(offset, shape), x.dtype)
+        return FusedBatchNormResults(
+            y, new_mean, new_variance, mean, variance, tf.zeros([0])
+        )
 
 
 def scatter_nd(
