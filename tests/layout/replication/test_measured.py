@@ -101,6 +101,18 @@ def test_strict_raises_if_the_program_gathers_a_weight():
     train(dense, (None, "model"), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("axes", "size"),
+    [(("batch", None), FEATURES * UNITS), (("batch", "model"), FEATURES * 3)],
+)
+def test_strict_accepts_gathers_along_the_batch_axis(axes, size):
+    # Such weights are gathered along this axis by design.
+    found = of_layer(
+        train(dense, axes, sizes=dict(batch=2, model=2), strict=True)
+    )
+    assert found.gathered_bytes == found.gathered_along_batch == 4 * size
+
+
 def test_each_step_that_ran_is_measured():
     mesh = mesh_of(batch=1, model=2)
     layout_map = tlm.LayoutMap(mesh=mesh)

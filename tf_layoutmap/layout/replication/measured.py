@@ -37,6 +37,9 @@ _VIEWS = frozenset(
 # Part of the names of nodes with which DTensor moves data.
 _OF_DTENSOR = "/DTensor"
 _CONVOLUTIONS = ("Conv2D", "Conv3D")
+# Name of the axes of a weight whose layout the program does not contain.
+_UNKNOWN = "unknown"
+_UNSHARDED = tf.experimental.dtensor.UNSHARDED
 _DEPTHWISE = "DepthwiseConv2dNative"
 
 
@@ -54,6 +57,9 @@ class MeasuredLayer:
         device computes its part only) and 1 (every device computes all).
       gathered_bytes: Bytes of sharded weights and slot variables that the step
         gathers on each device.
+      gathered_along_batch: The part of `gathered_bytes` that is gathered along
+        the batch axis only. Weights that are sharded along this axis are always
+        gathered when they are read. A strict layout map accepts this.
     """
 
     step: str
@@ -61,6 +67,7 @@ class MeasuredLayer:
     flops: int
     replicated: float
     gathered_bytes: int
+    gathered_along_batch: int = 0
 
     def __str__(self) -> str:
         where = "outside of all layers" if self.layer is None else self.layer
@@ -79,6 +86,7 @@ class _Program:
       name: Name of the concrete function.
       graph: Weak reference to its graph.
       num_devices: Number of devices of the mesh.
+      batch_dim: Mesh axis that shards batches, or None.
       gathered_before: Bytes of the weights that were gathered before the call,
         because the full function is replicated.
     """
@@ -86,6 +94,7 @@ class _Program:
     name: str
     graph: weakref.ref[Any]
     num_devices: int
+    batch_dim: str | None
     gathered_before: int
 
 
@@ -96,7 +105,7 @@ _of_models: weakref.WeakKeyDictionary[Any, dict[str, _Program]] = (
 
 
 def record(
-    model: Any, kind: str, function: Any, mesh: Any, gathered_before: int
+    model: Any, kind: str, function: Any, context: Any, gathered_before: int
 ) -> None:
     """Records that `function`, a concrete function, ran as a step of `model`.
 
@@ -104,13 +113,14 @@ def record(
       model: Model of Keras 3 or tf_keras.
       kind: Kind of the step, for example `"train"`.
       function: The concrete function.
-      mesh: Mesh of the function.
+      context: `MeshContext` of the model.
       gathered_before: Bytes of weights that are gathered before each call.
     """
     _of_models.setdefault(model, {})[kind] = _Program(
         tf.compat.as_str(function.name),
         weakref.ref(function.graph),
-        mesh.size,
+        context.mesh.size,
+        context.batch_dim,
         gathered_before,
     )
 
@@ -135,12 +145,17 @@ def measure(model: Any) -> tuple[MeasuredLayer, ...]:
 
 
 def gathered_weights(model: Any, kind: str) -> tuple[MeasuredLayer, ...]:
-    """Returns the layers whose weights the last step of `kind` gathered."""
+    """Returns the layers whose weights the last step of `kind` gathered.
+
+    Weights that are gathered along the batch axis only are not included.
+    """
     program = _of_models.get(model, {}).get(kind)
     if program is None:
         return ()
     return tuple(
-        one for one in _measure(program, model, kind) if one.gathered_bytes
+        one
+        for one in _measure(program, model, kind)
+        if one.gathered_bytes > one.gathered_along_batch
     )
 
 
@@ -152,7 +167,7 @@ def _measure(
     if graph is None or not compiled:
         return
     full, local = collections.Counter(), collections.Counter()
-    gathered = collections.Counter()
+    gathered, along_batch = collections.Counter(), collections.Counter()
     gathered[None] += program.gathered_before
     for op in _used_operations(graph):
         flops = _flops_of_op(op)
@@ -163,7 +178,10 @@ def _measure(
         for node in function.node_def:
             layer = errors.layer_of(node.name, model)
             local[layer] += nodes.flops(node)
-            gathered[layer] += nodes.gathered_weight_bytes(node)
+            size, axes = nodes.gathered_weight(node)
+            gathered[layer] += size
+            if axes <= {program.batch_dim}:
+                along_batch[layer] += size
     count = program.num_devices
     for layer in dict.fromkeys([*full, *gathered]):
         if not full[layer] and not gathered[layer]:
@@ -179,6 +197,7 @@ def _measure(
             full[layer],
             min(max(share, 0.0), 1.0),
             gathered[layer],
+            along_batch[layer],
         )
 
 
@@ -263,27 +282,57 @@ class _Nodes:
             lambda key: _attribute(node.attr[key]),
         )
 
-    def gathered_weight_bytes(self, node: Any) -> int:
-        """Returns the bytes of the result if the node gathers a weight."""
+    def gathered_weight(self, node: Any) -> tuple[int, set[str]]:
+        """Returns what a node gathers, if it gathers a weight.
+
+        Args:
+          node: A node of the function.
+
+        Returns:
+          Bytes of the gathered weight, and the mesh axes along which it is
+          gathered. 0 bytes if the node does not gather a weight.
+        """
         if not node.op.startswith("Collective") or not node.input:
-            return 0
+            return 0, set()
         source, _ = self._source(node.input[0])
         if source is not None and source.op == "TensorStridedSliceUpdate":
             # On CPUs, an all-gather writes the values of the device into zeros
             # and adds the results of all devices.
             source, _ = self._source(source.input[4])
         elif not node.op.startswith("CollectiveGather"):
-            return 0
+            return 0, set()
         while source is not None and source.op in _VIEWS:
             source, _ = self._source(source.input[0])
-        if source is None or source.op != "ReadVariableOp":
-            return 0
         shape = _shape_of_output(node, 0)
+        if source is None or source.op != "ReadVariableOp" or shape is None:
+            return 0, set()
         return (
-            0
-            if shape is None
-            else (math.prod(shape) * tf.as_dtype(node.attr["T"].type).size)
+            math.prod(shape) * tf.as_dtype(node.attr["T"].type).size,
+            _gathered_axes(source, shape),
         )
+
+
+def _gathered_axes(read: Any, shape: Sequence[int]) -> set[str]:
+    """Returns the mesh axes along which a weight is gathered.
+
+    Args:
+      read: The node that reads the weight.
+      shape: Shape of the gathered value. If the value was transposed or
+        reshaped, all axes of the weight are returned.
+    """
+    text = b" ".join(read.attr["_layout"].list.s).decode()
+    specs = re.search(r"sharding_specs:([^ ]*),? mesh", text)
+    if specs is None:
+        return {_UNKNOWN}
+    axes = specs.group(1).rstrip(",").split(",")
+    local = _shape_of_output(read, 0)
+    if local is None or len(local) != len(shape) or len(axes) != len(shape):
+        return {*axes} - {_UNSHARDED}
+    return {
+        axis
+        for axis, before, after in zip(axes, local, shape)
+        if before != after
+    } - {_UNSHARDED}
 
 
 def _shape_of_output(node: Any, index: int) -> Shape:

@@ -151,6 +151,7 @@ class RetracedFunction:
         self._make = make
         self._function = self._new_function()
         self._mesh = context.mesh
+        self._context = context
         self._is_strict = getattr(context.layout_map, "strict", False)
         self._unshardable = UnshardableOps()
         # None until the function must be replicated in full.
@@ -245,7 +246,11 @@ class RetracedFunction:
             return
         reads = {} if self._reads is None else self._reads.bytes
         measured.record(
-            self.model, self.kind, function, self._mesh, sum(reads.values())
+            self.model,
+            self.kind,
+            function,
+            self._context,
+            sum(reads.values()),
         )
         if self._is_strict:
             report.raise_if_gathered(self.model, self.kind)
