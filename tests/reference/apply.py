@@ -5,7 +5,7 @@ import numpy as np
 from tests.reference import lookup
 
 
-def step(optimizer: str, row, slots, gradient, squares, hyperparameters):
+def step(optimizer: str, row, slots, gradient, hyperparameters, squares=None):
     """Applies one optimizer step to views of a row and of its slot rows.
 
     `squares` is the sum of the squares of the gradients in `gradient`.
@@ -47,6 +47,6 @@ def apply_row_gradients(
             table[row],
             [slot[row] for slot in slots],
             gradient,
-            squares,
             hyperparameters,
+            squares,
         )
