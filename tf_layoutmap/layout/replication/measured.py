@@ -129,7 +129,8 @@ def measure(model: Any) -> tuple[MeasuredLayer, ...]:
     """Returns the measured layers of the steps that `model` has run.
 
     Layers without matrix products and without gathered weights are not
-    included. The layer with the most gathered bytes is first.
+    included. The layer with the most gathered bytes is first. Layers with
+    equal gathered bytes are sorted by replicated operations.
     """
     found = [
         layer
@@ -139,7 +140,11 @@ def measure(model: Any) -> tuple[MeasuredLayer, ...]:
     return tuple(
         sorted(
             found,
-            key=lambda one: (-one.gathered_bytes, -one.flops * one.replicated),
+            key=lambda one: (
+                -one.gathered_bytes,
+                -one.flops * one.replicated,
+                -one.flops,
+            ),
         )
     )
 
@@ -201,7 +206,7 @@ def _measure(
         )
 
 
-def _used_operations(graph: Any) -> set[Any]:
+def _used_operations(graph: Any) -> list[Any]:
     """Returns the operations that the compiler does not remove."""
     waiting = [
         *(x.op for x in graph.outputs),
@@ -214,7 +219,7 @@ def _used_operations(graph: Any) -> set[Any]:
         if op not in used:
             used.add(op)
             waiting += [*(x.op for x in op.inputs), *op.control_inputs]
-    return used
+    return [op for op in graph.get_operations() if op in used]
 
 
 def compiled_functions(name: str) -> list[Any]:
