@@ -50,7 +50,8 @@ def test_a_warning_of_fit_names_this_file_and_is_short():
 @pytest.fixture
 def all_logs(monkeypatch):
     """Lets TensorFlow log messages of all levels."""
-    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
+    for name in ops._LOG_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     logs = ops._info_logs
     before = logs._get()
     logs._set(0)

@@ -421,7 +421,7 @@ def fused_batch_norm(
     """Computes the op `FusedBatchNormV3` with ops that DTensor supports.
 
     DTensor ends the process when it compiles the fused op. The outputs are
-    those of the fused op on CPUs. The variance of a batch that the op returns
+    equal to the outputs of the fused op on CPUs. The variance of a batch that the op returns
     is divided by the number of values minus one.
     """
     del original, mesh
