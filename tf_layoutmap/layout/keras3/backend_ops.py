@@ -237,8 +237,8 @@ def softmax(original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
     """Computes `keras.ops.softmax`; in `generate`, gathers logits of tokens.
 
     Samplers need the probabilities of all tokens on one device. If the logits
-    are gathered first, the sums are those of one device, and DTensor does not
-    reduce a maximum and a sum over the devices.
+    are gathered first, the sums equal the sums of one device, and DTensor does
+    not reduce a maximum and a sum over the devices.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is not None and host_loops.is_splitting():

@@ -421,8 +421,8 @@ def fused_batch_norm(
     """Computes the op `FusedBatchNormV3` with ops that DTensor supports.
 
     DTensor ends the process when it compiles the fused op. The outputs are
-    equal to the outputs of the fused op on CPUs. The variance of a batch that the op returns
-    is divided by the number of values minus one.
+    equal to the outputs of the fused op on CPUs. The variance of a batch that
+    the op returns is divided by the number of values minus one.
     """
     del original, mesh
     x = tf.convert_to_tensor(x)
