@@ -167,3 +167,18 @@ def test_flops_are_counted_from_the_shapes(layer, axes, shape, flops):
     found = of_layer(train(layer, axes, shape=shape))
     assert found.flops == flops
     assert found.replicated == (0 if axes[0] else 1)
+
+
+@pytest.mark.parametrize(
+    "axes", [(None,) * 3 + ("model",), (None, None, "model", None)]
+)
+def test_a_convolution_on_shards_is_not_replicated(axes):
+    explanation = train(
+        lambda: keras.layers.Conv2D(6, 3, name="layer"), axes, shape=(5, 5, 2)
+    )
+    # The gradients are outside of the name scope of the layer.
+    flops = 2 * (BATCH * 3 * 3 * 6) * (3 * 3 * 2)
+    assert of_layer(explanation).flops == flops
+    assert sum(one.flops for one in explanation.measured) >= 2 * flops
+    for one in explanation.measured:
+        assert (one.replicated, one.gathered_bytes) == (0, 0)

@@ -17,6 +17,7 @@ tensors needs no communication, so each device runs the op on its own values.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -121,8 +122,11 @@ def _mapped(
         if axis is not None
     )
 
+    num_parts = math.prod(mesh.dim_size(axis) for axis in axes)
+
     def run(*inputs: Any) -> tuple[list[Any], list[Any]]:
-        with tf.name_scope(SCOPE):
+        # Measurements read the number of parts from the scope.
+        with tf.name_scope(f"{SCOPE}_over_{num_parts}"):
             graph = tf.compat.v1.get_default_graph()
             local = [
                 known[i]

@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import errors
+from tf_layoutmap.layout.mesh import errors, shard_map
 
 Shape = Sequence[int] | None
 
@@ -175,7 +175,7 @@ def _measure(
     gathered, along_batch = collections.Counter(), collections.Counter()
     gathered[None] += program.gathered_before
     for op in _used_operations(graph):
-        flops = _flops_of_op(op)
+        flops = _flops_of_op(op) * _num_parts(op.name)
         if flops:
             full[errors.layer_of(op.name, model)] += flops
     for function in compiled:
@@ -220,6 +220,16 @@ def _used_operations(graph: Any) -> list[Any]:
             used.add(op)
             waiting += [*(x.op for x in op.inputs), *op.control_inputs]
     return [op for op in graph.get_operations() if op in used]
+
+
+def _num_parts(name: str) -> int:
+    """Returns the number of devices over which an operation is divided.
+
+    In a `shard_map`, the graph contains the shapes of one device. The result is
+    1 for all other operations.
+    """
+    found = re.search(shard_map.SCOPE + r"_over_(\d+)", name)
+    return 1 if found is None else int(found.group(1))
 
 
 def compiled_functions(name: str) -> list[Any]:
