@@ -69,8 +69,9 @@ REGISTER_OP("LayoutMap>ApplyRowGradients")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
     .Attr("placement: {'div', 'mod', 'offsets'}")
-    .Attr("optimizer: {'sgd', 'adagrad', 'adagrad_per_id', "
-          "'adagrad_momentum', 'adam', 'ftrl'}")
+    .Attr(
+        "optimizer: {'sgd', 'adagrad', 'adagrad_per_id', "
+        "'adagrad_momentum', 'adam', 'ftrl'}")
     .Attr("table: string = ''")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()

@@ -437,7 +437,8 @@ void RunWithSquares(const ApplyArgs& a) {
     ForColumns(a.dim, [&](int64_t c, auto sum) {
       auto squares = sum, value = sum;
       for (int64_t k = s.k_begin; k < s.k_end; ++k) {
-        PrefetchColumns<0>(s.gradient_ahead(k) + c, sizeof(sum) / sizeof(float));
+        PrefetchColumns<0>(s.gradient_ahead(k) + c,
+                           sizeof(sum) / sizeof(float));
         Read(s.gradient(k) + c, &value);
         value *= s.gain(k);
         sum += value;
