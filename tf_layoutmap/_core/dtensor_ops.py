@@ -218,7 +218,7 @@ def enable_missing_ops() -> tuple[str, ...]:
         `available`.
     """
     enabled = []
-    _enable_local_blocks()
+    has_local_blocks()
     for op in tf_private.registered_ops():
         if _is_function_of_inputs(op) and not can_shard(op.name):
             is_divided = op.name in _ELEMENTWISE
@@ -248,17 +248,12 @@ def _is_function_of_inputs(op: Any) -> bool:
 
 
 @functools.cache
-def _enable_local_blocks() -> bool:
+def has_local_blocks() -> bool:
     """Registers the op of `local_block`; returns whether it can be used."""
     if not available() or can_shard(_LOCAL_BLOCK):
         return False
     ops.native.share_expander(_LOCAL_BLOCK, _LOCAL_BLOCK_DONOR)
     return True
-
-
-def has_local_blocks() -> bool:
-    """Returns whether `local_block` can be used in this process."""
-    return _enable_local_blocks()
 
 
 def local_block(zeros: tf.Tensor, indices: tf.Tensor, x: tf.Tensor) -> Any:

@@ -128,8 +128,8 @@ void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
 }
 
 // Compares SGD and both versions of Adagrad with the reference, with and
-// without gains, for every CPU level, and for 1, 2 and 8 workers. Rows that are
-// not in the step must stay unchanged.
+// without gains, for every CPU level, and for 1, 2 and 8 workers. A step must
+// not change other rows.
 void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
                             const Step& step) {
   for (Optimizer optimizer :

@@ -32,8 +32,8 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
-// The modifiers can follow these values, except those of adagrad_per_id. A list
-// contains either all modifiers, in this order, or none of them:
+// The modifiers can follow these values. A list contains either all modifiers,
+// in this order, or none of them. The rule adagrad_per_id has no modifiers:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate

@@ -88,8 +88,8 @@ SAMPLERS = {
     "beam": lambda: samplers.BeamSampler(num_beams=3),
     "contrastive": lambda: samplers.ContrastiveSampler(k=3, alpha=0.5),
 }
-# Matrices are sharded as in Megatron-LM: attention by heads, feedforward layers
-# by columns and then by rows.
+# Matrices are sharded as in Megatron-LM: attention by heads, the first
+# feedforward layer by columns, and the second feedforward layer by rows.
 AXES = {
     ".*token_embedding.embeddings": ("model", None),
     ".*(query|key|value|query_key_value)(_dense)?.kernel": (
