@@ -107,6 +107,21 @@ def rows() -> list[Patch]:
             "elements is wrong.",
             "test_corrections.py",
         ),
+        *(
+            row
+            for name, raw, ours in (
+                ("split", "Split", corrections.split),
+                ("split_v", "SplitV", corrections.split_v),
+            )
+            for row in _operation_rows(
+                _ARRAYS,
+                name,
+                raw,
+                ours,
+                "DTensor does not support a split along a sharded dimension.",
+                "test_splits.py",
+            )
+        ),
         *_operation_rows(
             _ARRAYS,
             "_slice",

@@ -61,6 +61,39 @@ def pin_replicated(x: Any, mesh: Mesh | None) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
+def without_sharding_of(x: Any, mesh: Mesh | None, dim: int) -> Any:
+    """Returns a tensor with the layout of `x`, except an unsharded dimension.
+
+    The values and the shape of the result have no meaning. Pass the result to
+    `pin_like`. The compiler removes the computation of the values.
+
+    Args:
+      x: A symbolic tensor of a function for `mesh`, or an eager tensor. The
+        rank must be known.
+      mesh: `dtensor.Mesh` of a symbolic tensor. Ignored for eager tensors.
+      dim: Index of the dimension, which can be negative.
+    """
+    rank = x.shape.rank
+    if rank > 2 and not tf.executing_eagerly():
+        # A layout can contain MATCH only once.
+        return tf.reduce_any(tf.not_equal(x, x), axis=dim, keepdims=True)
+    specs = [dtensor.MATCH] * rank
+    specs[dim] = dtensor.UNSHARDED
+    return _relayout(x, specs, mesh)
+
+
+def pin_like(x: Any, like: Any) -> Any:
+    """Returns `x` and its gradient with the layout of `like`."""
+
+    @tf.custom_gradient
+    def pinned(x: Any) -> Any:
+        return dtensor.relayout_like(x, like), (
+            lambda dy: dtensor.relayout_like(dy, like)
+        )
+
+    return pinned(x)
+
+
 def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     """Returns `x` with the layout `axes`, and gives its gradient this layout.
 
@@ -69,7 +102,7 @@ def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     process. TensorFlow's own gradient of a relayout has the previous layout of
     `x`, which DTensor does not always know.
     """
-    if not _can_be_pinned(x):
+    if not can_be_pinned(x):
         return x
     specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
 
@@ -97,7 +130,7 @@ def pin_keeping_rows(
       x: A tensor of any rank.
       mesh: `dtensor.Mesh` of a symbolic tensor.
     """
-    if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
+    if not can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
         return pin(x, mesh)
 
     @tf.custom_gradient
@@ -139,7 +172,7 @@ def pin_images(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     See `pin_like_a_batch`. TensorFlow's own gradient of a relayout has the
     previous layout of `x`, which DTensor does not always know.
     """
-    if not _can_be_pinned(x) or not x.shape.rank:
+    if not can_be_pinned(x) or not x.shape.rank:
         return x
     if not x.dtype.is_floating:
         return pin_like_a_batch(x, mesh, batch_dim)
@@ -178,7 +211,7 @@ def on_registered_mesh(value: Any) -> bool:
     return on_mesh(value) and is_registered(dtensor.fetch_layout(value).mesh)
 
 
-def _can_be_pinned(x: Any) -> bool:
+def can_be_pinned(x: Any) -> bool:
     # During tracing, an eager tensor is a constant of the graph and cannot be
     # pinned. In `dtensor.call_with_layout`, every eager result gets the same
     # layout, so a relayout to a different layout fails.
@@ -192,7 +225,7 @@ def _can_be_pinned(x: Any) -> bool:
 def _pinned(
     x: Any, mesh: Mesh | None, first: Callable[[int | None], str]
 ) -> Any:
-    if not _can_be_pinned(x) or not x.shape.rank:
+    if not can_be_pinned(x) or not x.shape.rank:
         return x
     pinned = _relayout(
         x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh

@@ -206,6 +206,75 @@ def concat(
     return pin(original(pinned, axis, name=name), mesh)
 
 
+def split(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    axis: Any,
+    value: Any,
+    num_split: int,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.split` into equal parts; see `_split`."""
+    return _split(
+        lambda x: original(axis, x, num_split, name=name), mesh, value, axis
+    )
+
+
+def split_v(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    value: Any,
+    size_splits: Any,
+    axis: Any,
+    num_split: int,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.split` into parts of given sizes; see `_split`."""
+    return _split(
+        lambda x: original(x, size_splits, axis, num_split, name=name),
+        mesh,
+        value,
+        axis,
+    )
+
+
+def _split(
+    original: Callable[[Any], Any], mesh: Mesh | None, value: Any, axis: Any
+) -> Any:
+    """Splits a tensor along an unsharded dimension.
+
+    DTensor cannot split a sharded dimension. The dimension is gathered; all
+    other dimensions keep their sharding. The results are pinned, too, because
+    DTensor propagates layouts backwards from their consumers.
+    """
+    x, dim = tf.convert_to_tensor(value), tf.get_static_value(axis)
+    if is_shape(x):
+        return original(x)
+    if not tracing.can_be_pinned(x):
+        return original(x)
+    if x.shape.rank is None or dim is None:
+        parts = original(tracing.pin_replicated(x, mesh))
+        return [tracing.pin_replicated(part, mesh) for part in parts]
+
+    @tf.custom_gradient
+    def parts(x: Any) -> Any:
+        like = tracing.without_sharding_of(x, mesh, int(dim))
+
+        def gradient(*dys: Any) -> Any:
+            with tf.name_scope(STACK):
+                dx = tf.concat(
+                    [dtensor.relayout_like(dy, like) for dy in dys], int(dim)
+                )
+            return dtensor.relayout_like(dtensor.relayout_like(dx, like), x)
+
+        return [
+            dtensor.relayout_like(part, like)
+            for part in original(dtensor.relayout_like(x, like))
+        ], gradient
+
+    return parts(x)
+
+
 def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
     """Returns the parts that are not empty; all parts if all are empty.
 
