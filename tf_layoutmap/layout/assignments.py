@@ -45,17 +45,21 @@ GATED_CELLS = (
     keras.layers.GRUCell,
     keras_private.ConvLSTMCell,
 )
+_RECURRENT = (
+    *GATED_CELLS,
+    keras.layers.SimpleRNNCell,
+    keras.layers.StackedRNNCells,
+    keras.layers.RNN,
+    keras.layers.Bidirectional,
+)
 
 # DTensor computes these layers correctly only if each sample is unsharded.
 # `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of the
 # inputs and outputs of these layers.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
-    keras.layers.RNN,
-    *GATED_CELLS,
-    keras.layers.SimpleRNNCell,
+    *_RECURRENT,
     keras.layers.TimeDistributed,
-    keras.layers.Bidirectional,
     keras.layers.MaxPooling1D,
     keras.layers.MaxPooling2D,
     keras.layers.MaxPooling3D,
@@ -103,6 +107,18 @@ def gathers_weights(layer: Any) -> bool:
     # Recurrent layers of tf_keras can read the weights of their cell.
     cell = getattr(layer, "cell", layer)
     return is_kind(cell, GATED_CELLS) and gate_axes(cell) is None
+
+
+def is_sharded_recurrent(layer: Any) -> bool:
+    """Returns whether `layer` is recurrent and has sharded weights.
+
+    Args:
+      layer: A recurrent layer or cell of Keras 3 or tf_keras.
+    """
+    return is_kind(layer, _RECURRENT) and any(
+        isinstance(layout, Layout) and not layout.is_fully_replicated()
+        for layout in (getattr(w, "layout", None) for w in layer.weights)
+    )
 
 
 def gate_axes(cell: Any) -> dict[str, tuple[str | None, ...]] | None:

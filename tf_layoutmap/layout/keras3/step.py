@@ -132,7 +132,9 @@ def _traced(
         else tracing.pin_unsharded_samples
     )
     context = context_of(layer)
-    if context is not None and _sharded_kernels(layer):
+    if context is not None and (
+        _sharded_kernels(layer) or assignments.is_sharded_recurrent(layer)
+    ):
         pin = functools.partial(tracing.pin_images, batch_dim=context.batch_dim)
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))

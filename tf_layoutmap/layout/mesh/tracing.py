@@ -61,37 +61,29 @@ def pin_replicated(x: Any, mesh: Mesh | None) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def without_sharding_of(x: Any, mesh: Mesh | None, dim: int) -> Any:
-    """Returns a tensor with the layout of `x`, except an unsharded dimension.
+def pin_unsharded_dim(x: Any, like: Any, mesh: Mesh | None, dim: int) -> Any:
+    """Returns `x` with the layout of `like`, except an unsharded dimension.
 
-    The values and the shape of the result have no meaning. Pass the result to
-    `pin_like`. The compiler removes the computation of the values.
+    DTensor does not need to know the layout during tracing.
 
     Args:
-      x: A symbolic tensor of a function for `mesh`, or an eager tensor. The
-        rank must be known.
-      mesh: `dtensor.Mesh` of a symbolic tensor. Ignored for eager tensors.
+      x: See `pin_unsharded_samples`.
+      like: Tensor whose shape differs from `x` at most in dimension `dim`.
+      mesh: See `pin_unsharded_samples`.
       dim: Index of the dimension, which can be negative.
     """
+    if not can_be_pinned(x):
+        return x
     rank = x.shape.rank
-    if rank > 2 and not tf.executing_eagerly():
-        # A layout can contain MATCH only once.
-        return tf.reduce_any(tf.not_equal(x, x), axis=dim, keepdims=True)
-    specs = [dtensor.MATCH] * rank
-    specs[dim] = dtensor.UNSHARDED
-    return _relayout(x, specs, mesh)
-
-
-def pin_like(x: Any, like: Any) -> Any:
-    """Returns `x` and its gradient with the layout of `like`."""
-
-    @tf.custom_gradient
-    def pinned(x: Any) -> Any:
-        return dtensor.relayout_like(x, like), (
-            lambda dy: dtensor.relayout_like(dy, like)
-        )
-
-    return pinned(x)
+    if rank < 3 and x is like or not tf.is_symbolic_tensor(x):
+        specs = [dtensor.MATCH] * rank
+        specs[dim] = dtensor.UNSHARDED
+        return _relayout(x, specs, mesh)
+    # A layout can contain MATCH only once. The compiler removes the values of
+    # `layout`. Each use needs a separate tensor, because consumers of the
+    # result can shard further dimensions of both tensors.
+    layout = tf.reduce_any(tf.not_equal(like, like), axis=dim, keepdims=True)
+    return dtensor.relayout_like(x, tf.broadcast_to(layout, x.shape))
 
 
 def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:

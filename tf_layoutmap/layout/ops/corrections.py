@@ -170,6 +170,9 @@ dtensor = tf.experimental.dtensor
 # created in the same scope.
 SAME_SHARDING = "same_sharding"
 
+# Name scope of splits of tensors with unsharded samples. Layouts are not changed.
+UNSHARDED = "layoutmap_unsharded"
+
 # Name scope of concatenations along a dimension in which each part has size 1.
 # DTensor computes these correctly for every layout.
 STACK = "layoutmap_stack"
@@ -248,7 +251,8 @@ def _split(
     DTensor propagates layouts backwards from their consumers.
     """
     x, dim = tf.convert_to_tensor(value), tf.get_static_value(axis)
-    if is_shape(x):
+    scope = tf.get_current_name_scope()
+    if is_shape(x) or SCOPE in scope or UNSHARDED in scope:
         return original(x)
     if not tracing.can_be_pinned(x):
         return original(x)
@@ -258,19 +262,15 @@ def _split(
 
     @tf.custom_gradient
     def parts(x: Any) -> Any:
-        like = tracing.without_sharding_of(x, mesh, int(dim))
+        def pinned(y: Any) -> Any:
+            return tracing.pin_unsharded_dim(y, x, mesh, int(dim))
 
         def gradient(*dys: Any) -> Any:
             with tf.name_scope(STACK):
-                dx = tf.concat(
-                    [dtensor.relayout_like(dy, like) for dy in dys], int(dim)
-                )
-            return dtensor.relayout_like(dtensor.relayout_like(dx, like), x)
+                dx = tf.concat([pinned(dy) for dy in dys], int(dim))
+            return pinned(dx)
 
-        return [
-            dtensor.relayout_like(part, like)
-            for part in original(dtensor.relayout_like(x, like))
-        ], gradient
+        return [pinned(part) for part in original(pinned(x))], gradient
 
     return parts(x)
 

@@ -29,6 +29,7 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.shard_map import local_size, shard_map
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops.corrections import UNSHARDED
 
 dtensor = tf.experimental.dtensor
 
@@ -115,6 +116,17 @@ class _ShardedCell:
             key=key and (key, num_gates, len(xs), tuple(weight.shape)),
         )
 
+    def gates(self, z: Any, num_gates: int) -> list[Any]:
+        """Returns the gates of products, which are gathered first."""
+        axes = [self._batch_axis(z), *[None] * (z.shape.rank - 1)]
+
+        def pinned(x: Any) -> Any:
+            return tracing.pin_sharded(x, self.mesh, axes)
+
+        with tf.name_scope(UNSHARDED):
+            parts = tf.split(pinned(z), num_gates, axis=-1)
+            return [pinned(part) for part in parts]
+
     def _batch_axis(self, x: Any, *axes: str | None) -> str | None:
         """Returns the axis that shards the samples of `x`, or None.
 
@@ -176,7 +188,7 @@ def lstm(
     )
     if cell.use_bias:
         z += _tensor(cell.bias)
-    c, o = cell._compute_carry_and_output_fused(tf.split(z, 4, axis=-1), c)
+    c, o = cell._compute_carry_and_output_fused(sharded.gates(z, 4), c)
     h = o * cell.activation(c)
     return h, [h, c]
 
@@ -211,7 +223,7 @@ def gru(
         )
         if bias is not None:
             products += bias
-        return tf.split(products, 3, axis=-1)
+        return sharded.gates(products, 3)
 
     bias, recurrent_bias = None, None
     if cell.use_bias:
@@ -221,7 +233,7 @@ def gru(
     z = sharded.products(xs, _tensor(cell.kernel), sharded.kernel, 3, key="x")
     if bias is not None:
         z += bias
-    x_z, x_r, x_h = tf.split(z, 3, axis=-1)
+    x_z, x_r, x_h = sharded.gates(z, 3)
     h_z, h_r, h_h = recurrent_products(hs, recurrent_bias)
     z = cell.recurrent_activation(x_z + h_z)
     r = cell.recurrent_activation(x_r + h_r)
@@ -262,7 +274,7 @@ def conv_lstm(
     )
     if cell.use_bias:
         z += _tensor(cell.bias)
-    z_i, z_f, z_c, z_o = tf.split(z, 4, axis=-1)
+    z_i, z_f, z_c, z_o = sharded.gates(z, 4)
     i = cell.recurrent_activation(z_i)
     f = cell.recurrent_activation(z_f)
     c = f * c + i * cell.activation(z_c)

@@ -183,7 +183,7 @@ def call_layer(
     batch_dim = tracing.batch_dim_of_trace()
     pin: Callable[..., Any] = (
         functools.partial(tracing.pin_images, batch_dim=batch_dim)
-        if kernels
+        if kernels or assignments.is_sharded_recurrent(layer)
         else tracing.pin_unsharded_samples
     )
     args, kwargs = tf.nest.map_structure(lambda x: pin(x, mesh), (args, kwargs))
