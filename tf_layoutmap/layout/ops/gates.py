@@ -95,7 +95,11 @@ class _ShardedCell:
                 x = xs[shards[0]]
                 for shard in range(1, num_shards):
                     if shards[shard] != shards[0]:
-                        is_shard = tf.equal(position[0], shard)
+                        # DTensor's compiler ends the process if the rank of
+                        # the condition is smaller than the rank of `x`.
+                        is_shard = tf.reshape(
+                            tf.equal(position, shard), [1] * x.shape.rank
+                        )
                         x = tf.where(is_shard, xs[shards[shard]], x)
                 results.append(product(x, weight[..., start : start + part]))
             return results[0] if len(results) == 1 else tf.concat(results, -1)
