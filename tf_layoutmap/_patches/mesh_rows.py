@@ -112,6 +112,7 @@ def rows() -> list[Patch]:
             for name, raw, ours in (
                 ("split", "Split", corrections.split),
                 ("split_v", "SplitV", corrections.split_v),
+                ("unpack", "Unpack", corrections.unpack),
             )
             for row in _operation_rows(
                 _ARRAYS,

@@ -61,29 +61,111 @@ def pin_replicated(x: Any, mesh: Mesh | None) -> Any:
     return _pinned(x, mesh, lambda _: dtensor.UNSHARDED)
 
 
-def pin_unsharded_dim(x: Any, like: Any, mesh: Mesh | None, dim: int) -> Any:
-    """Returns `x` with the layout of `like`, except an unsharded dimension.
+# Ops whose first input has the shape and the layout of the result.
+_SAME_LAYOUT = frozenset(
+    ("BiasAdd", "Cast", "Identity", "Neg", "Relu", "Elu", "Erf", "Exp", "Log")
+    + ("Rsqrt", "Sigmoid", "Softplus", "Sqrt", "Square", "StopGradient", "Tanh")
+)
+_BINARY = frozenset(("Add", "AddV2", "Maximum", "Minimum", "Mul", "Sub"))
 
-    DTensor does not need to know the layout during tracing.
+
+def known_layout(x: Any, depth: int = 16) -> list[str] | None:
+    """Returns the sharding specs of a symbolic tensor, if they are known.
+
+    DTensor selects layouts only when it compiles a function. During tracing,
+    the layout of a tensor is known if elementwise operations compute it from a
+    tensor with a pinned layout. DTensor can shard further dimensions of the
+    tensor.
 
     Args:
-      x: See `pin_unsharded_samples`.
-      like: Tensor whose shape differs from `x` at most in dimension `dim`.
-      mesh: See `pin_unsharded_samples`.
-      dim: Index of the dimension, which can be negative.
+      x: A symbolic tensor.
+      depth: Maximum number of operations between the pinned tensor and `x`.
+
+    Returns:
+      One sharding spec per dimension, or None.
     """
-    if not can_be_pinned(x):
-        return x
-    rank = x.shape.rank
-    if rank < 3 and x is like or not tf.is_symbolic_tensor(x):
-        specs = [dtensor.MATCH] * rank
-        specs[dim] = dtensor.UNSHARDED
-        return _relayout(x, specs, mesh)
-    # A layout can contain MATCH only once. The compiler removes the values of
-    # `layout`. Each use needs a separate tensor, because consumers of the
-    # result can shard further dimensions of both tensors.
-    layout = tf.reduce_any(tf.not_equal(like, like), axis=dim, keepdims=True)
-    return dtensor.relayout_like(x, tf.broadcast_to(layout, x.shape))
+    for _ in range(depth):
+        if not tf.is_symbolic_tensor(x):
+            return None
+        op = x.op
+        if op.type == "Relayout":
+            layout = op.get_attr("layout").decode()
+            if f"{dtensor.MATCH}," in layout:
+                return None
+            return dtensor.Layout.from_string(layout).sharding_specs
+        if op.type in _BINARY:
+            inputs = [y for y in op.inputs if y.shape == x.shape]
+            if not inputs or not x.shape.is_fully_defined():
+                return None
+            if len(inputs) == 2:
+                specs = known_layout(inputs[0], depth - 1)
+                if specs is not None:
+                    return specs
+            x = inputs[-1]
+        elif op.type in _SAME_LAYOUT:
+            x = op.inputs[0]
+        elif op.type == "Transpose":
+            order = tf.get_static_value(op.inputs[1])
+            specs = known_layout(op.inputs[0], depth - 1)
+            if order is None or specs is None:
+                return None
+            return [specs[i] for i in order]
+        else:
+            return None
+    return None
+
+
+class UnshardedDim:
+    """The layout of a tensor, except that one dimension is unsharded.
+
+    A tensor of up to three dimensions keeps only the sharding of its first
+    other dimension, unless its layout is known during tracing. For a tensor
+    with more dimensions, DTensor determines the layout.
+    """
+
+    def __init__(self, x: Any, mesh: Mesh | None, dim: int):
+        """Initializes the layout.
+
+        Args:
+          x: A symbolic tensor of a function for `mesh`, or an eager tensor on a
+            mesh. The rank must be known.
+          mesh: `dtensor.Mesh` of a symbolic tensor. Ignored for eager tensors.
+          dim: Index of the dimension, which can be negative.
+        """
+        self._mesh = mesh
+        self._layout = None
+        rank = x.shape.rank
+        dim %= rank
+        specs = None
+        if not tf.is_symbolic_tensor(x):
+            specs = dtensor.fetch_layout(x).sharding_specs
+        elif (specs := known_layout(x)) is None:
+            # A layout can contain MATCH only once.
+            specs = [dtensor.UNSHARDED] * rank
+            if rank > 1:
+                specs[1 if dim == 0 else 0] = dtensor.MATCH
+            if rank > 3:
+                # The compiler removes the computation of the values.
+                self._layout = tf.reduce_any(
+                    tf.not_equal(x, x), axis=dim, keepdims=True
+                )
+        self._specs = [
+            dtensor.UNSHARDED if i == dim else spec
+            for i, spec in enumerate(specs)
+        ]
+
+    def pin(self, x: Any) -> Any:
+        """Returns `x` with this layout.
+
+        Args:
+          x: A tensor like the tensor of this layout. It may have another size
+            in the unsharded dimension.
+        """
+        if self._layout is None:
+            return _relayout(x, self._specs, self._mesh)
+        # Each use needs a separate tensor, because DTensor can shard further
+        # dimensions of this tensor for the consumers of the result.
+        return dtensor.relayout_like(x, tf.broadcast_to(self._layout, x.shape))
 
 
 def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:

@@ -251,10 +251,7 @@ def _split(
     DTensor propagates layouts backwards from their consumers.
     """
     x, dim = tf.convert_to_tensor(value), tf.get_static_value(axis)
-    scope = tf.get_current_name_scope()
-    if is_shape(x) or SCOPE in scope or UNSHARDED in scope:
-        return original(x)
-    if not tracing.can_be_pinned(x):
+    if not _is_split_by_dtensor(x):
         return original(x)
     if x.shape.rank is None or dim is None:
         parts = original(tracing.pin_replicated(x, mesh))
@@ -262,17 +259,49 @@ def _split(
 
     @tf.custom_gradient
     def parts(x: Any) -> Any:
-        def pinned(y: Any) -> Any:
-            return tracing.pin_unsharded_dim(y, x, mesh, int(dim))
+        layout = tracing.UnshardedDim(x, mesh, int(dim))
 
         def gradient(*dys: Any) -> Any:
             with tf.name_scope(STACK):
-                dx = tf.concat([pinned(dy) for dy in dys], int(dim))
-            return pinned(dx)
+                dx = tf.concat([layout.pin(dy) for dy in dys], int(dim))
+            return layout.pin(dx)
 
-        return [pinned(part) for part in original(pinned(x))], gradient
+        results = original(layout.pin(x))
+        return [layout.pin(one) for one in results], gradient
 
     return parts(x)
+
+
+def unpack(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    value: Any,
+    num: int,
+    axis: int = 0,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.unstack` as a split; see `_split`.
+
+    DTensor requires that no consumer of the results shards them, and its
+    gradient keeps only the sharding of the first dimension.
+    """
+    x = tf.convert_to_tensor(value)
+    if not num or not _is_split_by_dtensor(x) or x.shape.rank in (None, 1):
+        return original(x, num, axis=axis, name=name)
+    return [
+        tf.squeeze(part, [axis]) for part in tf.split(x, num, axis, name=name)
+    ]
+
+
+def _is_split_by_dtensor(x: Any) -> bool:
+    """Returns whether DTensor chooses the layouts of a tensor that is split."""
+    scope = tf.get_current_name_scope()
+    return (
+        tracing.can_be_pinned(x)
+        and not is_shape(x)
+        and SCOPE not in scope
+        and UNSHARDED not in scope
+    )
 
 
 def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:

@@ -199,10 +199,15 @@ def call_layer(
 def _sharded_gates(
     layer: Any, mesh: Mesh, batch_dim: str | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager in which a recurrent cell is sharded."""
-    if not assignments.is_kind(layer, assignments.GATED_CELLS):
+    """Returns a context manager in which a recurrent cell is sharded.
+
+    Some layers of tf_keras run the computation of their cell without calling
+    the cell.
+    """
+    cell = getattr(layer, "cell", layer)
+    if not assignments.is_kind(cell, assignments.GATED_CELLS):
         return contextlib.nullcontext()
     is_sharded = captured_tensors.current() is None
     return gates.sharded_weights(
-        mesh, batch_dim, assignments.gate_axes(layer) if is_sharded else None
+        mesh, batch_dim, assignments.gate_axes(cell) if is_sharded else None
     )
