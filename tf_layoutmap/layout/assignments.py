@@ -146,9 +146,7 @@ def gate_axes(cell: Any) -> dict[str, tuple[str | None, ...]] | None:
     return found
 
 
-def _axes_in_call(
-    weight: Any, layout: Layout
-) -> tuple[str | None, ...] | None:
+def _axes_in_call(weight: Any, layout: Layout) -> tuple[str | None, ...] | None:
     """Returns the mesh axes of a weight in the call of its layer.
 
     Weights of Keras 3 that are sharded along the batch axis are gathered along

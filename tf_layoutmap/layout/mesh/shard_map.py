@@ -154,9 +154,7 @@ def _mapped(
 
         def gradient(*dys: Any) -> Any:
             # Integers have no gradient.
-            floating = [
-                i for i, x in enumerate(inputs) if x.dtype.is_floating
-            ]
+            floating = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
 
             def local_gradients(*values: Any) -> list[Any]:
                 xs, dys = values[: len(inputs)], values[len(inputs) :]

@@ -170,9 +170,6 @@ dtensor = tf.experimental.dtensor
 # created in the same scope.
 SAME_SHARDING = "same_sharding"
 
-# Name scope of splits of tensors with unsharded samples. Layouts are not changed.
-UNSHARDED = "layoutmap_unsharded"
-
 # Name scope of concatenations along a dimension in which each part has size 1.
 # DTensor computes these correctly for every layout.
 STACK = "layoutmap_stack"
@@ -207,101 +204,6 @@ def concat(
     pin = tracing.pin_replicated if first else tracing.pin_unsharded_samples
     pinned = [pin(x, mesh) for x in values]
     return pin(original(pinned, axis, name=name), mesh)
-
-
-def split(
-    original: Callable[..., Any],
-    mesh: Mesh | None,
-    axis: Any,
-    value: Any,
-    num_split: int,
-    name: str | None = None,
-) -> Any:
-    """Computes `tf.split` into equal parts; see `_split`."""
-    return _split(
-        lambda x: original(axis, x, num_split, name=name), mesh, value, axis
-    )
-
-
-def split_v(
-    original: Callable[..., Any],
-    mesh: Mesh | None,
-    value: Any,
-    size_splits: Any,
-    axis: Any,
-    num_split: int,
-    name: str | None = None,
-) -> Any:
-    """Computes `tf.split` into parts of given sizes; see `_split`."""
-    return _split(
-        lambda x: original(x, size_splits, axis, num_split, name=name),
-        mesh,
-        value,
-        axis,
-    )
-
-
-def _split(
-    original: Callable[[Any], Any], mesh: Mesh | None, value: Any, axis: Any
-) -> Any:
-    """Splits a tensor along an unsharded dimension.
-
-    DTensor cannot split a sharded dimension. The dimension is gathered; all
-    other dimensions keep their sharding. The results are pinned, too, because
-    DTensor propagates layouts backwards from their consumers.
-    """
-    x, dim = tf.convert_to_tensor(value), tf.get_static_value(axis)
-    if not _is_split_by_dtensor(x):
-        return original(x)
-    if x.shape.rank is None or dim is None:
-        parts = original(tracing.pin_replicated(x, mesh))
-        return [tracing.pin_replicated(part, mesh) for part in parts]
-
-    @tf.custom_gradient
-    def parts(x: Any) -> Any:
-        layout = tracing.UnshardedDim(x, mesh, int(dim))
-
-        def gradient(*dys: Any) -> Any:
-            with tf.name_scope(STACK):
-                dx = tf.concat([layout.pin(dy) for dy in dys], int(dim))
-            return layout.pin(dx)
-
-        results = original(layout.pin(x))
-        return [layout.pin(one) for one in results], gradient
-
-    return parts(x)
-
-
-def unpack(
-    original: Callable[..., Any],
-    mesh: Mesh | None,
-    value: Any,
-    num: int,
-    axis: int = 0,
-    name: str | None = None,
-) -> Any:
-    """Computes `tf.unstack` as a split; see `_split`.
-
-    DTensor requires that no consumer of the results shards them, and its
-    gradient keeps only the sharding of the first dimension.
-    """
-    x = tf.convert_to_tensor(value)
-    if not num or not _is_split_by_dtensor(x) or x.shape.rank in (None, 1):
-        return original(x, num, axis=axis, name=name)
-    return [
-        tf.squeeze(part, [axis]) for part in tf.split(x, num, axis, name=name)
-    ]
-
-
-def _is_split_by_dtensor(x: Any) -> bool:
-    """Returns whether DTensor chooses the layouts of a tensor that is split."""
-    scope = tf.get_current_name_scope()
-    return (
-        tracing.can_be_pinned(x)
-        and not is_shape(x)
-        and SCOPE not in scope
-        and UNSHARDED not in scope
-    )
 
 
 def _nonempty_parts(values: Sequence[Any], axis: int | None) -> Sequence[Any]:
@@ -413,6 +315,27 @@ def einsum(
             )
         ]
     return original(inputs, equation, name=name)
+
+
+def select(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    condition: Any,
+    t: Any,
+    e: Any,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.where`; a scalar condition gets the rank of the result.
+
+    DTensor ends the process when it compiles the op with a scalar condition and
+    tensors of a higher rank.
+    """
+    del mesh
+    condition, t, e = map(tf.convert_to_tensor, (condition, t, e))
+    if condition.shape.rank == 0 and None not in (t.shape.rank, e.shape.rank):
+        rank = max(t.shape.rank, e.shape.rank)
+        condition = tf.reshape(condition, [1] * rank)
+    return original(condition, t, e, name=name)
 
 
 def bias_add(

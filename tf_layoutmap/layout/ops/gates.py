@@ -29,7 +29,7 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.shard_map import local_size, shard_map
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
-from tf_layoutmap.layout.ops.corrections import UNSHARDED
+from tf_layoutmap.layout.ops.splits import UNSHARDED
 
 dtensor = tf.experimental.dtensor
 
@@ -304,7 +304,7 @@ def _inputs_of_gates(
     per_gate = getattr(cell, "implementation", 1) == 1
     rate = cell.recurrent_dropout if is_recurrent else cell.dropout
     is_dropped = 0.0 < rate < 1.0
-    masks = None
+    masks: Any = None
     if hasattr(cell, "get_dropout_mask_for_cell"):
         # A cell of tf_keras.
         get = (
