@@ -56,6 +56,8 @@ def known_layout(x: Any, depth: int = 16) -> list[str] | None:
             x = inputs[-1]
         elif op.type in _SAME_LAYOUT:
             x = op.inputs[0]
+        elif op.type == "IdentityN":
+            x = op.inputs[x.value_index]
         elif op.type == "Transpose":
             order = tf.get_static_value(op.inputs[1])
             specs = known_layout(op.inputs[0], depth - 1)
@@ -98,7 +100,8 @@ class UnshardedDim:
             if rank > 1:
                 specs[1 if dim == 0 else 0] = dtensor.MATCH
             if rank > 3:
-                # The compiler removes the computation of the values.
+                # The compiler removes the values, unless DTensor adds up the
+                # values of several devices because the dimension is sharded.
                 self._like = tf.reduce_any(
                     tf.not_equal(x, x), axis=dim, keepdims=True
                 )

@@ -110,7 +110,7 @@ def _is_split_by_dtensor(x: Any) -> bool:
     scope = tf.get_current_name_scope()
     return (
         tracing.can_be_pinned(x)
-        and not is_shape(x)
+        and not (tf.is_symbolic_tensor(x) and is_shape(x))
         and SCOPE not in scope
         and UNSHARDED not in scope
     )
