@@ -81,13 +81,13 @@ CASES = {
         ],
         (B, None, None),
     ),
-    "elements": (
-        lambda x: squares(tf.unstack(x, axis=1)),
-        [((4, 2, 8), (B, M, None))],
-        (B, None),
-    ),
     "elements for sharded weights": (
-        lambda x, w: [tf.matmul(y, w) for y in tf.unstack(x)],
+        lambda x, w: [
+            tf.matmul(y, w)
+            for y in tf.unstack(
+                tracing.pin_sharded(x, tracing.mesh_of_trace(), (None, B, None))
+            )
+        ],
         [((2, 4, 8), (None, B, None)), ((8, 4), (M, None))],
         (B, None),
     ),

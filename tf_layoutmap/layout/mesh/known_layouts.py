@@ -99,7 +99,7 @@ class UnshardedDim:
             specs = [dtensor.UNSHARDED] * rank
             if rank > 1:
                 specs[1 if dim == 0 else 0] = dtensor.MATCH
-            if rank > 3:
+            if rank > 3 and dim > 0:
                 # The compiler removes the values, unless DTensor adds up the
                 # values of several devices because the dimension is sharded.
                 self._like = tf.reduce_any(

@@ -331,11 +331,15 @@ def select(
     tensors of a higher rank.
     """
     del mesh
-    condition, t, e = map(tf.convert_to_tensor, (condition, t, e))
-    if condition.shape.rank == 0 and None not in (t.shape.rank, e.shape.rank):
-        rank = max(t.shape.rank, e.shape.rank)
-        condition = tf.reshape(condition, [1] * rank)
+    condition = tf.convert_to_tensor(condition)
+    ranks = [len(getattr(x, "shape", ())) for x in (t, e) if _has_rank(x)]
+    if condition.shape.rank == 0 and len(ranks) == 2:
+        condition = tf.reshape(condition, [1] * max(ranks))
     return original(condition, t, e, name=name)
+
+
+def _has_rank(x: Any) -> bool:
+    return getattr(getattr(x, "shape", None), "rank", 0) is not None
 
 
 def bias_add(

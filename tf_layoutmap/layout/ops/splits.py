@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim
+from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim, known_layout
 from tf_layoutmap.layout.mesh.shard_map import SCOPE
 from tf_layoutmap.layout.ops.corrections import STACK, is_shape
 
@@ -92,13 +92,18 @@ def unpack(
     axis: int = 0,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.unstack` as a split; see `_split`.
+    """Computes `tf.unstack` as a split if the layout of the tensor is known.
 
     DTensor requires that no consumer of the results shards them, and its
-    gradient keeps only the sharding of the first dimension.
+    gradient keeps only the sharding of the first dimension. See `_split`.
     """
     x = tf.convert_to_tensor(value)
-    if not num or not _is_split_by_dtensor(x) or x.shape.rank in (None, 1):
+    if (
+        not num
+        or not tf.is_symbolic_tensor(x)
+        or not _is_split_by_dtensor(x)
+        or known_layout(x) is None
+    ):
         return original(x, num, axis=axis, name=name)
     return [
         tf.squeeze(part, [axis]) for part in tf.split(x, num, axis, name=name)
