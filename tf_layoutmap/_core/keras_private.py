@@ -117,6 +117,16 @@ backend_numpy = _private("backend", "numpy")
 backend_nn = _private("backend", "nn")
 backend_core = _private("backend", "core")
 
+# The cell of ConvLSTM layers.
+ConvLSTMCell = _private("layers.rnn.conv_lstm", "ConvLSTMCell")
+for _cell in (keras.layers.LSTMCell, keras.layers.GRUCell, ConvLSTMCell):
+    _method(_cell, "call", "inputs", "states", "training")
+for _name in ("get_dropout_mask", "get_recurrent_dropout_mask"):
+    _method(ConvLSTMCell, _name, "step_input")
+_method(keras.layers.LSTMCell, "_compute_carry_and_output_fused", "z", "c_tm1")
+_method(ConvLSTMCell, "input_conv", "x", "w", "b", "padding")
+_method(ConvLSTMCell, "recurrent_conv", "x", "w")
+
 # The module with the loop of recurrent layers over time steps.
 backend = importlib.import_module("keras.src.backend")
 _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")

@@ -114,6 +114,16 @@ for _name in ("lstm", "gru"):
     for _function in ("standard_{}", "{}_with_backend_selection"):
         _NAMES.find(f"layers.rnn.{_name}", _function.format(_name))
 
+# The cells of recurrent layers, whose weights contain one block per gate.
+ConvLSTMCell = _NAMES.find("layers.rnn.base_conv_lstm", "ConvLSTMCell")
+for _cell in (LSTM_MODULE.LSTMCell, GRU_MODULE.GRUCell, ConvLSTMCell):
+    _NAMES.check_method(_cell, "call", "inputs", "states", "training")
+_NAMES.check_method(
+    LSTM_MODULE.LSTMCell, "_compute_carry_and_output_fused", "z", "c_tm1"
+)
+_NAMES.check_method(ConvLSTMCell, "input_conv", "x", "w", "b", "padding")
+_NAMES.check_method(ConvLSTMCell, "recurrent_conv", "x", "w")
+
 # All steps of an epoch run inside `catch_stop_iteration`. When this context
 # ends, the end of the epoch is reported to the other processes.
 DataHandler = _NAMES.find("engine.data_adapter", "DataHandler")

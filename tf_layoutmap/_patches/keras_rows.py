@@ -57,7 +57,7 @@ def keras3_rows() -> list[Patch]:
         variable,
     )
     from tf_layoutmap.layout.keras3 import optimizers as keras3_optimizers
-    from tf_layoutmap.layout.ops import corrections, loops
+    from tf_layoutmap.layout.ops import corrections, gates, loops
     from tf_layoutmap.layout.processes import checks
 
     return [
@@ -244,6 +244,23 @@ def keras3_rows() -> list[Patch]:
             KERAS,
             _KERAS3_TESTS + "test_layers.py",
         ),
+        *(
+            Patch(
+                KERAS3_GROUP,
+                owner,
+                "call",
+                ours,
+                "DTensor cannot split the sharded weights of a recurrent cell "
+                "into gates.",
+                KERAS,
+                "tests/layout/ops/test_gates.py",
+            )
+            for owner, ours in (
+                ("keras:layers.LSTMCell", gates.lstm),
+                ("keras:layers.GRUCell", gates.gru),
+                ("_core.keras_private:ConvLSTMCell", gates.conv_lstm),
+            )
+        ),
         _keras3_row(
             "keras:Variable",
             "_direct_assign",
@@ -403,7 +420,7 @@ def keras_distribution_rows() -> list[Patch]:
 
 def tf_keras_rows() -> list[Patch]:
     """Returns the patches of tf_keras for models on a mesh."""
-    from tf_layoutmap.layout.ops import loops
+    from tf_layoutmap.layout.ops import gates, loops
     from tf_layoutmap.layout.processes import checks
     from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
 
@@ -532,6 +549,20 @@ def tf_keras_rows() -> list[Patch]:
             for name in (
                 "get_dropout_mask_for_cell",
                 "get_recurrent_dropout_mask_for_cell",
+            )
+        ),
+        *(
+            _tf_keras_row(
+                _PRIVATE + owner,
+                "call",
+                ours,
+                "DTensor cannot split the sharded weights of a recurrent cell "
+                "into gates.",
+            )
+            for owner, ours in (
+                ("LSTM_MODULE.LSTMCell", gates.lstm),
+                ("GRU_MODULE.GRUCell", gates.gru),
+                ("ConvLSTMCell", gates.conv_lstm),
             )
         ),
         *(

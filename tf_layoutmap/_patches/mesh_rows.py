@@ -89,6 +89,7 @@ def rows() -> list[Patch]:
         corrections,
         loops,
         random_ops,
+        splits,
         strided_slices,
     )
     from tf_layoutmap.layout.replication import (
@@ -106,6 +107,22 @@ def rows() -> list[Patch]:
             "Each device concatenates its own shards, so the order of the "
             "elements is wrong.",
             "test_corrections.py",
+        ),
+        *(
+            row
+            for name, raw, ours in (
+                ("split", "Split", splits.split),
+                ("split_v", "SplitV", splits.split_v),
+                ("unpack", "Unpack", splits.unpack),
+            )
+            for row in _operation_rows(
+                _ARRAYS,
+                name,
+                raw,
+                ours,
+                "DTensor does not support a split along a sharded dimension.",
+                "test_splits.py",
+            )
         ),
         *_operation_rows(
             _ARRAYS,
@@ -149,6 +166,15 @@ def rows() -> list[Patch]:
             corrections.einsum,
             "If an einsum sums over several sharded dimensions, DTensor adds "
             "up only one of them.",
+            "test_corrections.py",
+        ),
+        *_operation_rows(
+            "gen_math_ops",
+            "select_v2",
+            "SelectV2",
+            corrections.select,
+            "DTensor ends the process when it compiles the operation with a "
+            "scalar condition.",
             "test_corrections.py",
         ),
         *_operation_rows(

@@ -39,19 +39,27 @@ CONVOLUTIONS = (
     *_DEPTHWISE,
     *_SEPARABLE,
 )
-_GATED_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell)
-_GATED = (*_GATED_CELLS, keras.layers.LSTM, keras.layers.GRU)
+# The last dimension of the weights of these cells contains a block per gate.
+GATED_CELLS = (
+    keras.layers.LSTMCell,
+    keras.layers.GRUCell,
+    keras_private.ConvLSTMCell,
+)
+_RECURRENT = (
+    *GATED_CELLS,
+    keras.layers.SimpleRNNCell,
+    keras.layers.StackedRNNCells,
+    keras.layers.RNN,
+    keras.layers.Bidirectional,
+)
 
 # DTensor computes these layers correctly only if each sample is unsharded.
 # `keras3/step.py` and `tf_keras/calls.py` therefore pin the layouts of the
 # inputs and outputs of these layers.
 BATCH_PARALLEL = (
     *CONVOLUTIONS,
-    keras.layers.RNN,
-    *_GATED_CELLS,
-    keras.layers.SimpleRNNCell,
+    *_RECURRENT,
     keras.layers.TimeDistributed,
-    keras.layers.Bidirectional,
     keras.layers.MaxPooling1D,
     keras.layers.MaxPooling2D,
     keras.layers.MaxPooling3D,
@@ -79,11 +87,10 @@ def is_kind(layer: Any, kinds: tuple[type, ...]) -> bool:
 def gathers_weights(layer: Any) -> bool:
     """Returns whether the weights of a layer are gathered for each call.
 
-    DTensor cannot split the sharded gate weights of a recurrent layer. The
-    Embedding layer of Keras 3 looks up each row on the device that holds the
-    row, and needs no gathered table, unless the table is quantized or contains
-    integers. The Embedding layer of tf_keras needs the full table. For
-    convolutions, see `sharded_kernels`.
+    The Embedding layer of Keras 3 looks up each row on the device that holds
+    the row, and needs no gathered table, unless the table is quantized or
+    contains integers. The Embedding layer of tf_keras needs the full table. For
+    convolutions, see `sharded_kernels`; for recurrent cells, see `gate_axes`.
     """
     if isinstance(layer, keras.layers.Embedding):
         return layer.built and not (
@@ -97,7 +104,78 @@ def gathers_weights(layer: Any) -> bool:
         )
     if is_kind(layer, CONVOLUTIONS):
         return not sharded_kernels(layer)
-    return is_kind(layer, _GATED)
+    # Recurrent layers of tf_keras can read the weights of their cell.
+    cell = getattr(layer, "cell", layer)
+    return is_kind(cell, GATED_CELLS) and gate_axes(cell) is None
+
+
+def is_sharded_recurrent(layer: Any) -> bool:
+    """Returns whether `layer` is recurrent and has sharded weights.
+
+    Args:
+      layer: A recurrent layer or cell of Keras 3 or tf_keras.
+    """
+    return is_kind(layer, _RECURRENT) and any(
+        isinstance(layout, Layout) and not layout.is_fully_replicated()
+        for layout in (getattr(w, "layout", None) for w in layer.weights)
+    )
+
+
+def gate_axes(cell: Any) -> dict[str, tuple[str | None, ...]] | None:
+    """Returns how the weights of a recurrent cell are sharded in its call.
+
+    Args:
+      cell: A cell of `GATED_CELLS`, whose weights are on a mesh.
+
+    Returns:
+      Mesh axes of each weight, by the name of the attribute. None if a weight
+      of the cell must be gathered.
+    """
+    found = {}
+    for name in ("kernel", "recurrent_kernel", "bias"):
+        weight = getattr(cell, name, None)
+        layout = getattr(weight, "layout", None)
+        if not isinstance(layout, Layout):
+            continue
+        axes = _axes_in_call(weight, layout)
+        if axes is None or (
+            any(axes) and _gate_problem(cell, axes, is_kernel=name != "bias")
+        ):
+            return None
+        found[name] = axes
+    return found
+
+
+def _axes_in_call(weight: Any, layout: Layout) -> tuple[str | None, ...] | None:
+    """Returns the mesh axes of a weight in the call of its layer.
+
+    Weights of Keras 3 that are sharded along the batch axis are gathered along
+    this axis when they are read. Weights of tf_keras can be gathered only along
+    all axes; the result is None.
+    """
+    axes = axes_of_layout(layout)
+    context = getattr(weight, "_mesh_context", None)
+    if context is not None:
+        return tuple(
+            None if axis == context.batch_dim else axis for axis in axes
+        )
+    batch_dim = getattr(weight, "_layoutmap_batch_dim", None)
+    return None if batch_dim is not None and batch_dim in axes else axes
+
+
+def _gate_problem(
+    cell: Any, axes: tuple[str | None, ...], is_kernel: bool
+) -> str | None:
+    """Returns the reason why a cell must gather a sharded weight, or None."""
+    if not dtensor_ops.has_local_blocks():
+        return "this process cannot register the necessary ops with DTensor"
+    if not is_kernel:
+        return None
+    if getattr(cell, "data_format", "channels_last") != "channels_last":
+        return "its data_format is not 'channels_last'"
+    if any(axes[:-2]):
+        return "only the channels of a convolution kernel can be sharded"
+    return None
 
 
 def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
@@ -117,20 +195,11 @@ def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
         layout = getattr(weight, "layout", None)
         if not isinstance(layout, Layout):
             continue
-        axes = axes_of_layout(layout)
-        context = getattr(weight, "_mesh_context", None)
-        if context is not None:
-            # Weights of Keras 3 that are sharded along the batch axis are
-            # gathered along this axis when they are read.
-            axes = tuple(
-                None if axis == context.batch_dim else axis for axis in axes
-            )
+        axes = _axes_in_call(weight, layout)
+        if axes is None:
+            return []
         if not any(axes):
             continue
-        batch_dim = getattr(weight, "_layoutmap_batch_dim", None)
-        if batch_dim is not None and batch_dim in axes:
-            # Weights of tf_keras can be gathered only along all axes.
-            return []
         if _convolution_problem(layer, weight, axes, mesh_sizes(layout.mesh)):
             return []
         kind = _kernel_kind(layer, weight)
@@ -208,25 +277,18 @@ def weight_problems(
       One clause per problem; empty if the layer supports the layout.
     """
     if not strict and is_kind(
-        layer, (*CONVOLUTIONS, *_GATED, keras.layers.Embedding)
+        layer, (*CONVOLUTIONS, *GATED_CELLS, keras.layers.Embedding)
     ):
         return []
-    if is_kind(layer, CONVOLUTIONS) and any(axes):
+    problem = None
+    if any(axes) and is_kind(layer, CONVOLUTIONS):
         problem = _convolution_problem(layer, variable, axes, sizes)
-        return (
-            []
-            if problem is None
-            else [
-                f"{_named(layer)} would gather the weight, because {problem}; "
-                f"use {(None,) * len(axes)}"
-            ]
-        )
-    if is_kind(layer, _GATED_CELLS) and axes and axes[-1] is not None:
-        supported = (*axes[:-1], None)
+    elif any(axes) and is_kind(layer, GATED_CELLS):
+        problem = _gate_problem(layer, axes, is_kernel=len(axes) > 2)
+    if problem is not None:
         return [
-            f"{_named(layer)} splits the last dimension of its weights into "
-            "gates, and DTensor cannot split a sharded dimension: use "
-            f"{supported}"
+            f"{_named(layer)} would gather the weight, because {problem}; "
+            f"use {(None,) * len(axes)}"
         ]
     if isinstance(layer, _tf_keras_embedding()) and axes[0] is not None:
         return [

@@ -326,11 +326,3 @@ def test_error_for_a_convolution_that_gathers_its_kernel_names_the_kernel():
     assert "layer 'c' (Conv2D)" in text
     assert "only the channels" in text
     assert "use (None, None, None, None)" in text
-
-
-def test_layout_that_shards_gates_raises():
-    text = error_of_strict_map(
-        lambda: pairs.sequential((6, 8), L.LSTM(8, name="r")),
-        {"r.cell.kernel": ("batch", "model")},
-    )
-    assert "layer 'lstm_cell" in text and "use ('batch', None)" in text

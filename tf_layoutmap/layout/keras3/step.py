@@ -33,7 +33,7 @@ from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
-from tf_layoutmap.layout.ops import convolutions
+from tf_layoutmap.layout.ops import convolutions, gates
 from tf_layoutmap.layout.replication import captured_tensors, replicated_ops
 
 dtensor = tf.experimental.dtensor
@@ -132,7 +132,9 @@ def _traced(
         else tracing.pin_unsharded_samples
     )
     context = context_of(layer)
-    if context is not None and _sharded_kernels(layer):
+    if context is not None and (
+        _sharded_kernels(layer) or assignments.is_sharded_recurrent(layer)
+    ):
         pin = functools.partial(tracing.pin_images, batch_dim=context.batch_dim)
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
@@ -152,8 +154,22 @@ def _sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
 
 
 def _on_shards(layer: Any) -> AbstractContextManager[Any]:
-    """Returns a context manager that shards a convolution by channels."""
+    """Returns a context manager that shards a convolution or a recurrent cell.
+
+    A convolution is sharded by channels.
+    """
     kernels, context = _sharded_kernels(layer), context_of(layer)
+    if context is not None and assignments.is_kind(
+        layer, assignments.GATED_CELLS
+    ):
+        is_sharded = (
+            tracing.traced_for_mesh() and captured_tensors.current() is None
+        )
+        return gates.sharded_weights(
+            context.mesh,
+            context.batch_dim,
+            assignments.gate_axes(layer) if is_sharded else None,
+        )
     return (
         convolutions.sharded_kernels(context.mesh, context.batch_dim, kernels)
         if context is not None and kernels

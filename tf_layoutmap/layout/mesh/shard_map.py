@@ -139,6 +139,9 @@ def _mapped(
                 for y, spec, over in zip(function(*local), out_specs, summed)
             ], local
 
+    # Reports name the layer of the gradient.
+    scope = tf.get_current_name_scope()
+
     @tf.custom_gradient
     def mapped(*inputs: Any) -> Any:
         if tf.executing_eagerly():
@@ -150,30 +153,42 @@ def _mapped(
             results, local = run(*inputs)
 
         def gradient(*dys: Any) -> Any:
+            # Integers have no gradient.
+            floating = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
+
             def local_gradients(*values: Any) -> list[Any]:
                 xs, dys = values[: len(inputs)], values[len(inputs) :]
+                watched = [xs[i] for i in floating]
                 with tf.GradientTape() as tape:
-                    tape.watch(xs)
+                    tape.watch(watched)
                     ys = function(*xs)
                 return tape.gradient(
                     ys,
-                    xs,
+                    watched,
                     output_gradients=[*dys],
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
 
-            return _mapped(
-                local_gradients,
-                mesh,
-                [*inputs, *dys],
-                [*specs, *out_specs],
-                specs,
-                # The gradient is summed over the axes along which the input is
-                # replicated and the computation is sharded.
-                [[axis for axis in axes if axis not in s] for s in specs],
-                None if key is None else ("gradient", key),
-                local,
-            )
+            gradients: list[Any] = [None] * len(inputs)
+            with tf.name_scope(f"{scope}/" if scope else "gradient"):
+                found = _mapped(
+                    local_gradients,
+                    mesh,
+                    [*inputs, *dys],
+                    [*specs, *out_specs],
+                    [specs[i] for i in floating],
+                    # The gradient is summed over the axes along which the input
+                    # is replicated and the computation is sharded.
+                    [
+                        [axis for axis in axes if axis not in specs[i]]
+                        for i in floating
+                    ],
+                    None if key is None else ("gradient", key),
+                    local,
+                )
+            for i, one in zip(floating, found):
+                gradients[i] = one
+            return gradients
 
         return results, gradient
 

@@ -69,7 +69,7 @@ def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     process. TensorFlow's own gradient of a relayout has the previous layout of
     `x`, which DTensor does not always know.
     """
-    if not _can_be_pinned(x):
+    if not can_be_pinned(x):
         return x
     specs = [dtensor.UNSHARDED if axis is None else axis for axis in axes]
 
@@ -97,7 +97,7 @@ def pin_keeping_rows(
       x: A tensor of any rank.
       mesh: `dtensor.Mesh` of a symbolic tensor.
     """
-    if not _can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
+    if not can_be_pinned(x) or not x.shape.rank or not x.dtype.is_floating:
         return pin(x, mesh)
 
     @tf.custom_gradient
@@ -139,7 +139,7 @@ def pin_images(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     See `pin_like_a_batch`. TensorFlow's own gradient of a relayout has the
     previous layout of `x`, which DTensor does not always know.
     """
-    if not _can_be_pinned(x) or not x.shape.rank:
+    if not can_be_pinned(x) or not x.shape.rank:
         return x
     if not x.dtype.is_floating:
         return pin_like_a_batch(x, mesh, batch_dim)
@@ -178,7 +178,7 @@ def on_registered_mesh(value: Any) -> bool:
     return on_mesh(value) and is_registered(dtensor.fetch_layout(value).mesh)
 
 
-def _can_be_pinned(x: Any) -> bool:
+def can_be_pinned(x: Any) -> bool:
     # During tracing, an eager tensor is a constant of the graph and cannot be
     # pinned. In `dtensor.call_with_layout`, every eager result gets the same
     # layout, so a relayout to a different layout fails.
@@ -192,7 +192,7 @@ def _can_be_pinned(x: Any) -> bool:
 def _pinned(
     x: Any, mesh: Mesh | None, first: Callable[[int | None], str]
 ) -> Any:
-    if not _can_be_pinned(x) or not x.shape.rank:
+    if not can_be_pinned(x) or not x.shape.rank:
         return x
     pinned = _relayout(
         x, [first(x.shape[0]), *[dtensor.UNSHARDED] * (x.shape.rank - 1)], mesh

@@ -317,6 +317,31 @@ def einsum(
     return original(inputs, equation, name=name)
 
 
+def select(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    condition: Any,
+    t: Any,
+    e: Any,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.where`; a scalar condition gets the rank of the result.
+
+    DTensor ends the process when it compiles the op with a scalar condition and
+    tensors of a higher rank.
+    """
+    del mesh
+    condition = tf.convert_to_tensor(condition)
+    ranks = [len(getattr(x, "shape", ())) for x in (t, e) if _has_rank(x)]
+    if condition.shape.rank == 0 and len(ranks) == 2:
+        condition = tf.reshape(condition, [1] * max(ranks))
+    return original(condition, t, e, name=name)
+
+
+def _has_rank(x: Any) -> bool:
+    return getattr(getattr(x, "shape", None), "rank", 0) is not None
+
+
 def bias_add(
     original: Callable[..., Any],
     mesh: Mesh | None,

@@ -11,7 +11,8 @@ import tf_keras
 
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
-from tf_layoutmap.layout.ops import convolutions, random_state
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.ops import convolutions, gates, random_state
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
@@ -182,14 +183,31 @@ def call_layer(
     batch_dim = tracing.batch_dim_of_trace()
     pin: Callable[..., Any] = (
         functools.partial(tracing.pin_images, batch_dim=batch_dim)
-        if kernels
+        if kernels or assignments.is_sharded_recurrent(layer)
         else tracing.pin_unsharded_samples
     )
     args, kwargs = tf.nest.map_structure(lambda x: pin(x, mesh), (args, kwargs))
     with (
         convolutions.sharded_kernels(mesh, batch_dim, kernels)
         if kernels
-        else contextlib.nullcontext()
+        else _sharded_gates(layer, mesh, batch_dim)
     ):
         outputs = original(layer, *args, **kwargs)
     return tf.nest.map_structure(lambda x: pin(x, mesh), outputs)
+
+
+def _sharded_gates(
+    layer: Any, mesh: Mesh, batch_dim: str | None
+) -> contextlib.AbstractContextManager[None]:
+    """Returns a context manager in which a recurrent cell is sharded.
+
+    Some layers of tf_keras run the computation of their cell without calling
+    the cell.
+    """
+    cell = getattr(layer, "cell", layer)
+    if not assignments.is_kind(cell, assignments.GATED_CELLS):
+        return contextlib.nullcontext()
+    is_sharded = captured_tensors.current() is None
+    return gates.sharded_weights(
+        mesh, batch_dim, assignments.gate_axes(cell) if is_sharded else None
+    )
