@@ -578,6 +578,8 @@ gen_manip_ops = _private("ops", "gen_manip_ops")
 gen_math_ops = _private("ops", "gen_math_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
 gen_random_ops = _private("ops", "gen_random_ops")
+nn_impl = _private("ops", "nn_impl")
+nn_ops = _private("ops", "nn_ops")
 gen_stateless_random_ops_v2 = _private("ops", "gen_stateless_random_ops_v2")
 _HOLDERS = (
     gen_array_ops,
@@ -627,6 +629,8 @@ for _module, _name, _arguments in (
         "sparse_softmax_cross_entropy_with_logits",
         ("features", "labels"),
     ),
+    (nn_ops, "convolution_internal", ("input", "filters", "dilations")),
+    (nn_impl, "depthwise_conv2d", ("input", "filter", "rate", "dilations")),
     (gen_nn_ops, "avg_pool", ("value", "ksize", "strides", "data_format")),
     *(
         (gen_nn_ops, _name, ("input", "ksize", "strides", "data_format"))

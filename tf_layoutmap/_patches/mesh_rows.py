@@ -266,6 +266,31 @@ def rows() -> list[Patch]:
             )
         ),
         *(
+            Patch(
+                GROUP,
+                f"_core.tf_private:{module}",
+                name,
+                ours,
+                "With dilations, TensorFlow rearranges samples with ops for "
+                "which DTensor has no rule.",
+                TENSORFLOW,
+                _TESTS + "test_convolutions.py",
+                make=corrections.correct,
+            )
+            for module, name, ours in (
+                (
+                    "nn_ops",
+                    "convolution_internal",
+                    convolutions.dilated_convolution,
+                ),
+                (
+                    "nn_impl",
+                    "depthwise_conv2d",
+                    convolutions.dilated_depthwise_convolution,
+                ),
+            )
+        ),
+        *(
             row
             for name, rule in independent_dims.RULES.items()
             for row in _operation_rows(
