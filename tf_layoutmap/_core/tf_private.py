@@ -615,7 +615,14 @@ for _module, _name, _arguments in (
         ("input", "indices", "updates"),
     ),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
-    (gen_nn_ops, "fused_batch_norm_v3", ("x", "scale", "offset", "mean")),
+    *(
+        (gen_nn_ops, _name, ("x", "scale", "offset", "mean"))
+        for _name in (
+            "_fused_batch_norm",
+            "fused_batch_norm_v2",
+            "fused_batch_norm_v3",
+        )
+    ),
     *(
         (gen_nn_ops, _name, ("input", "filter"))
         for _name in ("conv2d", "conv3d", "depthwise_conv2d_native")
@@ -670,7 +677,6 @@ for _module, _name, _arguments in (
     (gen_array_ops, "mirror_pad", ("input", "paddings")),
     (gen_manip_ops, "roll", ("input", "shift", "axis")),
     (gen_array_ops, "extract_image_patches", ("images",)),
-    (gen_array_ops, "extract_volume_patches", ("input",)),
     *(
         (gen_random_ops, _name, ("seed", "seed2"))
         for _name in (

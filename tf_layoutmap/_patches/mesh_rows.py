@@ -179,6 +179,23 @@ def rows() -> list[Patch]:
             "test_corrections.py",
             always=True,
         ),
+        *(
+            row
+            for name, raw in (
+                ("_fused_batch_norm", "FusedBatchNorm"),
+                ("fused_batch_norm_v2", "FusedBatchNormV2"),
+            )
+            for row in _operation_rows(
+                _NN,
+                name,
+                raw,
+                corrections.fused_batch_norm_v1,
+                "DTensor ends the process when it compiles the operation, or "
+                "replicates it.",
+                "test_corrections.py",
+                always=True,
+            )
+        ),
         *_operation_rows(
             _NN,
             "sparse_softmax_cross_entropy_with_logits",

@@ -41,11 +41,9 @@ def known_axes(x: Any) -> Axes | None:
       x: An eager tensor, or a symbolic tensor of a function for a mesh.
     """
     if not tf.is_symbolic_tensor(x):
-        return (
-            _axes(dtensor.fetch_layout(x).sharding_specs)
-            if tracing.on_mesh(x)
-            else None
-        )
+        if not tracing.on_mesh(x):
+            return None
+        return _axes(dtensor.fetch_layout(x).sharding_specs)
     visited: set[tuple[Any, int]] = set()
     return _search(x, visited)
 
@@ -71,16 +69,12 @@ def _search(x: Any, visited: set[tuple[Any, int]]) -> Axes | None:
     elif op.type == "IdentityN":
         axes = of(op.inputs[index])
     elif op.type in _ELEMENTWISE:
-        axes = next(
-            (
-                found
-                for y in op.inputs
-                if y.shape.is_fully_defined()
-                and y.shape == x.shape
-                and (found := of(y)) is not None
-            ),
-            None,
+        known = (
+            of(y)
+            for y in op.inputs
+            if y.shape.is_fully_defined() and y.shape == x.shape
         )
+        axes = next((one for one in known if one is not None), None)
     elif op.type in ("ExpandDims", "Squeeze", "Transpose"):
         axes = _of_view(op, of)
     return None if axes is None or len(axes) != x.shape.rank else axes
@@ -105,19 +99,11 @@ def _of_relayout(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
 
 
 def _of_variable(op: Any) -> Axes | None:
-    handle, graph = op.inputs[0], op.graph
-    outer = next(
-        (
-            outer
-            for outer, inner in getattr(graph, "captures", ())
-            if inner is handle
-        ),
-        handle,
-    )
-    for variable in getattr(graph, "variables", ()):
-        layout = getattr(variable, "layout", None)
-        if variable.handle is outer and isinstance(layout, dtensor.Layout):
-            return _axes(layout.sharding_specs)
+    handle = op.inputs[0]
+    for outer, inner in getattr(op.graph, "captures", ()):
+        if inner is handle:
+            with tf.init_scope():
+                return known_axes(outer)
     return None
 
 

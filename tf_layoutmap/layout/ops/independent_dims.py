@@ -255,12 +255,6 @@ RULES: dict[str, Rule] = {
     "extract_image_patches": Rule(
         _ARRAYS, "ExtractImagePatches", _samples, "images"
     ),
-    "extract_volume_patches": Rule(
-        _ARRAYS,
-        "ExtractVolumePatches",
-        _samples,
-        public=("extract_volume_patches",),
-    ),
 }
 
 # Types of the ops in `RULES`, and of their gradients.
