@@ -179,7 +179,7 @@ def test_warning_names_layer_op_reason_and_bytes_once():
     ]
     with pytest.warns(DeprecationWarning, match=r"Explanation\.replicated_ops"):
         assert report.computed_whole == report.replicated_ops
-    assert "Replicated on every device: 2 Roll" in str(report)
+    assert "Replicated on every device: 2 MatrixBandPart" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
         pairs.fit(model, epochs=1)

@@ -27,6 +27,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.known_axes import known_axes
 from tf_layoutmap.layout.mesh.shard_map import (
     SCOPE,
     ShardedKernel,
@@ -127,13 +128,13 @@ def convolution(
     call = _running_call()
     if _computes_groups(call, mesh, x, kernel, kwargs):
         original = _by_groups(original)
-    if call is None and tf.executing_eagerly():
+    if call is None and not _is_pinned(x):
         call = _call_of_samples(mesh, x, kernel, kwargs)
     if call is None:
         return original(x, kernel, *args, **kwargs)
     found = call.kernel("convolution", kernel)
     if found is None and not call.kernels:
-        found = _unsharded("convolution", kernel)
+        found = _unsharded("convolution", x, kernel)
     if found is None:
         return _pinned(original, call, x, kernel, *args, **kwargs)
     return _convolution(original, call, found, x, kernel, *args, **kwargs)
@@ -175,7 +176,7 @@ def dilated_convolution(
     return _convolution(
         original,
         call,
-        found or _unsharded("convolution", kernel),
+        found or _unsharded("convolution", x, kernel),
         x,
         kernel,
         **options,
@@ -186,8 +187,29 @@ def _is_dilated(dilations: Any) -> bool:
     return dilations is not None and bool(np.any(np.not_equal(dilations, 1)))
 
 
-def _unsharded(kind: str, kernel: Any) -> ShardedKernel:
-    return ShardedKernel(kind, tuple(kernel.shape[-2:]), (None, None))
+def _is_pinned(x: Any) -> bool:
+    """Returns whether the images of a layer are pinned.
+
+    The layer also pins the result, so that DTensor's rule can be used.
+    """
+    return tf.is_symbolic_tensor(x) and x.op.type == "Relayout"
+
+
+def _unsharded(kind: str, x: Any, kernel: Any) -> ShardedKernel:
+    """Returns the layout in which an unsharded kernel is used.
+
+    Args:
+      kind: See `ShardedKernel`.
+      x: The images. If their channels are sharded in eager mode, each device
+        uses the part of the kernel that belongs to its channels.
+      kernel: The kernel.
+    """
+    channels = known_axes(x) if tf.executing_eagerly() else None
+    inner = channels[-1] if channels and _num_groups(x, kernel) == 1 else None
+    if kind == "transpose":
+        inner = channels[-1] if channels else None
+    axes = (None, inner) if kind == "transpose" else (inner, None)
+    return ShardedKernel(kind, tuple(kernel.shape[-2:]), axes)
 
 
 def _call_of_samples(
@@ -208,7 +230,9 @@ def _call_of_samples(
     if mesh is None or not dtensor_ops.has_local_blocks():
         return None
     call = _Call(mesh, tracing.batch_dim_of_trace(), ())
-    return call if call.shards(call.spec(x, None)) else None
+    channels = known_axes(x) if tf.executing_eagerly() else None
+    images = call.spec(x, channels[-1] if channels else None)
+    return call if call.shards(images) else None
 
 
 def _convolution(
@@ -265,6 +289,8 @@ def depthwise_convolution(
     # is sharded in the same way.
     found = call.kernel("depthwise", kernel)
     channels, multiplier = (None, None) if found is None else found.axes
+    if not call.kernels and tf.executing_eagerly():
+        channels = (known_axes(x) or (None,))[-1]
     if not _fits(x, kernel, kwargs) or multiplier is not None:
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, channels, channels)
@@ -323,7 +349,7 @@ def transposed_convolution(
         call = _call_of_samples(mesh, x, kernel, kwargs)
     found = call and call.kernel("transpose", kernel)
     if call is not None and not call.kernels:
-        found = _unsharded("transpose", kernel)
+        found = _unsharded("transpose", x, kernel)
     if call is None or found is None:
         return original(input_sizes, kernel, x, *args, **kwargs)
     sizes = static_array(input_sizes)

@@ -7,7 +7,7 @@ the op processes independently stay sharded, and all other dimensions are
 gathered. The gradient runs on shards in the same way.
 
 `RULES` contains one entry per function of TensorFlow. The layout of the input
-is used if it is known during tracing (`known_layouts`). Otherwise the first
+is used if it is known during tracing (`known_axes`). Otherwise the first
 dimension is sharded like the batches of the step.
 """
 
@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_layouts import known_axes
+from tf_layoutmap.layout.mesh.known_axes import known_axes
 from tf_layoutmap.layout.ops.corrections import is_shape, static_array
 
 # Name scope of ops that gather a dimension that is sharded.
