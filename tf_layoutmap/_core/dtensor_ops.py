@@ -160,6 +160,24 @@ _CONTROL_FLOW = frozenset(
         "ImmutableConst",
     )
 )
+# Ops with a result whose rank is unknown. DTensor ends the process when it
+# compiles such an op. If the op has no rule, DTensor raises an error instead.
+UNKNOWN_RANK = frozenset(
+    (
+        "KmeansPlusPlusInitialization",
+        "NearestNeighbors",
+        "QuantizedDepthwiseConv2D",
+        "QuantizedDepthwiseConv2DWithBias",
+        "QuantizedDepthwiseConv2DWithBiasAndRelu",
+        "QuantizedDepthwiseConv2DWithBiasAndReluAndRequantize",
+        "RaggedBincount",
+        "SetSize",
+        "SparseReduceMax",
+        "SparseReduceMaxSparse",
+        "SparseReduceSum",
+        "SparseReduceSumSparse",
+    )
+)
 # Dtypes for which DTensor does not support tensors.
 _TYPES = frozenset(
     dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant)
@@ -237,7 +255,12 @@ def is_replicated_op(name: str) -> bool:
 def _is_function_of_inputs(op: Any) -> bool:
     if op.name in _RANDOM:
         return True
-    if op.is_stateful or op.name in _CONTROL_FLOW or _OTHERS.match(op.name):
+    if (
+        op.is_stateful
+        or op.name in _CONTROL_FLOW
+        or op.name in UNKNOWN_RANK
+        or _OTHERS.match(op.name)
+    ):
         return False
     arguments = [*op.input_arg, *op.output_arg]
     return (

@@ -572,15 +572,21 @@ def abort_cluster(why: str) -> None:
 # mesh, this package corrects functions in these modules if DTensor computes
 # their operations incorrectly.
 gen_array_ops = _private("ops", "gen_array_ops")
+gen_image_ops = _private("ops", "gen_image_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
+gen_manip_ops = _private("ops", "gen_manip_ops")
 gen_math_ops = _private("ops", "gen_math_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
 gen_random_ops = _private("ops", "gen_random_ops")
+nn_impl = _private("ops", "nn_impl")
+nn_ops = _private("ops", "nn_ops")
 gen_stateless_random_ops_v2 = _private("ops", "gen_stateless_random_ops_v2")
 _HOLDERS = (
     gen_array_ops,
     _private("ops", "array_ops"),
+    gen_image_ops,
     gen_linalg_ops,
+    gen_manip_ops,
     gen_nn_ops,
 )
 for _module, _name, _arguments in (
@@ -609,7 +615,14 @@ for _module, _name, _arguments in (
         ("input", "indices", "updates"),
     ),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
-    (gen_nn_ops, "fused_batch_norm_v3", ("x", "scale", "offset", "mean")),
+    *(
+        (gen_nn_ops, _name, ("x", "scale", "offset", "mean"))
+        for _name in (
+            "_fused_batch_norm",
+            "fused_batch_norm_v2",
+            "fused_batch_norm_v3",
+        )
+    ),
     *(
         (gen_nn_ops, _name, ("input", "filter"))
         for _name in ("conv2d", "conv3d", "depthwise_conv2d_native")
@@ -623,6 +636,47 @@ for _module, _name, _arguments in (
         "sparse_softmax_cross_entropy_with_logits",
         ("features", "labels"),
     ),
+    (nn_ops, "convolution_internal", ("input", "filters", "dilations")),
+    (nn_impl, "depthwise_conv2d", ("input", "filter", "rate", "dilations")),
+    (gen_nn_ops, "avg_pool", ("value", "ksize", "strides", "data_format")),
+    *(
+        (gen_nn_ops, _name, ("input", "ksize", "strides", "data_format"))
+        for _name in ("avg_pool3d", "max_pool", "max_pool3d")
+    ),
+    (gen_nn_ops, "lrn", ("input",)),
+    *(
+        (gen_image_ops, _name, ("images", "size"))
+        for _name in (
+            "resize_bilinear",
+            "resize_nearest_neighbor",
+            "resize_bicubic",
+            "resize_area",
+            "scale_and_translate",
+        )
+    ),
+    (gen_image_ops, "scale_and_translate", ("scale", "translation")),
+    *(
+        (gen_image_ops, _name, ("images", "transforms", "output_shape"))
+        for _name in (
+            "image_projective_transform_v2",
+            "image_projective_transform_v3",
+        )
+    ),
+    (gen_image_ops, "image_projective_transform_v3", ("fill_value",)),
+    (gen_image_ops, "adjust_contrastv2", ("images", "contrast_factor")),
+    (gen_image_ops, "adjust_hue", ("images", "delta")),
+    (gen_image_ops, "adjust_saturation", ("images", "scale")),
+    (gen_image_ops, "rgb_to_hsv", ("images",)),
+    (gen_image_ops, "hsv_to_rgb", ("images",)),
+    (gen_array_ops, "depth_to_space", ("input",)),
+    (gen_array_ops, "space_to_depth", ("input",)),
+    (gen_array_ops, "space_to_batch_nd", ("input", "block_shape", "paddings")),
+    (gen_array_ops, "batch_to_space_nd", ("input", "block_shape", "crops")),
+    (gen_array_ops, "pad", ("input", "paddings")),
+    (gen_array_ops, "pad_v2", ("input", "paddings", "constant_values")),
+    (gen_array_ops, "mirror_pad", ("input", "paddings")),
+    (gen_manip_ops, "roll", ("input", "shift", "axis")),
+    (gen_array_ops, "extract_image_patches", ("images",)),
     *(
         (gen_random_ops, _name, ("seed", "seed2"))
         for _name in (

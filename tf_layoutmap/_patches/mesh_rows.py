@@ -41,15 +41,24 @@ def _operation_rows(
         Patch(owner=made[0], name=name, everywhere=True, **common),
         Patch(owner="tensorflow:raw_ops", name=raw, base=made, **common),
         *(
-            Patch(owner=api, name=short, base=made, **common)
-            for short in public
-            for api in (
-                "tensorflow",
-                "tensorflow:compat.v2",
-                "tensorflow:compat.v1",
+            Patch(
+                owner="tensorflow" + (api + module and ":") + api + module,
+                name=short,
+                base=made,
+                **common,
             )
+            for public_name in public
+            for *path, short in [public_name.split(".")]
+            for module in ["".join(path)]
+            for api in _apis(module)
         ),
     ]
+
+
+def _apis(module: str) -> tuple[str, ...]:
+    """Returns the prefixes under which TensorFlow exports a public module."""
+    dot = "." if module else ""
+    return "", f"compat.v2{dot}", f"compat.v1{dot}"
 
 
 def _random_op_rows(
@@ -87,6 +96,7 @@ def rows() -> list[Patch]:
     from tf_layoutmap.layout.ops import (
         convolutions,
         corrections,
+        independent_dims,
         loops,
         random_ops,
         splits,
@@ -195,6 +205,23 @@ def rows() -> list[Patch]:
             "test_corrections.py",
             always=True,
         ),
+        *(
+            row
+            for name, raw in (
+                ("_fused_batch_norm", "FusedBatchNorm"),
+                ("fused_batch_norm_v2", "FusedBatchNormV2"),
+            )
+            for row in _operation_rows(
+                _NN,
+                name,
+                raw,
+                corrections.fused_batch_norm_v1,
+                "DTensor ends the process when it compiles the operation, or "
+                "replicates it.",
+                "test_corrections.py",
+                always=True,
+            )
+        ),
         *_operation_rows(
             _NN,
             "sparse_softmax_cross_entropy_with_logits",
@@ -279,6 +306,45 @@ def rows() -> list[Patch]:
                 "DTensor does not support a kernel that is sharded by "
                 "channels.",
                 "test_convolutions.py",
+            )
+        ),
+        *(
+            Patch(
+                GROUP,
+                f"_core.tf_private:{module}",
+                name,
+                ours,
+                "With dilations, TensorFlow rearranges samples with ops for "
+                "which DTensor has no rule.",
+                TENSORFLOW,
+                _TESTS + "test_convolutions.py",
+                make=corrections.correct,
+            )
+            for module, name, ours in (
+                (
+                    "nn_ops",
+                    "convolution_internal",
+                    convolutions.dilated_convolution,
+                ),
+                (
+                    "nn_impl",
+                    "depthwise_conv2d",
+                    convolutions.dilated_depthwise_convolution,
+                ),
+            )
+        ),
+        *(
+            row
+            for name, rule in independent_dims.RULES.items()
+            for row in _operation_rows(
+                rule.module,
+                name,
+                rule.op,
+                independent_dims.run,
+                "DTensor has no rule for the operation, or its rule does not "
+                "support all layouts that can stay sharded.",
+                "test_independent_dims.py",
+                *rule.public,
             )
         ),
         *_random_op_rows(

@@ -479,3 +479,81 @@ def test_user_can_call_the_op_that_reads_local_shards():
     with tlm.layout.default_mesh(mesh, "batch"):
         found = step(transfer.to_batch(x, mesh, "batch"))
     np.testing.assert_array_equal(transfer.to_host(found), expected)
+
+
+# Each case: op, shape of the kernel, layout of the images in eager mode.
+UNSHARDED = {
+    "2D": (
+        lambda x, k: tf.nn.conv2d(x, k, 1, "SAME"),
+        (3, 3, 4, 6),
+        ("batch", None, None, "model"),
+    ),
+    "2D channels": (
+        lambda x, k: tf.nn.conv2d(x, k, 2, "VALID"),
+        (3, 3, 4, 5),
+        (None, None, None, "model"),
+    ),
+    "groups": (
+        lambda x, k: tf.nn.conv2d(x, k, 1, "VALID"),
+        (3, 3, 2, 4),
+        ("batch", None, None, "model"),
+    ),
+    "dilated": (
+        lambda x, k: tf.nn.convolution(x, k, padding="SAME", dilations=2),
+        (3, 3, 4, 6),
+        ("batch", None, None, "model"),
+    ),
+    "transposed": (
+        lambda x, k: tf.nn.conv2d_transpose(x, k, [4, 12, 12, 5], 2),
+        (3, 3, 5, 4),
+        ("batch", None, None, "model"),
+    ),
+    "depthwise": (
+        lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME"),
+        (3, 3, 4, 2),
+        ("batch", None, None, "model"),
+    ),
+    "dilated depthwise": (
+        lambda x, k: tf.nn.depthwise_conv2d(
+            x, k, [1, 1, 1, 1], "VALID", dilations=[2, 2]
+        ),
+        (3, 3, 4, 1),
+        ("batch", None, None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+@pytest.mark.parametrize("name", UNSHARDED)
+@pytest.mark.filterwarnings("error:DTensor cannot shard")
+def test_samples_stay_sharded_with_an_unsharded_kernel(name, is_eager):
+    op, shape, axes = UNSHARDED[name]
+    mesh = mesh_of(batch=2, model=2)
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(4, 6, 6, 4)), rng.normal(size=shape)
+
+    def step(x, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch((x, kernel))
+            y = op(x * 1.0, kernel)
+            loss = tf.reduce_sum(tf.sin(y))
+        return y, *tape.gradient(loss, (x, kernel))
+
+    # TensorFlow's kernels for CPUs do not support gradients of groups.
+    if name == "groups":
+
+        def step(x, kernel):
+            return (op(x * 1.0, kernel),)
+
+    wanted = step(tf.constant(x), tf.constant(kernel))
+    if not is_eager:
+        axes = ("batch", None, None, None)
+    with tlm.layout.default_mesh(mesh, "batch"):
+        got = (step if is_eager else tf.function(step, autograph=False))(
+            tlm.layout.to_mesh(x, layout_of(mesh, *axes)),
+            tlm.layout.to_mesh(kernel, layout_of(mesh, *[None] * 4)),
+        )
+    for mine, plain in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(transfer.to_host(mine), plain, **FLOAT64)
+    specs = dtensor.fetch_layout(got[0]).sharding_specs
+    assert specs[0] == ("batch" if axes[0] else dtensor.UNSHARDED)

@@ -49,7 +49,7 @@ def _split(x):
 # columns of d1 are sharded.
 USES = {
     "cumsum": lambda x: tf.cumsum(x, -1),
-    "roll": lambda x: tf.roll(x, 1, 1),
+    "band": lambda x: tf.linalg.band_part(x, 7, 15),
     "diagonal": lambda x: x + tf.linalg.diag_part(x[:4, :4])[0],
     "fft": lambda x: tf.abs(tf.signal.rfft(x)),
     "sort": lambda x: tf.sort(x, axis=-1),
@@ -69,7 +69,7 @@ def model_with(function):
 
 
 @pytest.mark.parametrize(
-    "name", covering.but(USES, "roll", "diagonal", "sort", "triangle")
+    "name", covering.but(USES, "band", "diagonal", "sort", "triangle")
 )
 @pytest.mark.filterwarnings("ignore:To ")
 def test_model_with_a_replicated_op_matches_a_single_device(name):
@@ -161,7 +161,7 @@ def trained(function, strict=False):
 
 def test_warning_names_layer_op_reason_and_bytes_once():
     with pytest.warns(tlm.layout.LayoutMapWarning) as caught:
-        layout_map, model = trained(USES["roll"])
+        layout_map, model = trained(USES["band"])
     messages = [
         str(one.message)
         for one in caught
@@ -170,14 +170,16 @@ def test_warning_names_layer_op_reason_and_bytes_once():
     assert len(messages) == 1
     # 2.0 KiB is the size of the inputs and outputs of both ops, each `[8, 16]`
     # floats: one op in the forward pass and one in the backward pass.
-    assert "2 Roll in layer 'user'" in messages[0] and (
+    assert "2 MatrixBandPart in layer 'user'" in messages[0] and (
         "no rule for it; 2.0 KiB per device" in messages[0]
     )
     report = layout_map.explain(model)
-    assert [one.operation for one in report.replicated_ops] == ["Roll"]
+    assert [one.operation for one in report.replicated_ops] == [
+        "MatrixBandPart"
+    ]
     with pytest.warns(DeprecationWarning, match=r"Explanation\.replicated_ops"):
         assert report.computed_whole == report.replicated_ops
-    assert "Replicated on every device: 2 Roll" in str(report)
+    assert "Replicated on every device: 2 MatrixBandPart" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
         pairs.fit(model, epochs=1)
@@ -185,9 +187,10 @@ def test_warning_names_layer_op_reason_and_bytes_once():
 
 def test_strict_map_raises_before_any_computation():
     with pytest.raises(
-        UnsupportedByDTensorError, match=r"Roll in layer 'user'.*strict=False"
+        UnsupportedByDTensorError,
+        match=r"MatrixBandPart in layer 'user'.*strict=False",
     ):
-        trained(USES["roll"], strict=True)
+        trained(USES["band"], strict=True)
 
 
 def test_unsupported_op_in_a_custom_step_is_replicated():
@@ -195,7 +198,7 @@ def test_unsupported_op_in_a_custom_step_is_replicated():
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
-                logits = tf.reverse(tf.roll(self(x), 1, -1), [1])
+                logits = tf.reverse(tf.linalg.band_part(self(x), -1, -1), [1])
                 loss = tf.reduce_mean(tf.square(logits - tf.one_hot(y, 4)))
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(
@@ -208,7 +211,7 @@ def test_unsupported_op_in_a_custom_step_is_replicated():
             [keras.Input((8,)), L.Dense(16, name="d1"), L.Dense(4, name="d2")]
         )
 
-    with pytest.warns(tlm.layout.LayoutMapWarning, match="Roll"):
+    with pytest.warns(tlm.layout.LayoutMapWarning, match="MatrixBandPart"):
         histories = []
         for model in (
             pairs.plain(make),

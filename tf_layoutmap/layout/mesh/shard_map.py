@@ -145,10 +145,11 @@ def _mapped(
     @tf.custom_gradient
     def mapped(*inputs: Any) -> Any:
         if tf.executing_eagerly():
-            results, local = (
-                _traced(lambda *x: run(*x)[0], mesh, key)(*inputs),
-                [],
-            )
+            # The gradient is computed from the inputs, so the function needs
+            # no gradient, which some ops do not have.
+            constants = map(tf.stop_gradient, inputs)
+            results = _traced(lambda *x: run(*x)[0], mesh, key)(*constants)
+            local = []
         else:
             results, local = run(*inputs)
 

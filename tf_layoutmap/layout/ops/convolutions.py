@@ -9,8 +9,11 @@ the kernel, and the kernel is never gathered.
   and the partial results are summed.
 * In a depthwise convolution, each device computes its channels.
 
-The corrected functions have an effect only during the call of a layer for which
-`sharded_kernels` is used.
+Kernels are sharded only during the call of a layer for which `sharded_kernels`
+is used. With an unsharded kernel, three kinds of convolutions are also computed
+with `shard_map`, so that the samples stay sharded: eager convolutions,
+depthwise convolutions, whose gradients have no rule, and dilated convolutions,
+for which TensorFlow rearranges samples with ops that have no rule.
 """
 
 import dataclasses
@@ -18,10 +21,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.known_axes import known_axes
 from tf_layoutmap.layout.mesh.shard_map import (
     SCOPE,
     ShardedKernel,
@@ -62,6 +68,12 @@ class _Call:
             if one.kind == kind and one.channels == tuple(filters.shape[-2:]):
                 return one
         return None
+
+    def shards(self, images: Sequence[str | None]) -> bool:
+        """Returns whether images with the layout `images` are sharded."""
+        return any(
+            axis is not None and self.mesh.dim_size(axis) > 1 for axis in images
+        )
 
     def spec(self, x: Any, channels: str | None, *axes: str | None) -> list:
         """Returns the layout of images or results of a convolution.
@@ -116,11 +128,123 @@ def convolution(
     call = _running_call()
     if _computes_groups(call, mesh, x, kernel, kwargs):
         original = _by_groups(original)
-    found = call and call.kernel("convolution", kernel)
+    if call is None and not _is_pinned(x):
+        call = _call_of_samples(mesh, x, kernel, kwargs)
     if call is None:
         return original(x, kernel, *args, **kwargs)
+    found = call.kernel("convolution", kernel)
+    if found is None and not call.kernels:
+        found = _unsharded("convolution", x, kernel)
     if found is None:
         return _pinned(original, call, x, kernel, *args, **kwargs)
+    return _convolution(original, call, found, x, kernel, *args, **kwargs)
+
+
+def dilated_convolution(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    filters: Any,
+    strides: Any = None,
+    padding: Any = "VALID",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Computes `tf.nn.convolution`; with dilations, on shards.
+
+    With dilations, TensorFlow moves blocks of each image to the dimension of
+    the samples. On each device, these are the blocks of its own samples.
+    """
+    options = dict(
+        strides=strides,
+        padding=padding,
+        data_format=data_format,
+        dilations=dilations,
+        **kwargs,
+    )
+    x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filters)
+    call = None
+    if _is_dilated(dilations) and x.shape.rank == kernel.shape.rank:
+        call = _running_call() or _call_of_samples(mesh, x, kernel, options)
+    if call is None or not _fits(x, kernel, options):
+        return original(x, kernel, name=name, **options)
+    if _computes_groups(call, mesh, x, kernel, options):
+        original = _by_groups(original)
+    found = call.kernel("convolution", kernel)
+    return _convolution(
+        original,
+        call,
+        found or _unsharded("convolution", x, kernel),
+        x,
+        kernel,
+        **options,
+    )
+
+
+def _is_dilated(dilations: Any) -> bool:
+    return dilations is not None and bool(np.any(np.not_equal(dilations, 1)))
+
+
+def _is_pinned(x: Any) -> bool:
+    """Returns whether the images of a layer are pinned.
+
+    The layer also pins the result, so that DTensor's rule can be used.
+    """
+    return tf.is_symbolic_tensor(x) and x.op.type == "Relayout"
+
+
+def _unsharded(kind: str, x: Any, kernel: Any) -> ShardedKernel:
+    """Returns the layout in which an unsharded kernel is used.
+
+    Args:
+      kind: See `ShardedKernel`.
+      x: The images. If their channels are sharded in eager mode, each device
+        uses the part of the kernel that belongs to its channels.
+      kernel: The kernel.
+    """
+    channels = known_axes(x) if tf.executing_eagerly() else None
+    inner = channels[-1] if channels and _num_groups(x, kernel) == 1 else None
+    if kind == "transpose":
+        inner = channels[-1] if channels else None
+    axes = (None, inner) if kind == "transpose" else (inner, None)
+    return ShardedKernel(kind, tuple(kernel.shape[-2:]), axes)
+
+
+def _call_of_samples(
+    mesh: Mesh | None, x: Any, kernel: Any, options: dict[str, Any]
+) -> _Call | None:
+    """Returns a call with an unsharded kernel; None if no sample is sharded."""
+    if SCOPE in tf.get_current_name_scope() or not _fits(x, kernel, options):
+        return None
+    if tf.executing_eagerly():
+        # A sharded kernel would be gathered.
+        if not (
+            tracing.on_mesh(x)
+            and tracing.on_mesh(kernel)
+            and dtensor.fetch_layout(kernel).is_fully_replicated()
+        ):
+            return None
+        mesh = dtensor.fetch_layout(x).mesh
+    if mesh is None or not dtensor_ops.has_local_blocks():
+        return None
+    call = _Call(mesh, tracing.batch_dim_of_trace(), ())
+    channels = known_axes(x) if tf.executing_eagerly() else None
+    images = call.spec(x, channels[-1] if channels else None)
+    return call if call.shards(images) else None
+
+
+def _convolution(
+    original: Callable[..., Any],
+    call: _Call,
+    found: ShardedKernel,
+    x: Any,
+    kernel: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Computes a convolution on shards of its kernel."""
     inner, outer = found.axes
     groups = _num_groups(x, kernel)
     if not _fits(x, kernel, kwargs) or (
@@ -156,9 +280,8 @@ def depthwise_convolution(
 
     The kernel is `[height, width, channels, multiplier]`.
     """
-    del mesh
     x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
-    call = _running_call()
+    call = _running_call() or _call_of_samples(mesh, x, kernel, kwargs)
     if call is None:
         return original(x, kernel, *args, **kwargs)
     # In a separable convolution, it is possible that only the pointwise kernel
@@ -166,6 +289,8 @@ def depthwise_convolution(
     # is sharded in the same way.
     found = call.kernel("depthwise", kernel)
     channels, multiplier = (None, None) if found is None else found.axes
+    if not call.kernels and tf.executing_eagerly():
+        channels = (known_axes(x) or (None,))[-1]
     if not _fits(x, kernel, kwargs) or multiplier is not None:
         return _gathered(original, call, x, kernel, *args, **kwargs)
     images = call.spec(x, channels, channels)
@@ -177,6 +302,31 @@ def depthwise_convolution(
         images,
         key=_key(original, 1, args, kwargs),
     )
+
+
+def dilated_depthwise_convolution(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    rate: Any = None,
+    name: str | None = None,
+    data_format: str | None = None,
+    dilations: Any = None,
+) -> Any:
+    """Computes `tf.nn.depthwise_conv2d`; with dilations, on shards."""
+    options = dict(
+        strides=strides,
+        padding=padding,
+        rate=rate,
+        data_format=data_format,
+        dilations=dilations,
+    )
+    if _is_dilated(rate) or _is_dilated(dilations):
+        return depthwise_convolution(original, mesh, input, filter, **options)
+    return original(input, filter, name=name, **options)
 
 
 def transposed_convolution(
@@ -192,11 +342,14 @@ def transposed_convolution(
 
     The kernel is `[..., output channels, input channels]`.
     """
-    del mesh
     x = tf.convert_to_tensor(out_backprop)
     kernel = tf.convert_to_tensor(filter)
     call = _running_call()
+    if call is None and tf.executing_eagerly():
+        call = _call_of_samples(mesh, x, kernel, kwargs)
     found = call and call.kernel("transpose", kernel)
+    if call is not None and not call.kernels:
+        found = _unsharded("transpose", x, kernel)
     if call is None or found is None:
         return original(input_sizes, kernel, x, *args, **kwargs)
     sizes = static_array(input_sizes)
@@ -243,7 +396,7 @@ def _fits(x: Any, kernel: Any, options: dict[str, Any]) -> bool:
         x.shape.is_fully_defined()
         and kernel.shape.is_fully_defined()
         and 0 not in (*x.shape, *kernel.shape)
-        and options.get("data_format", "NHWC") in ("NHWC", "NDHWC")
+        and options.get("data_format") in (None, "NHWC", "NWC", "NDHWC")
     )
 
 

@@ -485,6 +485,24 @@ def fused_batch_norm(
         )
 
 
+class FusedBatchNormV1Results(NamedTuple):
+    """The outputs of the ops `FusedBatchNorm` and `FusedBatchNormV2`."""
+
+    y: Any
+    batch_mean: Any
+    batch_variance: Any
+    reserve_space_1: Any
+    reserve_space_2: Any
+
+
+def fused_batch_norm_v1(
+    original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
+) -> Any:
+    """Computes the op `FusedBatchNorm`; see `fused_batch_norm`."""
+    results = fused_batch_norm(original, mesh, *args, **kwargs)
+    return FusedBatchNormV1Results(*results[:5])
+
+
 def scatter_nd(
     original: Callable[..., Any],
     mesh: Mesh | None,

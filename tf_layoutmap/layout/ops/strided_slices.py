@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.known_axes import known_axes
 from tf_layoutmap.layout.ops.corrections import (
     is_shape,
     static_array,
@@ -197,8 +198,8 @@ def strided_slice(
     parts, added = expanded
     _check_sizes(parts, x)
     if not added or any(part != FULL for part in parts):
-        pin = _pin_for(parts, mesh)
-        x = pin(original(pin(x), name=name, **arguments(parts)))
+        pin, pin_result = _pins_for_known_layout(x, parts, mesh)
+        x = pin_result(original(pin(x), name=name, **arguments(parts)))
     for axis in added:
         x = tf.expand_dims(x, axis)
     return x
@@ -353,6 +354,30 @@ def _pin_for(parts: list[DimSlice], mesh: Mesh | None) -> Callable[[Any], Any]:
     if parts[0].index is not None or not is_forward(parts[0]):
         return lambda x: tracing.pin_replicated(x, mesh)
     return lambda x: tracing.pin_unsharded_samples(x, mesh)
+
+
+def _pins_for_known_layout(
+    x: Any, parts: list[DimSlice], mesh: Mesh | None
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Returns functions that pin the input and the result of a slice.
+
+    DTensor's gradient of a slice of a sharded dimension fails. If the layout of
+    the input is known, this dimension is gathered, and the gradient has the
+    same layout. The other dimensions stay sharded.
+    """
+    axes = known_axes(x) if tf.is_symbolic_tensor(x) else None
+    is_cut = [part.index is None and part != FULL for part in parts]
+    if axes is None or not any(
+        cut and axis is not None for cut, axis in zip(is_cut, axes)
+    ):
+        pin = _pin_for(parts, mesh)
+        return pin, pin
+    specs = [None if cut else axis for cut, axis in zip(is_cut, axes)]
+    kept = [axis for axis, part in zip(specs, parts) if part.index is None]
+    return (
+        lambda x: tracing.pin_sharded(x, mesh, specs),
+        lambda y: tracing.pin_sharded(y, mesh, kept),
+    )
 
 
 def _pin_for_unknown_slice(

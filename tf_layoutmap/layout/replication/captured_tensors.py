@@ -20,8 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
-from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap._core import dtensor_ops, tf_private
+from tf_layoutmap.layout.mesh import errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
@@ -79,6 +79,12 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
         # The op does not run a second time, because the second run could raise
         # a different error.
         inputs = tf.nest.flatten(args[3:])
+        if args[1] in dtensor_ops.UNKNOWN_RANK and _mesh_of(inputs) is not None:
+            raise errors.UnsupportedByDTensorError(
+                f"DTensor cannot run an eager {args[1]} operation, because the "
+                "rank of its result is unknown. Compute the operation on the "
+                "host, on tensors from `tlm.layout.to_host`."
+            ) from None
         if _mesh_of(inputs) is None or (
             _refused_input(error, args[1]) is None
             and not replicated_ops.can_run_replicated(

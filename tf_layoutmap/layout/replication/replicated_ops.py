@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private, user_warnings
+from tf_layoutmap._core import dtensor_ops, tf_private, user_warnings
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -108,7 +108,9 @@ def create(
     """
     trace = _trace.get()
     if trace is None or op_type in _NEVER:
-        return original(graph, op_type, inputs, *args, **kwargs)
+        op = original(graph, op_type, inputs, *args, **kwargs)
+        _check_ranks(op)
+        return op
     given = (
         dict(
             zip(
@@ -141,10 +143,30 @@ def create(
         NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
     }
     op = original(graph, op_type, inputs, **given)
+    _check_ranks(op)
     if extent is not None:
         for x in op.outputs:
             trace.results[id(x)] = x, extent
     return op
+
+
+def _check_ranks(op: Any) -> None:
+    """Raises an error for a replicated op with a result of unknown rank.
+
+    DTensor ends the process when it compiles such an op.
+    """
+    if (
+        dtensor_ops.is_replicated_op(op.type)
+        and any(x.shape.rank is None for x in op.outputs)
+        and tracing.mesh_of_operation() is not None
+    ):
+        raise errors.UnsupportedByDTensorError(
+            "On a mesh, the ranks of the results of an operation without a "
+            f"rule must be known during tracing. Received: a {op.type} "
+            f"operation {op.name!r}. Pass arguments that determine the rank, "
+            "such as axes and sizes, as Python numbers, or compute the "
+            "operation on the host."
+        )
 
 
 def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:

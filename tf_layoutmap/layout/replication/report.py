@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops, user_warnings
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import errors, shard_map
-from tf_layoutmap.layout.ops import convolutions
+from tf_layoutmap.layout.ops import convolutions, independent_dims
 from tf_layoutmap.layout.ops.corrections import is_shape
 from tf_layoutmap.layout.replication import measured
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
@@ -82,6 +82,9 @@ def replicated_ops_of_graph(
         if why is None and convolutions.GATHERED_SCOPE in op.name:
             if op.type in _CONVOLUTIONS:
                 why = "the call does not fit the sharded kernel"
+        elif why is None and independent_dims.GATHERED_SCOPE in op.name:
+            if op.type in independent_dims.OPS:
+                why = "the op needs a sharded dimension in full"
         elif (
             why is None
             and shard_map.SCOPE not in op.name
