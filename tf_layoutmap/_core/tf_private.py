@@ -832,6 +832,15 @@ if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
     raise _DTENSOR.refusal("where `_dtensor_device` makes its device itself")
 _DTENSOR.find("api", "_dtensor_singleton")
 
+# The function that creates the op RelayoutLike, also in the gradient of a
+# relayout.
+gen_dtensor_ops = importlib.import_module(
+    "tensorflow.dtensor.python.gen_dtensor_ops"
+)
+_DTENSOR.check_method(
+    gen_dtensor_ops, "relayout_like", "input", "layout_input", "name"
+)
+
 
 def has_dtensor_device() -> bool:
     """Returns whether DTensor's device has already been created."""

@@ -89,6 +89,7 @@ def rows() -> list[Patch]:
         corrections,
         loops,
         random_ops,
+        relayouts,
         strided_slices,
     )
     from tf_layoutmap.layout.replication import (
@@ -284,6 +285,17 @@ def rows() -> list[Patch]:
             stateless_random_uniform_v2="StatelessRandomUniformV2",
             stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
             stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2",
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:gen_dtensor_ops",
+            "relayout_like",
+            relayouts.relayout_like,
+            "DTensor raises an error if a later operation shards the result "
+            "further, for example the gradient of a relayout.",
+            TENSORFLOW,
+            _TESTS + "test_relayouts.py",
+            make=corrections.correct,
         ),
         Patch(
             GROUP,

@@ -82,6 +82,30 @@ def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     return pinned(x)
 
 
+def with_layout_of_producer(x: Any) -> Any:
+    """Returns `x`; later operations cannot change the layout of the argument.
+
+    Args:
+      x: A symbolic tensor of a function for a mesh. Tensors that are not
+        numeric are returned unchanged.
+    """
+    if (
+        not tf.is_symbolic_tensor(x)
+        or not x.shape.rank
+        or not has_layout_of_producer(x.dtype)
+    ):
+        return x
+    # See `layout.ops.relayouts`.
+    return dtensor.relayout_like(x, x)
+
+
+def has_layout_of_producer(dtype: Any) -> bool:
+    """Returns whether `with_layout_of_producer` supports a dtype."""
+    return isinstance(dtype, tf.DType) and (
+        dtype.is_floating or dtype.is_integer or dtype.is_complex
+    )
+
+
 def pin_keeping_rows(
     pin: Callable[[Any, Mesh | None], Any], x: Any, mesh: Mesh | None
 ) -> Any:

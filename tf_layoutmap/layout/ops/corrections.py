@@ -182,10 +182,12 @@ def concat(
     axis: Any,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.concat` with unsharded samples.
+    """Computes `tf.concat` with an unsharded dimension `axis`.
 
     If a consumer of the result shards the concatenated dimension, each device
-    concatenates its own shards, and the order of the elements is wrong.
+    concatenates its own shards, and the order of the elements is wrong. In
+    functions, consumers cannot change the layout of the result, and DTensor
+    gathers the inputs along `axis` only. In other cases, samples are unsharded.
     """
     if (
         not isinstance(values, (list, tuple))
@@ -197,6 +199,11 @@ def concat(
     values = _nonempty_parts(values, static)
     if len(values) == 1:
         return tf.identity(values[0], name=name)
+    result_dtype = getattr(values[0], "dtype", None)
+    if mesh is not None and tracing.has_layout_of_producer(result_dtype):
+        return tracing.with_layout_of_producer(
+            original(values, axis, name=name)
+        )
     # The first dimension can keep its sharding unless it is concatenated.
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values

@@ -75,16 +75,13 @@ class UnshardableOps:
         # as a replacement for an operation of the same type. Therefore, all
         # operations of this type are marked.
         extents = self.marks.extents
-        extent = (
-            Extent.ALL
-            if any(one in extents for one in names)
-            else Extent.SAMPLES
-        )
+        extent = self.marks.next_extent(operation, names)
         if all(extents.get(one) == extent for one in names):
             return False
         for alike in names:
             extents[alike] = extent
-            self._why[alike] = finding
+            if extent != Extent.NOTHING:
+                self._why[alike] = finding
         return True
 
     def _name(self, error: str, operation: str, graph: Any) -> str | None:
