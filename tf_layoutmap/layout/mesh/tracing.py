@@ -43,6 +43,10 @@ DEVICE = "CUSTOM"
 _KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
 
 
+# Name scope of the ops of `with_layout_of_producer`.
+LAYOUT_OF_PRODUCER = "layoutmap_layout_of_producer"
+
+
 def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with unsharded dimensions, except the first dimension.
 
@@ -96,7 +100,8 @@ def with_layout_of_producer(x: Any) -> Any:
     ):
         return x
     # See `layout.ops.relayouts`.
-    return dtensor.relayout_like(x, x)
+    with tf.name_scope(LAYOUT_OF_PRODUCER):
+        return dtensor.relayout_like(x, x)
 
 
 def has_layout_of_producer(dtype: Any) -> bool:

@@ -47,5 +47,5 @@ def relayout_like(
             tf.zeros([], layout_input.dtype),
             dtensor.Layout.replicated(mesh, rank=0),
         )
-        layout_input = tf.add(tf.stop_gradient(layout_input), zero)
+        layout_input = tf.add(layout_input, zero)
     return original(input, layout_input, name=name)

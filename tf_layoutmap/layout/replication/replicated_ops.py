@@ -68,6 +68,10 @@ class ReplicationMarks:
         self.extents: dict[str, Extent] = {}
         self.is_named = False
 
+    def of_extent(self, extent: Extent) -> list[str]:
+        """Returns the names of the operations that are marked with `extent`."""
+        return [name for name, one in self.extents.items() if one == extent]
+
     def next_extent(self, op_type: str, names: Sequence[str]) -> Extent:
         """Returns the extent for operations that failed with their extent.
 

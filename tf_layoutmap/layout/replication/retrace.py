@@ -71,6 +71,17 @@ class UnshardableOps:
         ]
         if name is not None:
             names = replicated_ops.same_scope_ops(name, names) or [name]
+        if (
+            operation == "RelayoutLike"
+            and self.marks.of_extent(Extent.NOTHING)
+            and (name is None or tracing.LAYOUT_OF_PRODUCER in name)
+        ):
+            # DTensor did not find consistent layouts, so that the results of
+            # marked operations cannot keep their layouts.
+            for marked in self.marks.of_extent(Extent.NOTHING):
+                self.marks.extents[marked] = Extent.SAMPLES
+                self._why[marked] = finding
+            return True
         # If the error contains no name, DTensor itself created the operation,
         # as a replacement for an operation of the same type. Therefore, all
         # operations of this type are marked.
