@@ -608,6 +608,7 @@ for _module, _name, _arguments in (
         "scatter_nd_non_aliasing_add",
         ("input", "indices", "updates"),
     ),
+    (gen_math_ops, "batch_mat_mul_v3", ("x", "y", "Tout", "adj_x", "adj_y")),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
     (gen_nn_ops, "fused_batch_norm_v3", ("x", "scale", "offset", "mean")),
     *(

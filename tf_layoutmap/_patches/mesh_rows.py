@@ -153,6 +153,15 @@ def rows() -> list[Patch]:
             "test_corrections.py",
         ),
         *_operation_rows(
+            "gen_math_ops",
+            "batch_mat_mul_v3",
+            "BatchMatMulV3",
+            corrections.batch_mat_mul,
+            "DTensor has no rule for the operation, which quantized layers "
+            "use.",
+            "test_corrections.py",
+        ),
+        *_operation_rows(
             _NN,
             "bias_add",
             "BiasAdd",

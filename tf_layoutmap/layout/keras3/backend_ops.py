@@ -134,7 +134,8 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
 def _bias_like_product(bias: Any) -> Any:
     """Returns a bias of `EinsumDense`, sharded like the product with a weight.
 
-    Other values are returned unchanged.
+    The bias is gathered and sharded again, so it is unchanged if the layout map
+    is strict. Other values are returned unchanged.
     """
     layer = keras_private.calling_layer()
     if (
@@ -156,7 +157,7 @@ def _bias_like_product(bias: Any) -> Any:
         for label, size in zip(result[-len(bias.shape) :], bias.shape)
     ]
     before = _axes_in_layers(bias, context)
-    is_conflict = any(
+    is_conflict = not context.layout_map.strict and any(
         axis is not None and axis in before and before.index(axis) != dim
         for dim, axis in enumerate(axes)
     )

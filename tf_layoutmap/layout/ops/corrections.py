@@ -324,6 +324,45 @@ def einsum(
     return original(inputs, equation, name=name)
 
 
+def batch_mat_mul(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    x: Any,
+    y: Any,
+    Tout: Any,  # noqa: N803
+    adj_x: bool = False,
+    adj_y: bool = False,
+    name: str | None = None,
+    **options: Any,
+) -> Any:
+    """Computes a product of 8-bit matrices in 32 bits.
+
+    Quantized layers use such products. DTensor has a rule only for the op of
+    matrices with the dtype of the result. The results are equal, because
+    products and sums of integers are exact. The op for GPUs does not support
+    32-bit integers.
+    """
+    x, y = tf.convert_to_tensor(x), tf.convert_to_tensor(y)
+    if (
+        not (x.dtype.is_integer and y.dtype.is_integer)
+        or tf.as_dtype(Tout) != tf.int32
+        or mesh is None
+        or mesh.device_type() != "CPU"
+        or options.get("grad_x")
+        or options.get("grad_y")
+    ):
+        return original(
+            x, y, Tout, adj_x=adj_x, adj_y=adj_y, name=name, **options
+        )
+    return tf.matmul(
+        tf.cast(x, tf.int32),
+        tf.cast(y, tf.int32),
+        transpose_a=adj_x,
+        transpose_b=adj_y,
+        name=name,
+    )
+
+
 def bias_add(
     original: Callable[..., Any],
     mesh: Mesh | None,

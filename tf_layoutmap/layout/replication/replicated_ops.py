@@ -40,6 +40,7 @@ _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 _KEEPING_LAYOUTS = frozenset(
     ("Transpose", "Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
     + ("RelayoutLike", "Reshape", "BatchMatMulV2", "MatMul", "Einsum")
+    + ("GatherV2",)
 )
 
 
@@ -183,12 +184,12 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
         return x
     # Ops of the relayout must not be pinned themselves.
     with _trace.set_to(None):
-        if extent == Extent.NOTHING:
-            return tracing.with_layout_of_producer(x)
-        pin = (
+        pin: Callable[[Any, Mesh | None], Any] = (
             tracing.pin_replicated
             if extent == Extent.ALL
             else tracing.pin_unsharded_samples
+            if extent == Extent.SAMPLES
+            else lambda x, _: tracing.with_layout_of_producer(x)
         )
         return (
             tracing.pin_keeping_rows(pin, x, mesh)
