@@ -200,6 +200,26 @@ def test_quantized_products_are_sharded_and_exact():
     assert report.replicated_ops_of_model(model) == ()
 
 
+class Positions(L.Layer):
+    """Adds the first rows of a table, without a conversion to a tensor."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(8, shape[-1]), name="table")
+
+    def call(self, x):
+        rows = keras.ops.slice(self.table, (0, 0), (6, x.shape[-1]))
+        tables = keras.ops.concatenate([self.table, 2 * self.table], axis=0)
+        return x * rows + keras.ops.sum(tables[:10], axis=0)
+
+
+def test_slices_of_a_sharded_table_are_sharded():
+    replicated_shares(
+        lambda: pairs.sequential((6, 8), Positions(name="positions")),
+        {"positions.table": ("model", None)},
+        strict=False,
+    )
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_repeated_elements_match_numpy(count, axis):

@@ -99,6 +99,13 @@ def as_constant(x: Any) -> Any:
         return tf.constant(value, x.dtype)
 
 
+def is_variable(x: Any) -> bool:
+    """Returns whether `x` is a variable of TensorFlow or Keras."""
+    return isinstance(x, tf.Variable) or (
+        hasattr(x, "__tf_tensor__") and not isinstance(x, tf.Tensor)
+    )
+
+
 def is_shape(x: Any, depth: int = 8) -> bool:
     """Returns whether `x` is a constant or computed only from shapes.
 
@@ -106,6 +113,8 @@ def is_shape(x: Any, depth: int = 8) -> bool:
       x: A tensor.
       depth: Maximum number of ops between the shapes and `x`.
     """
+    if is_variable(x):
+        return False
     if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
         return True
     # A constant is not pinned, because DTensor must find constants, such as a
@@ -196,6 +205,7 @@ def concat(
     ):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
+    values = [tf.convert_to_tensor(x) if is_variable(x) else x for x in values]
     values = _nonempty_parts(values, static)
     if len(values) == 1:
         return tf.identity(values[0], name=name)
@@ -241,6 +251,8 @@ def cut(
     The gradient of `tf.slice` pads each shard as if it were the full tensor.
     If begin or size is computed, the input and the result are replicated.
     """
+    if is_variable(input):
+        input = tf.convert_to_tensor(input)
     if is_shape(input):
         return original(input, begin, size, name=name)
     starts, sizes = static_array(begin), static_array(size)
