@@ -186,8 +186,7 @@ def repeat(
         and count is not None
         and np.ndim(count) == 0
         and count > 0
-        and x.shape.is_fully_defined()
-        and tracing.has_layout_of_producer(x.dtype)
+        and tracing.can_keep_layout(x)
         and captured_tensors.current() is None
     ):
         return _repeat_elements(x, int(count), axis % x.shape.rank)

@@ -90,24 +90,26 @@ def with_layout_of_producer(x: Any) -> Any:
     """Returns `x`; later operations cannot change the layout of the argument.
 
     Args:
-      x: A symbolic tensor of a function for a mesh. Tensors that are not
-        numeric are returned unchanged.
+      x: A symbolic tensor of a function for a mesh. A tensor for which
+        `can_keep_layout` returns False is returned unchanged.
     """
-    if (
-        not tf.is_symbolic_tensor(x)
-        or not x.shape.rank
-        or not has_layout_of_producer(x.dtype)
-    ):
+    if not tf.is_symbolic_tensor(x) or not can_keep_layout(x):
         return x
     # See `layout.ops.relayouts`.
     with tf.name_scope(LAYOUT_OF_PRODUCER):
         return dtensor.relayout_like(x, x)
 
 
-def has_layout_of_producer(dtype: Any) -> bool:
-    """Returns whether `with_layout_of_producer` supports a dtype."""
-    return isinstance(dtype, tf.DType) and (
-        dtype.is_floating or dtype.is_integer or dtype.is_complex
+def can_keep_layout(x: Any) -> bool:
+    """Returns whether `with_layout_of_producer` supports a tensor.
+
+    The tensor must be numeric, and its shape must be static, because DTensor
+    cannot shard a dimension of unknown size.
+    """
+    return (
+        bool(x.shape.rank)
+        and x.shape.is_fully_defined()
+        and (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_complex)
     )
 
 

@@ -209,8 +209,9 @@ def concat(
     values = _nonempty_parts(values, static)
     if len(values) == 1:
         return tf.identity(values[0], name=name)
-    result_dtype = getattr(values[0], "dtype", None)
-    if mesh is not None and tracing.has_layout_of_producer(result_dtype):
+    if mesh is not None and all(
+        tf.is_tensor(x) and tracing.can_keep_layout(x) for x in values
+    ):
         return tracing.with_layout_of_producer(
             original(values, axis, name=name)
         )

@@ -42,7 +42,7 @@ def relayout_like(
     the process would end.
     """
     layout_input = tf.convert_to_tensor(layout_input)
-    if mesh is not None and tracing.has_layout_of_producer(layout_input.dtype):
+    if mesh is not None and tracing.can_keep_layout(layout_input):
         zero = dtensor.relayout(
             tf.zeros([], layout_input.dtype),
             dtensor.Layout.replicated(mesh, rank=0),
