@@ -159,7 +159,7 @@ def rows() -> list[Patch]:
             corrections.batch_mat_mul,
             "DTensor has no rule for the operation, which quantized layers "
             "use.",
-            "test_corrections.py",
+            "../keras3/test_transformers.py",
         ),
         *_operation_rows(
             _NN,

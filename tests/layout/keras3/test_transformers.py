@@ -109,7 +109,9 @@ class Rotary(L.Layer):
 
     def call(self, x):
         query, key, value = (layer(x) for layer in self.projections)
-        angles = keras.ops.reshape(keras.ops.arange(12, dtype=x.dtype), (6, 1, 2))
+        angles = keras.ops.reshape(
+            keras.ops.arange(12, dtype=x.dtype), (6, 1, 2)
+        )
 
         def rotated(y):
             one, two = y[..., :2], y[..., 2:]

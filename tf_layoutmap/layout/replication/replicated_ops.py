@@ -35,8 +35,8 @@ _ROW_GRADIENTS = frozenset(("Gather", "GatherV2", "Identity", "IdentityN"))
 _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 
 
-# Operations that DTensor can compute with the layouts of their inputs. They fail
-# only because later operations change the layout of the result.
+# Operations that DTensor can compute with the layouts of their inputs. They
+# fail only because later operations change the layout of the result.
 _KEEPING_LAYOUTS = frozenset(
     ("Transpose", "Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
     + ("RelayoutLike", "Reshape", "BatchMatMulV2", "MatMul", "Einsum")
