@@ -311,6 +311,22 @@ MUTATIONS = [
         "(clipped - lower) / quantum",
         ("tests/embedding/spec/test_quantization.py",),
     ),
+    Mutation(
+        "lost layout: a consumer shards the dimension of a concatenation",
+        "layout/ops/corrections.py",
+        """        return tracing.with_layout_of_producer(
+            original(values, axis, name=name)
+        )""",
+        "        return original(values, axis, name=name)",
+        ("tests/layout/ops/test_relayouts.py", "-k", "order"),
+    ),
+    Mutation(
+        "wrong layout: the samples of experts are in the first dimension",
+        "layout/ops/einsum_axes.py",
+        "(label for label in other if label not in weight)",
+        "iter(other)",
+        ("tests/layout/keras3/test_transformers.py", "-k", "experts"),
+    ),
 ]
 
 

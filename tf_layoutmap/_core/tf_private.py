@@ -614,6 +614,7 @@ for _module, _name, _arguments in (
         "scatter_nd_non_aliasing_add",
         ("input", "indices", "updates"),
     ),
+    (gen_math_ops, "batch_mat_mul_v3", ("x", "y", "Tout", "adj_x", "adj_y")),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
     *(
         (gen_nn_ops, _name, ("x", "scale", "offset", "mean"))
@@ -885,6 +886,15 @@ _DTENSOR.check_method(dtensor_api, "reset_dtensor_device", "is_async")
 if "reset_dtensor_device" not in dtensor_api._dtensor_device.__code__.co_names:
     raise _DTENSOR.refusal("where `_dtensor_device` makes its device itself")
 _DTENSOR.find("api", "_dtensor_singleton")
+
+# The function that creates the op RelayoutLike, also in the gradient of a
+# relayout.
+gen_dtensor_ops = importlib.import_module(
+    "tensorflow.dtensor.python.gen_dtensor_ops"
+)
+_DTENSOR.check_method(
+    gen_dtensor_ops, "relayout_like", "input", "layout_input", "name"
+)
 
 
 def has_dtensor_device() -> bool:

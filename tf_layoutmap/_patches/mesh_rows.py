@@ -99,6 +99,7 @@ def rows() -> list[Patch]:
         independent_dims,
         loops,
         random_ops,
+        relayouts,
         splits,
         strided_slices,
     )
@@ -186,6 +187,15 @@ def rows() -> list[Patch]:
             "DTensor ends the process when it compiles the operation with a "
             "scalar condition.",
             "test_corrections.py",
+        ),
+        *_operation_rows(
+            "gen_math_ops",
+            "batch_mat_mul_v3",
+            "BatchMatMulV3",
+            corrections.batch_mat_mul,
+            "DTensor has no rule for the operation, which quantized layers "
+            "use.",
+            "../keras3/test_transformers.py",
         ),
         *_operation_rows(
             _NN,
@@ -376,6 +386,17 @@ def rows() -> list[Patch]:
             stateless_random_uniform_v2="StatelessRandomUniformV2",
             stateless_random_uniform_int_v2="StatelessRandomUniformIntV2",
             stateless_random_uniform_full_int_v2="StatelessRandomUniformFullIntV2",
+        ),
+        Patch(
+            GROUP,
+            "_core.tf_private:gen_dtensor_ops",
+            "relayout_like",
+            relayouts.relayout_like,
+            "DTensor raises an error if a later operation shards the result "
+            "further, for example the gradient of a relayout.",
+            TENSORFLOW,
+            _TESTS + "test_relayouts.py",
+            make=corrections.correct,
         ),
         Patch(
             GROUP,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
@@ -76,7 +77,13 @@ def _axes_of_product(
     weight, other = operands[number], operands[1 - number]
     if not isinstance(weight, MeshVariable):
         return None
-    size = other.shape[0] if len(other.shape) else None
+    label = einsum_axes.label_of_samples(subscripts, number)
+    term = subscripts.partition("->")[0].split(",")[1 - number]
+    size = (
+        other.shape[term.index(label)]
+        if label is not None and "." not in term
+        else None
+    )
     is_batch_sharded = (
         context.batch_dim is not None
         and size is not None
@@ -109,7 +116,11 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     If only one dimension of the second operand is larger than 1, Keras adds the
     operand with the BiasAdd op. DTensor can partition BiasAdd only if this
     dimension is the last one.
+
+    A bias of an `EinsumDense` layer is sharded like the product. If they were
+    sharded along different dimensions, DTensor would gather the product.
     """
+    x2 = _bias_like_product(x2)
     shape = getattr(x2, "shape", ())
     if (
         tracing.traced_for_mesh()
@@ -120,20 +131,77 @@ def add(original: Callable[..., Any], x1: Any, x2: Any) -> Any:
     return original(x1, x2)
 
 
+def _bias_like_product(bias: Any) -> Any:
+    """Returns a bias of `EinsumDense`, sharded like the product with a weight.
+
+    The bias is gathered and sharded again, so it is unchanged if the layout map
+    is strict. Other values are returned unchanged.
+    """
+    layer = keras_private.calling_layer()
+    if (
+        not isinstance(bias, MeshVariable)
+        or not isinstance(layer, keras.layers.EinsumDense)
+        or bias is not layer.bias
+        or not isinstance(layer._kernel, MeshVariable)
+        or not tracing.traced_for_mesh()
+        or captured_tensors.current() is not None
+    ):
+        return bias
+    context = bias._mesh_context
+    terms, _, result = layer.equation.replace(" ", "").partition("->")
+    axis_of = dict(
+        zip(terms.split(",")[1], _axes_in_layers(layer._kernel, context))
+    )
+    axes = [
+        axis_of.get(label) if size > 1 else None
+        for label, size in zip(result[-len(bias.shape) :], bias.shape)
+    ]
+    before = _axes_in_layers(bias, context)
+    is_conflict = not context.layout_map.strict and any(
+        axis is not None and axis in before and before.index(axis) != dim
+        for dim, axis in enumerate(axes)
+    )
+    if not is_conflict:
+        return bias
+    return tracing.pin_sharded(tf.convert_to_tensor(bias), context.mesh, axes)
+
+
 def repeat(
     original: Callable[..., Any], x: Any, repeats: Any, axis: int | None = None
 ) -> Any:
-    """Computes `keras.ops.repeat`; on a mesh, with unsharded samples.
+    """Computes `keras.ops.repeat`; on a mesh, with unchanged layouts.
 
     DTensor cannot repeat elements along a sharded dimension, such as the heads
-    of GroupQueryAttention.
+    of GroupQueryAttention. If the number of repetitions is static, a new
+    dimension is repeated instead, and then merged with `axis`. In other cases,
+    samples are unsharded.
     """
     mesh = tracing.mesh_of_trace()
     if mesh is None:
         return original(x, repeats, axis)
     x = tf.convert_to_tensor(x)
+    count = corrections.static_value(repeats)
+    if (
+        axis is not None
+        and count is not None
+        and np.ndim(count) == 0
+        and count > 0
+        and tracing.can_keep_layout(x)
+        and captured_tensors.current() is None
+    ):
+        return _repeat_elements(x, int(count), axis % x.shape.rank)
     result = original(_by_samples(x, mesh, axis), repeats, axis)
     return _by_samples(result, mesh, axis)
+
+
+def _repeat_elements(x: Any, count: int, axis: int) -> Any:
+    before, (size, *after) = x.shape[:axis], x.shape[axis:]
+    x = tf.broadcast_to(
+        tf.expand_dims(x, axis + 1), [*before, size, count, *after]
+    )
+    return tracing.with_layout_of_producer(
+        tf.reshape(x, [*before, size * count, *after])
+    )
 
 
 def _by_samples(x: Any, mesh: Mesh, axis: int | None) -> Any:

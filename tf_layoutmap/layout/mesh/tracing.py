@@ -43,6 +43,10 @@ DEVICE = "CUSTOM"
 _KERAS_ATTRIBUTES = ("_keras_mask", "_keras_logits")
 
 
+# Name scope of the ops of `with_layout_of_producer`.
+LAYOUT_OF_PRODUCER = "layoutmap_layout_of_producer"
+
+
 def pin_unsharded_samples(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with unsharded dimensions, except the first dimension.
 
@@ -80,6 +84,33 @@ def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
         )
 
     return pinned(x)
+
+
+def with_layout_of_producer(x: Any) -> Any:
+    """Returns `x`; later operations cannot change the layout of the argument.
+
+    Args:
+      x: A symbolic tensor of a function for a mesh. A tensor for which
+        `can_keep_layout` returns False is returned unchanged.
+    """
+    if not tf.is_symbolic_tensor(x) or not can_keep_layout(x):
+        return x
+    # See `layout.ops.relayouts`.
+    with tf.name_scope(LAYOUT_OF_PRODUCER):
+        return dtensor.relayout_like(x, x)
+
+
+def can_keep_layout(x: Any) -> bool:
+    """Returns whether `with_layout_of_producer` supports a tensor.
+
+    The tensor must be numeric, and its shape must be static, because DTensor
+    cannot shard a dimension of unknown size.
+    """
+    return (
+        bool(x.shape.rank)
+        and x.shape.is_fully_defined()
+        and (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_complex)
+    )
 
 
 def pin_keeping_rows(

@@ -99,6 +99,13 @@ def as_constant(x: Any) -> Any:
         return tf.constant(value, x.dtype)
 
 
+def is_variable(x: Any) -> bool:
+    """Returns whether `x` is a variable of TensorFlow or Keras."""
+    return isinstance(x, tf.Variable) or (
+        hasattr(x, "__tf_tensor__") and not isinstance(x, tf.Tensor)
+    )
+
+
 def is_shape(x: Any, depth: int = 8) -> bool:
     """Returns whether `x` is a constant or computed only from shapes.
 
@@ -106,6 +113,8 @@ def is_shape(x: Any, depth: int = 8) -> bool:
       x: A tensor.
       depth: Maximum number of ops between the shapes and `x`.
     """
+    if is_variable(x):
+        return False
     if not tf.is_symbolic_tensor(x) or tf.get_static_value(x) is not None:
         return True
     # A constant is not pinned, because DTensor must find constants, such as a
@@ -182,10 +191,12 @@ def concat(
     axis: Any,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.concat` with unsharded samples.
+    """Computes `tf.concat` with an unsharded dimension `axis`.
 
     If a consumer of the result shards the concatenated dimension, each device
-    concatenates its own shards, and the order of the elements is wrong.
+    concatenates its own shards, and the order of the elements is wrong. In
+    functions, consumers cannot change the layout of the result, and DTensor
+    gathers the inputs along `axis` only. In other cases, samples are unsharded.
     """
     if (
         not isinstance(values, (list, tuple))
@@ -194,9 +205,16 @@ def concat(
     ):
         return original(values, axis, name=name)
     static = tf.get_static_value(axis)
+    values = [tf.convert_to_tensor(x) if is_variable(x) else x for x in values]
     values = _nonempty_parts(values, static)
     if len(values) == 1:
         return tf.identity(values[0], name=name)
+    if mesh is not None and all(
+        tf.is_tensor(x) and tracing.can_keep_layout(x) for x in values
+    ):
+        return tracing.with_layout_of_producer(
+            original(values, axis, name=name)
+        )
     # The first dimension can keep its sharding unless it is concatenated.
     first = not static or any(
         static + len(getattr(x, "shape", ())) == 0 for x in values
@@ -234,6 +252,8 @@ def cut(
     The gradient of `tf.slice` pads each shard as if it were the full tensor.
     If begin or size is computed, the input and the result are replicated.
     """
+    if is_variable(input):
+        input = tf.convert_to_tensor(input)
     if is_shape(input):
         return original(input, begin, size, name=name)
     starts, sizes = static_array(begin), static_array(size)
@@ -340,6 +360,45 @@ def select(
 
 def _has_rank(x: Any) -> bool:
     return getattr(getattr(x, "shape", None), "rank", 0) is not None
+
+
+def batch_mat_mul(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    x: Any,
+    y: Any,
+    Tout: Any,  # noqa: N803
+    adj_x: bool = False,
+    adj_y: bool = False,
+    name: str | None = None,
+    **options: Any,
+) -> Any:
+    """Computes a product of 8-bit matrices in 32 bits.
+
+    Quantized layers use such products. DTensor has a rule only for the op of
+    matrices with the dtype of the result. The results are equal, because
+    products and sums of integers are exact. The op for GPUs does not support
+    32-bit integers.
+    """
+    x, y = tf.convert_to_tensor(x), tf.convert_to_tensor(y)
+    if (
+        not (x.dtype.is_integer and y.dtype.is_integer)
+        or tf.as_dtype(Tout) != tf.int32
+        or mesh is None
+        or mesh.device_type() != "CPU"
+        or options.get("grad_x")
+        or options.get("grad_y")
+    ):
+        return original(
+            x, y, Tout, adj_x=adj_x, adj_y=adj_y, name=name, **options
+        )
+    return tf.matmul(
+        tf.cast(x, tf.int32),
+        tf.cast(y, tf.int32),
+        transpose_a=adj_x,
+        transpose_b=adj_y,
+        name=name,
+    )
 
 
 def bias_add(

@@ -80,8 +80,29 @@ def _summed(equation: str) -> set[str]:
     return set(first).intersection(*others) - set(result)
 
 
+def label_of_samples(equation: str, number: int) -> str | None:
+    """Returns the label of the samples of the operand that is not a weight.
+
+    The label is the first one that the weight does not contain. In a layer of
+    experts, the first dimension of an operand can be the dimension of experts,
+    which the weight also contains.
+
+    >>> label_of_samples("eti,eih->eth", 1)
+    't'
+
+    Args:
+      equation: Einsum equation of two operands, with `->`.
+      number: Index of the operand that is the weight, 0 or 1.
+    """
+    terms = equation.partition("->")[0].split(",")
+    if len(terms) != 2:
+        return None
+    weight, other = terms[number], terms[1 - number]
+    return next((label for label in other if label not in weight), None)
+
+
 def axes_of_product(
-    equation: str, number: int, axes: Sequence[str | None], first: str | None
+    equation: str, number: int, axes: Sequence[str | None], batch: str | None
 ) -> tuple[Axes, Axes, Axes] | None:
     """Returns the mesh axes of both operands and of the result.
 
@@ -93,13 +114,15 @@ def axes_of_product(
 
     >>> axes_of_product("abd,dec->aec", 1, ("batch", "model", None), "batch")
     (('batch', None, None), (None, 'model', None), ('batch', 'model', None))
+    >>> axes_of_product("eti,eih->eth", 1, (None, "model", None), "batch")
+    ((None, 'batch', 'model'), (None, 'model', None), (None, 'batch', None))
 
     Args:
       equation: Einsum equation of two operands, with `->`.
       number: Index of the operand that is the weight, 0 or 1.
       axes: Mesh axis of each dimension of the weight, None if unsharded.
-      first: Mesh axis that may shard the first dimension of the other operand,
-        or None.
+      batch: Mesh axis that shards the samples of the other operand, or None;
+        see `label_of_samples`.
 
     Returns:
       The axes of the first operand, the second operand and the result. None if
@@ -121,11 +144,12 @@ def axes_of_product(
     ):
         return None
     axis_of = dict(zip(weight, axes))
-    if first is not None and other and axis_of.get(other[0]) is None:
+    samples = label_of_samples(equation, number)
+    if batch is not None and samples is not None:
         axis_of = {
-            label: axis for label, axis in axis_of.items() if axis != first
+            label: axis for label, axis in axis_of.items() if axis != batch
         }
-        axis_of[other[0]] = first
+        axis_of[samples] = batch
     one, two, product = [
         tuple(axis_of.get(label) for label in term) for term in (*terms, result)
     ]

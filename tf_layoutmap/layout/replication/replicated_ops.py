@@ -35,9 +35,21 @@ _ROW_GRADIENTS = frozenset(("Gather", "GatherV2", "Identity", "IdentityN"))
 _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 
 
+# Operations that DTensor can compute with the layouts of their inputs. They
+# fail only because later operations change the layout of the result.
+_KEEPING_LAYOUTS = frozenset(
+    ("Transpose", "Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
+    + ("RelayoutLike", "Reshape", "BatchMatMulV2", "MatMul", "Einsum")
+    + ("GatherV2",)
+)
+
+
 class Extent(enum.IntEnum):
     """The dimensions of inputs and results that are gathered."""
 
+    NOTHING = 0
+    """No dimensions. Later operations do not change the layout of the tensors,
+    so nothing is replicated."""
     SAMPLES = 1
     """All dimensions except the first one, which keeps its sharding."""
     ALL = 2
@@ -56,6 +68,24 @@ class ReplicationMarks:
     def __init__(self):
         self.extents: dict[str, Extent] = {}
         self.is_named = False
+
+    def of_extent(self, extent: Extent) -> list[str]:
+        """Returns the names of the operations that are marked with `extent`."""
+        return [name for name, one in self.extents.items() if one == extent]
+
+    def next_extent(self, op_type: str, names: Sequence[str]) -> Extent:
+        """Returns the extent for operations that failed with their extent.
+
+        Args:
+          op_type: Type of the operations.
+          names: Names of the operations.
+        """
+        before = [self.extents[one] for one in names if one in self.extents]
+        if not before and op_type in _KEEPING_LAYOUTS:
+            return Extent.NOTHING
+        if not before or max(before) == Extent.NOTHING:
+            return Extent.SAMPLES
+        return Extent.ALL
 
     def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
         """Applies the marks to functions that are traced in the context."""
@@ -176,10 +206,12 @@ def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
         return x
     # Ops of the relayout must not be pinned themselves.
     with _trace.set_to(None):
-        pin = (
+        pin: Callable[[Any, Mesh | None], Any] = (
             tracing.pin_replicated
             if extent == Extent.ALL
             else tracing.pin_unsharded_samples
+            if extent == Extent.SAMPLES
+            else lambda x, _: tracing.with_layout_of_producer(x)
         )
         return (
             tracing.pin_keeping_rows(pin, x, mesh)

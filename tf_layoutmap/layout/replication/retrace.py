@@ -71,20 +71,28 @@ class UnshardableOps:
         ]
         if name is not None:
             names = replicated_ops.same_scope_ops(name, names) or [name]
+        if (
+            operation == "RelayoutLike"
+            and self.marks.of_extent(Extent.NOTHING)
+            and (name is None or tracing.LAYOUT_OF_PRODUCER in name)
+        ):
+            # DTensor did not find consistent layouts, so that the results of
+            # marked operations cannot keep their layouts.
+            for marked in self.marks.of_extent(Extent.NOTHING):
+                self.marks.extents[marked] = Extent.SAMPLES
+                self._why[marked] = finding
+            return True
         # If the error contains no name, DTensor itself created the operation,
         # as a replacement for an operation of the same type. Therefore, all
         # operations of this type are marked.
         extents = self.marks.extents
-        extent = (
-            Extent.ALL
-            if any(one in extents for one in names)
-            else Extent.SAMPLES
-        )
+        extent = self.marks.next_extent(operation, names)
         if all(extents.get(one) == extent for one in names):
             return False
         for alike in names:
             extents[alike] = extent
-            self._why[alike] = finding
+            if extent != Extent.NOTHING:
+                self._why[alike] = finding
         return True
 
     def _name(self, error: str, operation: str, graph: Any) -> str | None:
