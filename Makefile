@@ -135,12 +135,30 @@ $(PEERS)/.packages:
 	$(PEERS)/bin/python -m pip install -q $(PEER_PACKAGES)
 	touch $@
 
+# JAX trains a decoder on a mesh for comparison, also without TensorFlow.
+PEERS_JAX := build/peers_jax
+PEERS_JAX_PACKAGES := jax==0.10.2 keras==3.15.1 grain==0.2.18 kagglehub \
+    sentencepiece
+
+$(PEERS_JAX)/.packages:
+	$(PYTHON) -m venv $(PEERS_JAX)
+	$(PEERS_JAX)/bin/python -m pip install -q $(PEERS_JAX_PACKAGES)
+	# The dependencies of keras-hub contain TensorFlow.
+	$(PEERS_JAX)/bin/python -m pip install -q --no-deps $(HUB_PACKAGES)
+	touch $@
+
 .PHONY: bench-peers
-bench-peers: build $(VENV)/.develop $(PEERS)/.packages  ## Measures tables against FBGEMM, in a separate venv.
+bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures tables against FBGEMM, and models on a mesh against JAX.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
+
+.PHONY: bench-mesh
+bench-mesh: build $(VENV)/.develop $(PEERS_JAX)/.packages  ## Measures models on a mesh against JAX, in a separate venv.
+	$(RUN) -m benchmarks mesh_models --distributions=uniform --rounds=5 \
+	    --jax_python=$(CURDIR)/$(PEERS_JAX)/bin/python \
+	    --json=build/peers_mesh.json $(MESH_FLAGS)
 
 .PHONY: bench-cluster
 bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers, and the bytes that they send.

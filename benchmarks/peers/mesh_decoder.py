@@ -5,13 +5,16 @@ in a Python environment without this package. Each line of the standard input is
 a command, which is a JSON list. For each command, the program writes a result
 as one line of JSON. The commands and their results are:
 
-    ["open", contestant, name of the size, [batch, model]]
-        parameters, milliseconds of the first step
-    ["step", 0]      milliseconds of a training step
-    ["generate", 0]  milliseconds of the generation of 32 tokens
-    ["peak", 0]      peak resident memory of the process in MiB
+    ["open", contestant, name of the size, [batch, model], threads]
+        times of the first step
+    ["step"]      times of a training step
+    ["generate"]  times of the generation of 32 tokens
+    ["peak"]      peak resident memory of the process in MiB
 
-The contestant is "tlm", "tensorflow" or "jax".
+The contestant is "tlm", "tensorflow" or "jax". If the number of threads is not
+0, each operation of "tlm" uses at most this number of threads. Times are two
+numbers in milliseconds: wall-clock time, and processor time of all threads,
+which depends less on other programs of the machine.
 """
 
 import json
@@ -35,8 +38,10 @@ PROMPTS, TOKENS = 2, 32
 class Decoder:
     """A GPT-2 with random data."""
 
-    def __init__(self, contestant: str, size: str, axes: list[int]):
-        _prepare(contestant, axes)
+    def __init__(
+        self, contestant: str, size: str, axes: list[int], threads: int = 0
+    ):
+        _prepare(contestant, axes, threads)
         import keras
         import keras_hub
 
@@ -74,9 +79,9 @@ class Decoder:
             "padding_mask": mask,
         }
 
-    def first_step(self) -> None:
-        """Runs the first step, which compiles the model."""
-        self.fit(SAMPLES)
+    def first_step(self) -> list[float]:
+        """Runs the first step, which compiles the model; returns its times."""
+        return _milliseconds(lambda: self.fit(SAMPLES))
 
     def fit(self, num_samples: int) -> None:
         """Trains the first samples for one epoch."""
@@ -88,28 +93,33 @@ class Decoder:
             verbose=0,
         )
 
-    def step(self, _: int) -> float:
-        """Trains several steps and returns the milliseconds of one step."""
-        return _milliseconds(lambda: self.fit(STEPS * SAMPLES)) / STEPS
+    def step(self) -> list[float]:
+        """Trains several steps and returns the times of one step."""
+        times = _milliseconds(lambda: self.fit(STEPS * SAMPLES))
+        return [one / STEPS for one in times]
 
-    def generate(self, _: int) -> float:
-        """Generates tokens and returns the milliseconds."""
+    def generate(self) -> list[float]:
+        """Generates tokens and returns the times."""
         return _milliseconds(
             lambda: self.model.generate(self._prompts, stop_token_ids=None)
         )
 
-    def peak(self, _: int) -> float:
+    def peak(self) -> float:
         """Returns the peak resident memory of the process in MiB."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _milliseconds(call) -> float:
-    start = time.perf_counter()
+def _milliseconds(call) -> list[float]:
+    """Returns the wall-clock time and the processor time of a call."""
+    start, used = time.perf_counter(), time.process_time()
     call()
-    return 1e3 * (time.perf_counter() - start)
+    return [
+        1e3 * (time.perf_counter() - start),
+        1e3 * (time.process_time() - used),
+    ]
 
 
-def _prepare(contestant: str, axes: list[int]) -> None:
+def _prepare(contestant: str, axes: list[int], threads: int) -> None:
     """Creates the logical devices, and selects the backend of Keras."""
     count = axes[0] * axes[1]
     if contestant == "jax":
@@ -126,6 +136,7 @@ def _prepare(contestant: str, axes: list[int]) -> None:
             tf.config.list_physical_devices("CPU")[0],
             [tf.config.LogicalDeviceConfiguration()] * count,
         )
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
         import tf_layoutmap as tlm
 
         tlm.distribution.enable()
@@ -159,8 +170,7 @@ def main() -> None:
         verb, *arguments = json.loads(line)
         if verb == "open":
             decoder = Decoder(*arguments)
-            first = _milliseconds(decoder.first_step)
-            answer = [decoder.model.count_params(), first]
+            answer = decoder.first_step()
         else:
             answer = getattr(decoder, verb)(*arguments)
         print(json.dumps(answer), file=results, flush=True)

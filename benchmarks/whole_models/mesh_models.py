@@ -3,16 +3,23 @@
 The first table shows eight small models on a mesh of one by two logical CPUs:
 the share of the floating-point operations that every device computes, and the
 share of the bytes of sharded weights that a step gathers. The values are read
-from the programs that DTensor compiled (`explain(model).measured`).
+from the programs that DTensor compiled (`explain(model).measured`). For
+`generate`, the values are from the program that generates one token.
 
 The second table compares a decoder on a mesh with the same program on
-TensorFlow without a mesh, and on JAX if `--jax_python` is the path of a Python
+TensorFlow without a mesh, and on JAX. `make bench-peers` creates an environment
+with JAX in `build/peers_jax`; `--jax_python` is the path of another Python
 interpreter with `jax`, `keras` and `keras-hub`. Each contestant runs in its own
 process, and the calls are interleaved. The benchmark uses no ids, so
 `--distributions` has no effect.
+
+`--sizes`, `--meshes` and `--shares` select a part of the benchmark:
+
+    python -m benchmarks mesh_models --noshares --sizes=20M --meshes=1x2
 """
 
 import json
+import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,12 +30,33 @@ from absl import flags
 
 from benchmarks.peers.process import Peer
 
-_JAX = flags.DEFINE_string(
-    "jax_python", None, "Python interpreter with jax, keras and keras-hub."
+_JAX_OF_MAKE = (
+    pathlib.Path(__file__).parents[2] / "build" / "peers_jax" / "bin" / "python"
 )
-_MESHES = ((1, 2), (2, 1), (2, 2))
+_MESHES = ("1x2", "2x1", "2x2")
 _SIZES = ("20M", "70M")
 _VERBS = ("step", "generate")
+
+_JAX = flags.DEFINE_string(
+    "jax_python",
+    str(_JAX_OF_MAKE) if _JAX_OF_MAKE.exists() else None,
+    "Python interpreter with jax, keras and keras-hub; empty without JAX.",
+)
+_SELECTED_SIZES = flags.DEFINE_multi_enum(
+    "sizes", _SIZES, _SIZES, "Sizes of the decoder of `mesh_models`."
+)
+_SELECTED_MESHES = flags.DEFINE_multi_enum(
+    "meshes", _MESHES, _MESHES, "Meshes of `mesh_models`."
+)
+_HAS_SHARES = flags.DEFINE_bool(
+    "shares", True, "Whether `mesh_models` measures the eight small models."
+)
+_THREADS = flags.DEFINE_integer(
+    "threads_per_operation",
+    0,
+    "Maximum number of threads of one operation of this package in "
+    "`mesh_models`; 0 is TensorFlow's default.",
+)
 
 
 def _models() -> dict[str, tuple]:
@@ -53,6 +81,34 @@ def _models() -> dict[str, tuple]:
         "Whisper": encoder("Whisper", encoders.CASES),
         "ResNet": encoder("ResNet", images.CASES),
     }
+
+
+_STEPS = ("train", "predict", "generate")
+
+
+def _generate(case, model) -> None:
+    """Generates tokens, and records the program that generates one token."""
+    from tf_layoutmap.layout.keras3.context import context_of_model
+    from tf_layoutmap.layout.ops import host_loops
+    from tf_layoutmap.layout.replication import measured
+
+    functions = []
+    run = host_loops._Part.__call__
+
+    def recorded(part, *args):
+        functions.append(part._function)
+        return run(part, *args)
+
+    host_loops._Part.__call__ = recorded
+    try:
+        case.generate(model)
+    finally:
+        host_loops._Part.__call__ = run
+    if functions:
+        # The last function is the part after the loop.
+        measured.record(
+            model, "generate", functions[-2], context_of_model(model), 0
+        )
 
 
 def _measure(name: str) -> dict[str, list[float]]:
@@ -80,16 +136,20 @@ def _measure(name: str) -> dict[str, list[float]]:
     x, y = case.data(model)
     model.fit(x, y, verbose=0)
     model.predict(x, verbose=0)
+    if case.generate:
+        _generate(case, model)
     explanation = explain(layouts, model)
     sharded = sum(
         one.bytes_total for one in explanation.variables if any(one.axes)
     )
     shares = {}
-    for step in ("train", "predict"):
+    for step in _STEPS:
         layers = [one for one in explanation.measured if one.step == step]
         flops = sum(one.flops for one in layers)
+        if not flops:
+            continue
         shares[step] = [
-            sum(one.flops * one.replicated for one in layers) / max(flops, 1),
+            sum(one.flops * one.replicated for one in layers) / flops,
             sum(one.gathered_bytes for one in layers) / max(sharded, 1),
         ]
     return shares
@@ -101,7 +161,7 @@ def _shares() -> tuple[rich.table.Table, dict]:
     )
     table.add_column("model")
     for column in ("replicated FLOPs", "gathered weights"):
-        table.add_column(f"{column}, fit / predict", justify="right")
+        table.add_column(f"{column}, fit / predict / generate", justify="right")
     found = {}
     for name in _models():
         # The logical devices of a process cannot be changed.
@@ -112,17 +172,20 @@ def _shares() -> tuple[rich.table.Table, dict]:
             check=True,
         )
         found[name] = json.loads(run.stdout.splitlines()[-1])
-        shares = zip(found[name]["train"], found[name]["predict"])
-        table.add_row(
-            name,
-            *(f"{100 * a:.0f} / {100 * b:.0f} %" for a, b in shares),
-        )
+        columns = [
+            [
+                f"{100 * found[name][step][column]:.0f}"
+                if step in found[name]
+                else "-"
+                for step in _STEPS
+            ]
+            for column in range(2)
+        ]
+        table.add_row(name, *(f"{' / '.join(one)} %" for one in columns))
     return table, found
 
 
-def _compare(
-    size: str, axes: Sequence[int], rounds: int
-) -> tuple[list[list[str]], dict]:
+def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
     """Measures the contestants with one decoder on one mesh."""
     pythons = {"tlm": sys.executable, "tensorflow": sys.executable}
     if _JAX.value:
@@ -131,56 +194,68 @@ def _compare(
         name: Peer(python, "benchmarks.peers.mesh_decoder")
         for name, python in pythons.items()
     }
-    found = {}
-    for name, peer in peers.items():
-        _, first = peer.ask("open", name, size, axes)
-        found[name] = {"first step": first}
+    axes = [int(one) for one in mesh.split("x")]
+    found = {
+        name: {"first step": peer.ask("open", name, size, axes, _THREADS.value)}
+        for name, peer in peers.items()
+    }
     for verb in _VERBS:
         for peer in peers.values():
             # The first two calls can compile programs.
-            peer.ask(verb, 0), peer.ask(verb, 0)
+            peer.ask(verb), peer.ask(verb)
         times = {name: [] for name in peers}
         for _ in range(rounds):
             for name, peer in peers.items():
-                times[name].append(peer.ask(verb, 0))
+                times[name].append(peer.ask(verb))
         for name, values in times.items():
-            found[name][verb] = float(np.median(values))
+            found[name][verb] = np.median(values, axis=0).tolist()
     rows = []
     for name, peer in peers.items():
-        found[name]["peak"] = peer.ask("peak", 0)
+        found[name]["peak"] = peer.ask("peak")
         peer.close()
-        times = [f"{found[name][v]:,.0f} ms" for v in ("first step", *_VERBS)]
         rows.append(
             [
-                f"{size}, {axes[0]}x{axes[1]}",
+                f"{size}, {mesh}",
                 name,
-                *times,
+                *(
+                    "{:,.0f} ({:,.0f})".format(*found[name][verb])
+                    for verb in ("first step", *_VERBS)
+                ),
                 f"{found[name]['peak']:,.0f} MiB",
             ]
         )
     return rows, found
 
 
-def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Runs the benchmark and returns a table of both parts."""
-    del distribution
-    shares, measured = _shares()
+def _comparison(rounds: int) -> tuple[rich.table.Table, dict]:
     table = rich.table.Table(
-        title="Decoders: medians of interleaved calls", title_justify="left"
+        title="Decoders: medians of interleaved calls in ms (processor time of "
+        "all threads)",
+        title_justify="left",
     )
     for column in ("decoder", "contestant"):
         table.add_column(column)
     for column in ("first step", "step", "generate 32 tokens", "peak memory"):
         table.add_column(column, justify="right")
-    for size in _SIZES:
-        for axes in _MESHES:
-            rows, found = _compare(size, list(axes), min(rounds, 5))
-            measured[f"{size}, {axes}"] = found
+    measured = {}
+    for size in dict.fromkeys(_SELECTED_SIZES.value):
+        for mesh in dict.fromkeys(_SELECTED_MESHES.value):
+            rows, measured[f"{size}, {mesh}"] = _compare(
+                size, mesh, min(rounds, 5)
+            )
             for row in rows:
                 table.add_row(*row)
-    both = rich.table.Table.grid()
-    both.add_row(shares)
-    both.add_row(table)
+    return table, measured
+
+
+def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
+    """Runs the benchmark and returns a table of both parts."""
+    del distribution
+    both, measured = rich.table.Table.grid(), {}
+    for part in [_shares] * _HAS_SHARES.value + [lambda: _comparison(rounds)]:
+        table, found = part()
+        both.add_row(table)
+        measured |= found
     return both, measured
 
 

@@ -61,6 +61,10 @@ variable_accessed = _private("eager.tape", "variable_accessed")
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
 
+# Records an operation on tapes with a gradient of this package.
+record_operation = _private("eager.record", "record_operation")
+stop_recording = _private("eager.record", "stop_recording")
+
 # Maps an op to a function that computes the tangents of its outputs from the
 # tangents of its inputs. If an op has no entry, TensorFlow transposes its
 # gradient, which fails if the gradient is a tf.IndexedSlices.
@@ -604,6 +608,10 @@ for _module, _name, _arguments in (
         ("input", "begin", "end", "strides", "value"),
     ),
     (gen_linalg_ops, "einsum", ("inputs", "equation")),
+    (gen_math_ops, "mat_mul", ("a", "b", "transpose_a", "transpose_b")),
+    (gen_array_ops, "transpose", ("x", "perm")),
+    (gen_math_ops, "_pow", ("x", "y")),
+    (gen_math_ops, "arg_max", ("input", "dimension", "output_type")),
     (
         gen_math_ops,
         "unsorted_segment_sum",

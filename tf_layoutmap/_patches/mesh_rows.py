@@ -100,6 +100,7 @@ def rows() -> list[Patch]:
         loops,
         random_ops,
         relayouts,
+        simplifications,
         splits,
         strided_slices,
     )
@@ -286,6 +287,45 @@ def rows() -> list[Patch]:
             "This package uses the operation to read local shards, so DTensor "
             "does not gather its inputs.",
             "test_positions.py",
+        ),
+        *(
+            row
+            for module, name, raw, ours, why in (
+                (
+                    "gen_math_ops",
+                    "mat_mul",
+                    "MatMul",
+                    simplifications.matmul,
+                    "Each device copies the transpose of a matrix, because "
+                    "Grappler is disabled.",
+                ),
+                (
+                    _ARRAYS,
+                    "transpose",
+                    "Transpose",
+                    simplifications.transposed,
+                    "Each device transposes a matrix twice, because Grappler "
+                    "is disabled.",
+                ),
+                (
+                    "gen_math_ops",
+                    "_pow",
+                    "Pow",
+                    simplifications.power,
+                    "Each device computes squares and cubes with the general "
+                    "power function, because Grappler is disabled.",
+                ),
+                (
+                    "gen_math_ops",
+                    "arg_max",
+                    "ArgMax",
+                    simplifications.argmax_of_shards,
+                    "DTensor gathers all classes for an accuracy metric.",
+                ),
+            )
+            for row in _operation_rows(
+                module, name, raw, ours, why, "test_simplifications.py"
+            )
         ),
         *(
             row

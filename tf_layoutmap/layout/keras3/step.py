@@ -11,6 +11,7 @@ The module contains three groups of functions:
 """
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +34,7 @@ from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
-from tf_layoutmap.layout.ops import convolutions, gates
+from tf_layoutmap.layout.ops import convolutions, gates, simplifications
 from tf_layoutmap.layout.replication import captured_tensors, replicated_ops
 
 dtensor = tf.experimental.dtensor
@@ -370,25 +371,37 @@ def _without_optional(x: Any) -> Any:
     return None if isinstance(x, tf.experimental.Optional) else x
 
 
+# Metrics that use only the position of the largest prediction.
+_ACCURACIES = frozenset(
+    {keras.metrics.SparseCategoricalAccuracy, keras.metrics.CategoricalAccuracy}
+)
+
+
 def update_state(
     original: Callable[..., Any], metrics: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Updates compiled metrics, with unsharded samples.
 
     Metrics that rank the classes, such as top-k accuracy, require all classes
-    of a sample on one device.
+    of a sample on one device. Accuracies need only the largest prediction of
+    each device, so if all metrics are accuracies, the predictions keep their
+    layout.
     """
     mesh = tracing.mesh_of_trace()
-    if mesh is not None:
-        batch_dim = tracing.batch_dim_of_trace()
-        args, kwargs = cast(
-            Any,
-            keras.tree.map_structure(
-                lambda x: tracing.pin_like_a_batch(x, mesh, batch_dim),
-                (args, kwargs),
-            ),
-        )
-    return original(metrics, *args, **kwargs)
+    if mesh is None:
+        return original(metrics, *args, **kwargs)
+    batch_dim = tracing.batch_dim_of_trace()
+    call = inspect.signature(original).bind(metrics, *args, **kwargs)
+    are_accuracies = metrics.built and all(
+        type(metric) in _ACCURACIES for metric in metrics.metrics
+    )
+    for name, value in call.arguments.items():
+        if name not in ("self", *(["y_pred"] if are_accuracies else [])):
+            call.arguments[name] = keras.tree.map_structure(
+                lambda x: tracing.pin_like_a_batch(x, mesh, batch_dim), value
+            )
+    with simplifications.shards_argmax() if are_accuracies else nullcontext():
+        return original(*call.args, **call.kwargs)
 
 
 def ctc_loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

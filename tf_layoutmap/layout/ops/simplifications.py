@@ -1,0 +1,169 @@
+"""Simplifications of graphs for a mesh that Grappler applies to other graphs.
+
+Grappler is disabled on a mesh, because it would optimize the function of each
+device separately (`layout/mesh/device_mesh.py`). Two of its simplifications
+save much time, so they are applied when the ops are created:
+
+* A matrix product reads a transposed matrix without a transposed copy. The
+  output layer of a language model with tied weights multiplies with the
+  transposed table of its tokens.
+* `x ** 2` and `x ** 3` are products. The GELU activation contains a cube.
+
+`argmax_of_shards` replaces `tf.argmax` by ops that do not gather the classes of
+a sample. It is enabled for accuracy metrics (`shards_argmax`).
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops.corrections import static_value
+
+
+def _transposed_input(x: Any) -> Any:
+    """Returns the matrix that `x` is the transpose of, or None."""
+    if (
+        not tf.is_symbolic_tensor(x)
+        or x.graph is not tf.compat.v1.get_default_graph()
+        or x.op.type != "Transpose"
+        or x.shape.rank != 2
+        or not x.dtype.is_floating
+    ):
+        return None
+    # The only other permutation of two dimensions is the identity.
+    perm = static_value(x.op.inputs[1])
+    return x.op.inputs[0] if perm is not None and perm[0] == 1 else None
+
+
+def matmul(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    **options: Any,
+) -> Any:
+    """Computes the op `MatMul`; does not copy the transpose of `b`.
+
+    Tapes record a product with the transposed tensor, because a program can
+    compute a gradient with respect to it.
+    """
+    del mesh
+    matrix = _transposed_input(b)
+    if (
+        matrix is None
+        or not tf.is_tensor(a)
+        or not isinstance(transpose_b, bool)
+    ):
+        return original(a, b, transpose_a, transpose_b, **options)
+    with tf_private.stop_recording():
+        product = original(a, matrix, transpose_a, not transpose_b, **options)
+
+    def gradient(dy: Any) -> list[Any]:
+        # The matrix product is `op(a) @ op(b)`. `op` transposes a matrix or
+        # returns it unchanged.
+        if transpose_a:
+            da = tf.matmul(b, dy, transpose_a=transpose_b, transpose_b=True)
+        else:
+            da = tf.matmul(dy, b, transpose_b=not transpose_b)
+        # `transposed` removes this transpose and the transpose in the gradient
+        # of `b`.
+        if transpose_b:
+            db = tf.matmul(dy, a, transpose_a=True, transpose_b=transpose_a)
+        else:
+            db = tf.transpose(
+                tf.matmul(dy, a, transpose_a=True, transpose_b=transpose_a)
+            )
+        return [da, db]
+
+    tf_private.record_operation("MatMul", [product], [a, b], gradient)
+    return product
+
+
+def transposed(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    x: Any,
+    perm: Any,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.transpose`; returns the matrix of a transposed matrix."""
+    del mesh
+    matrix = _transposed_input(x)
+    static = None if matrix is None else static_value(perm)
+    if static is None or static[0] != 1:
+        return original(x, perm, name=name)
+    with tf_private.stop_recording():
+        result = tf.identity(matrix, name=name)
+    tf_private.record_operation(
+        "Transpose", [result], [x], lambda dy: [tf.transpose(dy)]
+    )
+    return result
+
+
+def power(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    x: Any,
+    y: Any,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.pow`; squares and cubes of floats are products."""
+    del mesh
+    if (
+        tf.is_symbolic_tensor(x)
+        and x.dtype.is_floating
+        and isinstance(y, int | float | np.number)
+        and y in (2, 3)
+    ):
+        with tf.name_scope(name or "Pow"):
+            square = tf.square(x)
+            return square if y == 2 else x * square
+    return original(x, y, name=name)
+
+
+_shards_argmax = ThreadValue(False)
+
+
+def shards_argmax() -> AbstractContextManager[None]:
+    """Returns a context in which `tf.argmax` keeps the classes sharded."""
+    return _shards_argmax.set_to(True)
+
+
+def argmax_of_shards(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    dimension: Any,
+    output_type: Any = tf.int64,
+    name: str | None = None,
+) -> Any:
+    """Computes `tf.argmax` along the last dimension; does not gather it.
+
+    DTensor reduces a maximum and a minimum over shards. The result is the first
+    position of the maximum. If the input contains NaN, the result can be the
+    size of the dimension, which is no position.
+    """
+    x = tf.convert_to_tensor(input)
+    size = x.shape[-1] if x.shape.rank else None
+    if (
+        not _shards_argmax.get()
+        or not tf.is_symbolic_tensor(x)
+        or not size
+        or tf.get_static_value(tf.convert_to_tensor(dimension))
+        not in (-1, x.shape.rank - 1)
+    ):
+        return original(input, dimension, output_type=output_type, name=name)
+    del mesh
+    largest = tf.reduce_max(x, axis=-1, keepdims=True)
+    positions = tf.where(
+        tf.equal(x, largest), tf.range(size), tf.constant(size)
+    )
+    return tf.cast(tf.reduce_min(positions, axis=-1), output_type)
