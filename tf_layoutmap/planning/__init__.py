@@ -1,0 +1,1 @@
+"""The planner: chooses layouts and shards from memory budgets and costs."""
