@@ -46,6 +46,11 @@ LEVELS = {
     "embedding.inspection.id_counts": 0,
     "embedding.inspection.svg_plots": 0,
     "embedding.spec": 0,
+    "planning.problem": 0,
+    "planning.search": 0,
+    "planning.costs": 0,
+    "planning.explanations": 0,
+    "planning.page": 0,
     "serving.packing": 0,
     "serving.report": 0,
     # Modules for private names, native ops and files.
@@ -93,6 +98,7 @@ LEVELS = {
     # Strategies, layers and programs.
     "emulation": 11,
     "distribution": 11,
+    "planning": 11,
     "ps": 11,
     "layers.base": 12,
     "layers.keras3": 13,

@@ -34,6 +34,9 @@ class Choice:
       num_shards: Number of shards of a table; 1 for a choice on a mesh.
       refused: Reason why the choice cannot be selected; None if it can. Refused
         choices are kept for explanations.
+      seconds_per_unit: Increase of the time of the item per unit of
+        `Item.quantity`. Explanations use the value to compute the quantity
+        above which another choice would be faster.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Choice:
     layouts: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
     num_shards: int = 1
     refused: str | None = None
+    seconds_per_unit: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +62,9 @@ class Item:
       choices: At least one choice.
       keys: Maps each weight to the key that a layout map would contain for it.
         Several weights may share a key, such as the weights of repeated layers.
+      quantity: The workload that the times of the choices depend on, such as
+        `"unique rows per batch"`; empty if there is none.
+      amount: Value of the quantity for which the times were computed.
     """
 
     name: str
@@ -65,6 +72,8 @@ class Item:
     weights: Mapping[str, tuple[int, ...]]
     choices: tuple[Choice, ...]
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    quantity: str = ""
+    amount: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
