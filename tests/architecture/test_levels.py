@@ -48,6 +48,7 @@ LEVELS = {
     "embedding.spec": 0,
     "planning.problem": 0,
     "planning.search": 0,
+    "planning.local_search": 0,
     "planning.costs": 0,
     "planning.explanations": 0,
     "planning.page": 0,

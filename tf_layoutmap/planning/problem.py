@@ -93,3 +93,10 @@ class Problem:
     items: tuple[Item, ...]
     fixed_memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
     fixed_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:
+    """Returns the devices that a choice occupies."""
+    if choice.devices is None:
+        return tuple(range(len(problem.devices)))
+    return choice.devices
