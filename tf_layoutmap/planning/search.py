@@ -9,8 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -53,19 +55,39 @@ class Solution:
 
     def memory(self) -> list[dict[str, int]]:
         """Returns the bytes on each device, by part."""
-        return self._parts("memory", self.problem.fixed_memory)
+        return [dict(one) for one in self._memory]
 
     def seconds(self) -> list[dict[str, float]]:
         """Returns the predicted time per step on each device, by part."""
-        return self._parts("seconds", self.problem.fixed_seconds)
+        return [dict(one) for one in self._seconds]
+
+    @functools.cached_property
+    def total_memory(self) -> tuple[int, ...]:
+        """Bytes on each device."""
+        return tuple(sum(one.values()) for one in self._memory)
+
+    @functools.cached_property
+    def total_seconds(self) -> tuple[float, ...]:
+        """Predicted time per step on each device."""
+        return tuple(math.fsum(one.values()) for one in self._seconds)
 
     @property
     def step_seconds(self) -> float:
         """Predicted time of a step, which is the time of the slowest device."""
-        return max(math.fsum(one.values()) for one in self.seconds())
+        return max(self.total_seconds)
 
-    def _parts(self, attribute: str, fixed: Mapping[str, float]) -> list:
-        found = [dict(fixed) for _ in self.problem.devices]
+    @functools.cached_property
+    def _memory(self) -> list[dict[str, int]]:
+        return self._parts("memory", self.problem.fixed_memory)
+
+    @functools.cached_property
+    def _seconds(self) -> list[dict[str, float]]:
+        return self._parts("seconds", self.problem.fixed_seconds)
+
+    def _parts(self, attribute: str, fixed: Mapping[str, Any]) -> list[Any]:
+        found: list[dict[str, Any]] = [
+            dict(fixed) for _ in self.problem.devices
+        ]
         for item in self.problem.items:
             choice = self.choice_of(item)
             for device in devices_of(choice, self.problem):
@@ -284,7 +306,7 @@ def fewest(
     *,
     highest: int = 4096,
 ) -> int | None:
-    """Returns the smallest number of devices above `low` with which a plan fits.
+    """Returns the smallest number of devices above `low` that is sufficient.
 
     Numbers are tried by doubling, and then by bisection.
 
