@@ -96,16 +96,19 @@ class Plan(partition.PartitionerByName):
         is_copied = self.choices[item.name].split(" ")[0] == "replicate"
         return "copied" if is_copied else "sharded"
 
-    def layout_map(self) -> Any:
+    def layout_map(self, mesh: Any = None) -> Any:
         """Returns the `tlm.LayoutMap` of a plan for a mesh.
 
+        Args:
+          mesh: The mesh, or None to create a mesh of the first devices.
+
         Raises:
-          ValueError: If the plan was not made for a mesh.
+          ValueError: If the plan was made for another mesh, or for tables.
         """
         self._check_kind("mesh", "layout_map")
         from tf_layoutmap.planning import keras_models
 
-        return keras_models.layout_map_of(self)
+        return keras_models.layout_map_of(self, mesh)
 
     def why(self, name: str) -> str:
         """Explains the choice of an item.
@@ -211,7 +214,7 @@ class Plan(partition.PartitionerByName):
         return [counts.pop(), *[1] * (len(sizes) - 1)]
 
     def servers_of(self, name: str) -> list[int]:
-        """Returns the server of each shard of a table.
+        """Returns the index of the server of each shard of a table.
 
         Args:
           name: Name of the table.
