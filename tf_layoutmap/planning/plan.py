@@ -239,21 +239,29 @@ class Plan(partition.PartitionerByName):
         from rich import table as rich_table
         from rich import text
 
+        from tf_layoutmap.embedding.inspection import html_report
+
         console = console or rich_console.Console()
         for title, rows in (
             (page.title(self), page.device_rows(self)),
             ("Choices", page.choice_rows(self)),
         ):
-            shown = rich_table.Table(title=text.Text(title))
-            for number, name in enumerate(rows[0]):
-                shown.add_column(
-                    name,
-                    justify="left" if number == 0 else "right",
-                    overflow="fold",
+            parts = html_report.split_columns(rows, console.width)
+            for part in parts:
+                shown = rich_table.Table(
+                    title=text.Text(
+                        title if part is parts[0] else f"{title}, continued"
+                    )
                 )
-            for row in rows[1:]:
-                shown.add_row(*map(text.Text, row))
-            console.print(shown)
+                for number, name in enumerate(part[0]):
+                    shown.add_column(
+                        name,
+                        justify="right" if number else "left",
+                        overflow="fold",
+                    )
+                for row in part[1:]:
+                    shown.add_row(*map(text.Text, row))
+                console.print(shown)
         for note in self.notes:
             console.print(text.Text(note))
 
