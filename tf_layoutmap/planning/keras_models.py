@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, keras_private
 from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
 from tf_layoutmap.layout.variable_names import ObjectPaths
-from tf_layoutmap.planning import map_keys, traced_model
+from tf_layoutmap.planning import budgets, map_keys, traced_model
 from tf_layoutmap.planning.costs import MachineCosts
 from tf_layoutmap.planning.layout_choices import (
     Group,
@@ -85,7 +87,7 @@ class ModelWeights:
 def problem_of_model(
     model: Any,
     mesh: Any,
-    memory: int | None = None,
+    memory: Any = None,
     optimizer: Any = None,
     batch_size: int = 32,
     *,
@@ -101,7 +103,7 @@ def problem_of_model(
       model: Keras 3 model, with or without a mesh. The weights must exist, but
         they may be pending.
       mesh: `dtensor.Mesh`, `DeviceMesh`, or a dict with the size of each axis.
-      memory: Bytes of each device. None shards each item, if a layout exists
+      memory: Bytes of each device, for example `"24GiB"`. None shards each item, if a layout exists
         for which a step gathers no weights, and allows the bytes that these
         layouts need.
       optimizer: Optimizer of Keras 3 or its name. None uses the optimizer with
@@ -134,6 +136,34 @@ def problem_of_model(
             "call it with a batch."
         )
     sizes, axes = _axes_of_mesh(mesh, batch_dim)
+    # New objects must not belong to an open scope.
+    with keras_private.separate_state(), mesh_context.activated(None):
+        return _problem(
+            model,
+            sizes,
+            axes,
+            memory,
+            optimizer,
+            batch_size,
+            pins or {},
+            costs or DEFAULT_COSTS,
+            inputs,
+            length,
+        )
+
+
+def _problem(
+    model: Any,
+    sizes: Mapping[str, int],
+    axes: MeshAxes,
+    memory: Any,
+    optimizer: Any,
+    batch_size: int,
+    pins: Mapping[str, str],
+    costs: Costs,
+    inputs: Any,
+    length: int | None,
+) -> Problem:
     weights = ModelWeights.of_model(model)
     try:
         graph = traced_model.trace(
@@ -150,9 +180,8 @@ def problem_of_model(
     if optimizer is None:
         optimizer = getattr(model, "optimizer", None) or "adam"
     return _Reader(
-        model, weights, graph, axes, SlotVariables(optimizer),
-        costs or DEFAULT_COSTS,
-    ).problem(math.prod(sizes.values()), memory, pins or {})
+        model, weights, graph, axes, SlotVariables(optimizer), costs
+    ).problem(math.prod(sizes.values()), memory, pins)
 
 
 def _axes_of_mesh(
@@ -229,7 +258,7 @@ class _Reader:
         return f"{self._names[weight]} {self._shapes[weight]}: {problems[0]}"
 
     def problem(
-        self, num_devices: int, memory: int | None, pins: Mapping[str, str]
+        self, num_devices: int, memory: Any, pins: Mapping[str, str]
     ) -> Problem:
         recurrent = frozenset(
             i
@@ -264,7 +293,7 @@ class _Reader:
             )
         return Problem(
             tuple(f"device {i}" for i in range(num_devices)),
-            (memory,) * num_devices,
+            budgets.read_budgets(memory, num_devices),
             tuple(items),
             fixed,
         )
@@ -425,38 +454,78 @@ def _add(total: dict[str, Any], parts: Mapping[str, Any]) -> None:
         total[part] = total.get(part, 0) + value
 
 
-def layout_map(
-    problem: Problem, selected: Mapping[str, str], model: Any, mesh: Any
-) -> Any:
-    """Returns the `LayoutMap` of the selected choices.
-
-    Args:
-      problem: Result of `problem_of_model`.
-      selected: Name of the selected choice, by item.
-      model: The model that was planned.
-      mesh: `dtensor.Mesh`.
-    """
-    from tf_layoutmap.layout.layout_map import LayoutMap
-
-    found = LayoutMap(mesh)
-    for key, axes in keys_and_axes(problem, selected).items():
-        found[key] = axes
-    del model
-    return found
-
-
 def keys_and_axes(
     problem: Problem, selected: Mapping[str, str]
 ) -> dict[str, Axes]:
     """Returns the entries of the layout map of the selected choices."""
     found: dict[str, Axes] = {}
     for item in problem.items:
-        choice = next(
-            c for c in item.choices if c.name == selected[item.name]
-        )
-        for weight, axes in choice.layouts.items():
+        for weight, axes in _selected(item, selected).layouts.items():
             if any(axes):
                 found[item.keys[weight]] = axes
     return found
 
 
+
+
+def check_layouts(
+    problem: Problem,
+    selected: Mapping[str, str],
+    model: Any,
+    assign: Callable[[list[Any]], list[assignments.LayoutAssignment]],
+) -> None:
+    """Checks that a layout map selects the planned layout of each weight.
+
+    Args:
+      problem: The items of the model.
+      selected: Name of the selected choice, by item.
+      model: The model.
+      assign: Function that returns the layouts that the map selects.
+
+    Raises:
+      RuntimeError: If a weight would get another layout.
+    """
+    planned: dict[str, Axes] = {}
+    for item in problem.items:
+        planned.update(_selected(item, selected).layouts)
+    weights = ModelWeights.of_model(model)
+    wrong = [
+        f"{name}: {one.axes} instead of {planned[name]}"
+        for name, one in zip(weights.unique_names(), assign(weights.variables))
+        if getattr(one.variable, "_given_layout", None) is None
+        and one.axes != planned[name]
+    ]
+    if wrong:
+        raise RuntimeError(
+            "The keys of a planned layout map must select the planned layouts. "
+            f"Received: {'; '.join(wrong[:5])}. Give layers different names."
+        )
+
+
+def layout_map_of(plan: Any, mesh: Any = None) -> LayoutMap:
+    """Returns the `LayoutMap` of a plan for a mesh.
+
+    Args:
+      plan: A `Plan`.
+      mesh: `dtensor.Mesh` or `DeviceMesh`; None creates a mesh of the first
+        devices.
+
+    Raises:
+      ValueError: If the plan was made for another mesh.
+    """
+    if mesh is None:
+        sizes = plan.target.sizes
+        devices = device_mesh.list_devices()[: math.prod(sizes.values())]
+        mesh = tf.experimental.dtensor.create_mesh(
+            list(sizes.items()), devices=[d.upper() for d in devices]
+        )
+    plan.check_mesh(device_mesh.axis_sizes(mesh))
+    found = LayoutMap(device_mesh.to_dtensor_mesh(mesh))
+    solution = plan.solution
+    for key, axes in keys_and_axes(solution.problem, solution.selected).items():
+        found[key] = axes
+    return found
+
+
+def _selected(item: Item, selected: Mapping[str, str]) -> Choice:
+    return next(c for c in item.choices if c.name == selected[item.name])

@@ -9,8 +9,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap.layout.keras3 import context as mesh_context
-
 # Sizes of the dimensions of a small variable. They are different primes, so
 # that each dimension of a slot variable shows from which dimension it was
 # created.
@@ -50,7 +48,10 @@ class Slot:
 
 
 class SlotVariables:
-    """The slot variables of an optimizer."""
+    """The slot variables of an optimizer.
+
+    A copy of the optimizer is built for a small variable of each rank.
+    """
 
     def __init__(self, optimizer: Any):
         """Initializes the object.
@@ -71,10 +72,7 @@ class SlotVariables:
         self._class = type(optimizer)
         self._config = keras.saving.serialize_keras_object(optimizer)
         self._slots: dict[tuple[int, str], tuple[Slot, ...]] = {}
-        with _on_host():
-            self.fixed_bytes = sum(
-                _num_bytes(v) for v in self._copy().variables
-            )
+        self.fixed_bytes = sum(_num_bytes(v) for v in self._copy().variables)
 
     def _copy(self) -> Any:
         return keras.optimizers.deserialize(
@@ -85,23 +83,22 @@ class SlotVariables:
         """Returns the slot variables of a trainable weight."""
         if (rank, dtype) not in self._slots:
             sizes = _SIZES[:rank]
-            with _on_host():
-                optimizer = self._copy()
-                before = {id(v) for v in optimizer.variables}
-                optimizer.build(
-                    [keras.Variable(tf.zeros(sizes, dtype), dtype=dtype)]
+            optimizer = self._copy()
+            before = {id(v) for v in optimizer.variables}
+            optimizer.build(
+                [keras.Variable(tf.zeros(sizes, dtype), dtype=dtype)]
+            )
+            self._slots[rank, dtype] = tuple(
+                Slot(
+                    tuple(
+                        sizes.index(size) if size in sizes else None
+                        for size in v.shape
+                    ),
+                    tf.as_dtype(v.dtype).size,
                 )
-                self._slots[rank, dtype] = tuple(
-                    Slot(
-                        tuple(
-                            sizes.index(size) if size in sizes else None
-                            for size in v.shape
-                        ),
-                        tf.as_dtype(v.dtype).size,
-                    )
-                    for v in optimizer.variables
-                    if id(v) not in before
-                )
+                for v in optimizer.variables
+                if id(v) not in before
+            )
         return self._slots[rank, dtype]
 
 
@@ -110,7 +107,3 @@ def _num_bytes(variable: Any) -> int:
         math.prod(tuple(variable.shape)) * tf.as_dtype(variable.dtype).size
     )
 
-
-def _on_host() -> Any:
-    """Returns a scope in which new variables are not placed on a mesh."""
-    return mesh_context.activated(None)

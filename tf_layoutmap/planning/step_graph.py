@@ -133,6 +133,7 @@ class StepGraph:
         ops: Sequence[Op],
         num_weights: int,
         batch: Sequence[int] = (),
+        features: Sequence[int] = (),
     ):
         """Computes the classes.
 
@@ -140,8 +141,10 @@ class StepGraph:
           tensors: The tensors.
           ops: The operations, in an order in which they can be executed.
           num_weights: Number of weights.
-          batch: Tensors whose first dimension contains the samples.
+          batch: Inputs of the step, whose first dimension contains the samples.
+          features: The inputs that are features, not ids or masks.
         """
+        self._features = tuple(features)
         self.tensors, self.ops = list(tensors), list(ops)
         self.num_weights = num_weights
         self._parents: dict[Dim, Dim] = {}
@@ -171,21 +174,26 @@ class StepGraph:
         self._cyclic = self._find_cyclic()
 
     def _join_all(self) -> None:
-        # Tensors that are computed from tables, but not from the inputs, such
-        # as relative positions. Many layers can add the same tensor, so their
-        # dimensions are not joined by it.
-        positions: set[int] = set()
+        # Relative positions are looked up in a table and combined with masks,
+        # but not with features. Many layers can add the same tensor, so it must
+        # not join the dimensions of these layers.
+        features, positions = set(self._features), set()
         for op in self.ops:
-            mixed = any(self.is_activation[t] for t in op.inputs)
-            if not mixed and (
-                op.kind == "lookup" or positions.intersection(op.inputs)
-            ):
+            ids = {t for t in op.inputs if self.is_activation[t]}
+            is_feature = bool(
+                features.intersection(op.inputs)
+                or op.kind in ("product", "convolution")
+                or (op.kind == "lookup" and ids)
+            )
+            skipped: set[int] = set()
+            if is_feature:
+                features.update(op.outputs)
+                if op.kind in ("sum", "other"):
+                    skipped = {
+                        i for i, t in enumerate(op.inputs) if t in positions
+                    }
+            elif op.kind == "lookup" or positions.intersection(op.inputs):
                 positions.update(op.outputs)
-            skipped = {
-                i
-                for i, t in enumerate(op.inputs)
-                if mixed and op.kind != "product" and t in positions
-            }
             for (i, dim), (o, out) in op.same:
                 if i not in skipped:
                     self._join((op.inputs[i], dim), (op.outputs[o], out))

@@ -232,6 +232,7 @@ class _Reader:
     def __init__(self, weights: dict[str, int], batch: Sequence[Any]):
         self._weights = weights
         self._fed = {tensor.name for tensor in batch}
+        self._features = {t.name for t in batch if t.dtype.is_floating}
         self._ids: dict[str, int] = {}
         self._tensors: list[Tensor] = []
         self._ops: list[Op] = []
@@ -247,6 +248,7 @@ class _Reader:
             self._ops,
             len(self._weights),
             [self._ids[name] for name in self._fed if self._shape_of(name)],
+            [self._ids[name] for name in self._features],
         )
 
     def _shape_of(self, name: str) -> tuple[int, ...]:

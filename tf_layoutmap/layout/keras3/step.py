@@ -198,6 +198,10 @@ class _Step(MeshStep):
                 _build_for_predict(self.model, batch)
             else:
                 _build_for_training(self.model, batch, self.model_step)
+            if self.context.planner is not None:
+                self.context.planner.plan_for_step(
+                    self.context, self.model, batch
+                )
             self.context.initialize_pending()
         optimizers.move_model_state(self.model, self.context)
         self.context.check_all_patterns_used()
