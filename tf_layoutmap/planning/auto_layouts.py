@@ -23,8 +23,8 @@ from tf_layoutmap.layout.mesh.device_mesh import (
 )
 from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
 from tf_layoutmap.layout.variable_names import ObjectPaths
-from tf_layoutmap.planning import keras_models, search
-from tf_layoutmap.planning.plan import Plan, Target
+from tf_layoutmap.planning import keras_models
+from tf_layoutmap.planning.plan import Plan
 
 
 class AutoLayoutMap(LayoutMap):
@@ -179,13 +179,15 @@ class AutoPlanner:
             return
         layout_map = self._layout_map()
         assert layout_map is not None
-        problem = keras_models.problem_of_model(
-            root, self._sizes, inputs=inputs, pins=self._pins, **self._options
+        plan = keras_models.plan_model(
+            root,
+            self._sizes,
+            inputs=inputs,
+            pins=self._pins or None,
+            **self._options,
         )
-        solution = search.solve(problem, self._pins or None)
-        for key, axes in keras_models.keys_and_axes(
-            problem, solution.selected
-        ).items():
+        problem, selected = plan.solution.problem, plan.solution.selected
+        for key, axes in keras_models.keys_and_axes(problem, selected).items():
             if key in layout_map and layout_map.axes_of(
                 layout_map[key]
             ) != axes:
@@ -198,7 +200,7 @@ class AutoPlanner:
                 layout_map[key] = axes
         self._planned.add(root)
         self._known.update(id(w) for w in root.weights)
-        self.plans.append(Plan(solution, Target("mesh", self._sizes)))
+        self.plans.append(plan)
         keras_models.check_layouts(
-            problem, solution.selected, root, context.assign_layouts
+            problem, selected, root, context.assign_layouts
         )

@@ -23,7 +23,7 @@ from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
 from tf_layoutmap.layout.variable_names import ObjectPaths
-from tf_layoutmap.planning import budgets, map_keys, traced_model
+from tf_layoutmap.planning import budgets, map_keys, search, traced_model
 from tf_layoutmap.planning.costs import MachineCosts
 from tf_layoutmap.planning.layout_choices import (
     Group,
@@ -32,6 +32,7 @@ from tf_layoutmap.planning.layout_choices import (
     Option,
 )
 from tf_layoutmap.planning.layout_costs import Costs, LayoutCosts
+from tf_layoutmap.planning.plan import Plan, Target
 from tf_layoutmap.planning.problem import Axes, Choice, Item, Problem
 from tf_layoutmap.planning.slot_variables import SlotVariables
 from tf_layoutmap.planning.step_graph import StepGraph
@@ -48,6 +49,11 @@ DEFAULT_COSTS = MachineCosts(
     server_latency=1e-4,
     server_bytes_per_second=1e9,
 )
+
+
+# Without a memory limit, items with at most this share of the bytes of a model
+# are replicated.
+_SMALL = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +109,9 @@ def problem_of_model(
       model: Keras 3 model, with or without a mesh. The weights must exist, but
         they may be pending.
       mesh: `dtensor.Mesh`, `DeviceMesh`, or a dict with the size of each axis.
-      memory: Bytes of each device, for example `"24GiB"`. None shards each item, if a layout exists
-        for which a step gathers no weights, and allows the bytes that these
-        layouts need.
+      memory: Bytes of each device, for example `"24GiB"`. None shards each item of more than 0.1 %
+        of the bytes, if a layout exists for which a step gathers no weights,
+        and allows the bytes that these layouts need.
       optimizer: Optimizer of Keras 3 or its name. None uses the optimizer with
         which the model was compiled, or Adam.
       batch_size: Number of samples per step.
@@ -288,8 +294,9 @@ class _Reader:
         }
         fixed = {part: size for part, size in fixed.items() if size}
         if memory is None:
+            total = sum(_replicated_bytes(item) for item in items)
             memory = sum(fixed.values()) + sum(
-                _default_bytes(item, pins) for item in items
+                _default_bytes(item, pins, _SMALL * total) for item in items
             )
         return Problem(
             tuple(f"device {i}" for i in range(num_devices)),
@@ -397,8 +404,20 @@ class _Reader:
         )
 
 
-def _default_bytes(item: Item, pins: Mapping[str, str]) -> int:
-    """Returns the bytes of the pinned or the fastest sharded choice."""
+def _replicated_bytes(item: Item) -> int:
+    return sum(item.choices[0].memory.values())
+
+
+def _default_bytes(
+    item: Item, pins: Mapping[str, str], small: float
+) -> int:
+    """Returns the bytes of the pinned or the fastest sharded choice.
+
+    Args:
+      item: The item.
+      pins: Choices that the caller fixes.
+      small: Items with at most this number of bytes are replicated.
+    """
     pinned = next(
         (pins[name] for name in (item.name, *item.weights) if name in pins),
         None,
@@ -412,6 +431,8 @@ def _default_bytes(item: Item, pins: Mapping[str, str]) -> int:
             if one.name == pinned or one.name.split()[0] == pinned
         ] or allowed
         return max(sum(one.memory.values()) for one in allowed)
+    if _replicated_bytes(item) <= small:
+        return _replicated_bytes(item)
     fastest = min(
         sharded or allowed, key=lambda one: math.fsum(one.seconds.values())
     )
@@ -452,6 +473,40 @@ def _without_trades(group: Group) -> Group:
 def _add(total: dict[str, Any], parts: Mapping[str, Any]) -> None:
     for part, value in parts.items():
         total[part] = total.get(part, 0) + value
+
+
+def plan_model(
+    model: Any,
+    mesh: Any,
+    *,
+    memory: Any = None,
+    optimizer: Any = None,
+    batch_size: int | None = None,
+    pins: Mapping[str, str] | None = None,
+    costs: Costs | None = None,
+    batch_dim: str | None = None,
+    inputs: Any = None,
+    length: int | None = None,
+) -> Plan:
+    """Returns the plan of a model on a mesh.
+
+    The arguments and errors are the same as for `problem_of_model` and
+    `search.solve`.
+    """
+    sizes, _ = _axes_of_mesh(mesh, batch_dim)
+    problem = problem_of_model(
+        model,
+        mesh,
+        memory,
+        optimizer,
+        batch_size or 32,
+        batch_dim=batch_dim,
+        pins=pins,
+        costs=costs,
+        inputs=inputs,
+        length=length,
+    )
+    return Plan(search.solve(problem, pins), Target("mesh", sizes))
 
 
 def keys_and_axes(

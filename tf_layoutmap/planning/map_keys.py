@@ -62,10 +62,30 @@ def keys_of_roles(
     """
     found: dict[int, str] = {}
     for weights in roles:
-        key = _pattern(weights, names) if len(weights) > 1 else None
-        for weight in weights:
-            found[weight] = key or _own_key(weight, names)
+        found.update(_keys(weights, names))
     return found
+
+
+def _keys(
+    weights: Sequence[int], names: Sequence[Sequence[str]]
+) -> dict[int, str]:
+    if len(weights) > 1:
+        pattern = _pattern(weights, names)
+        if pattern is not None:
+            return dict.fromkeys(weights, pattern)
+        for segments in (2, None):
+            parts: dict[str, list[int]] = {}
+            for weight in weights:
+                name = _NUMBER.sub("", names[weight][0])
+                end = name.split(".")[-segments if segments else 0 :]
+                parts.setdefault(".".join(end), []).append(weight)
+            if len(parts) > 1:
+                return {
+                    weight: key
+                    for part in parts.values()
+                    for weight, key in _keys(part, names).items()
+                }
+    return {weight: _own_key(weight, names) for weight in weights}
 
 
 def _own_key(weight: int, names: Sequence[Sequence[str]]) -> str:
@@ -120,6 +140,19 @@ def _pattern(
         parts = [re.escape(p) for p in general.pop().split("\0")]
         joined = r"\d+".join(p.replace(r"\.", ".") for p in parts)
         candidates += [joined, joined + "$"]
+    # The end of the name, in which only numbers differ, also if the names of
+    # the outer layers differ.
+    templates = [_NUMBER.sub("\0", names[w][0]) for w in weights]
+    end = _common_end(templates)
+    for start in reversed(range(len(end))):
+        part = end[start:]
+        if part.count(".") + part.count("/") < 1 or part[0] == "\0" or (
+            start and end[start - 1] not in "._/"
+        ):
+            continue
+        escaped = r"\d+".join(re.escape(p) for p in part.split("\0"))
+        escaped = escaped.replace(r"\.", ".")
+        candidates += [f".*{escaped}", f".*{escaped}$"]
     optional = {
         re.sub(r"_\d+(?=\.)", "", names[w][0]) for w in weights
     }
@@ -131,6 +164,20 @@ def _pattern(
         if _matches(pattern, names) == wanted:
             return pattern
     return None
+
+
+def _common_end(names: Sequence[str]) -> str:
+    """Returns the longest common end of several names.
+
+    >>> _common_end(["a_attention.key", "b_attention.key"])
+    '_attention.key'
+    """
+    end = ""
+    for characters in zip(*(reversed(name) for name in names)):
+        if len({*characters}) > 1:
+            break
+        end = characters[0] + end
+    return end
 
 
 def _matches(pattern: str, names: Sequence[Sequence[str]]) -> set[int]:

@@ -169,33 +169,36 @@ def _described(inputs: Any) -> str:
 def _trace(
     model: Any, weights: Sequence[Any], inputs: Any, batch_size: int, size: int
 ) -> StepGraph:
-    graph = tf.Graph()
-    with graph.as_default(), tf.device("CPU:0"):
-        placeholders = {
-            id(w): tf.compat.v1.placeholder(w.dtype, tuple(w.shape))
-            for w in [*weights, *model.variables]
-        }
-        number = {id(w): i for i, w in enumerate(weights)}
-        batch: list[Any] = []
+    variables = list(
+        {id(v): v for v in [*weights, *model.variables]}.values()
+    )
+    specs = [tf.TensorSpec(tuple(v.shape), v.dtype) for v in variables]
+    leaves: list[tf.TensorSpec] = []
 
-        def feed(shape: Any, dtype: str) -> Any:
-            known = [batch_size, *(size if s is None else s for s in shape[1:])]
-            found = tf.compat.v1.placeholder(dtype, known[: len(shape)])
-            batch.append(found)
-            return found
+    def add(shape: Sequence[int | None], dtype: str) -> int:
+        known = [batch_size, *(size if s is None else s for s in shape[1:])]
+        leaves.append(tf.TensorSpec(known[: len(shape)], dtype))
+        return len(leaves) - 1
 
-        fed = _feed(feed, inputs)
-        with keras.StatelessScope(
-            state_mapping=[
-                (w, placeholders[id(w)])
-                for w in {id(w): w for w in [*weights, *model.variables]}.values()
-            ]
-        ):
-            call_model(model, fed)
-    ids = {
-        placeholders[key].name: index for key, index in number.items()
-    }
-    return _Reader(ids, batch).read(graph)
+    structure = _feed(add, inputs)
+    found: list[Any] = []
+
+    def call(values: list[Any], fed: list[Any]) -> None:
+        found.extend([values, fed])
+        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+            call_model(model, _feed(fed.__getitem__, structure))
+
+    # A graph of a function can contain eager tensors, for example constants
+    # that a layer stores.
+    graph = (
+        tf.function(call, autograph=False)
+        .get_concrete_function(specs, leaves)
+        .graph
+    )
+    values, fed = found[-2:]
+    by_id = {id(v): value for v, value in zip(variables, values)}
+    ids = {by_id[id(w)].name: index for index, w in enumerate(weights)}
+    return _Reader(ids, fed).read(graph)
 
 
 def call_model(model: Any, inputs: Any) -> Any:
@@ -206,16 +209,15 @@ def call_model(model: Any, inputs: Any) -> Any:
 
 
 def _feed(feed: Any, inputs: Any) -> Any:
-    def is_leaf(x: Any) -> bool:
-        return (
-            isinstance(x, tuple)
-            and len(x) == 2
-            and isinstance(x[0], tuple)
-            and isinstance(x[1], str)
-        )
+    """Replaces each leaf of a structure by the result of `feed`.
+
+    A leaf is a tuple of a shape and a dtype, or an index.
+    """
 
     def convert(x: Any) -> Any:
-        if is_leaf(x):
+        if isinstance(x, int):
+            return feed(x)
+        if isinstance(x, tuple) and len(x) == 2 and isinstance(x[1], str):
             return feed(*x)
         if isinstance(x, dict):
             return type(x)((k, convert(v)) for k, v in x.items())
