@@ -27,16 +27,11 @@ CACHE_VARIABLE = "TF_LAYOUTMAP_COSTS"
 class MachineCosts:
     """Speed of a machine. All times are in seconds, all sizes in bytes.
 
-    >>> costs = MachineCosts(
-    ...     row_seconds={64: 1e-7, 256: 3e-7}, table_seconds=1e-4,
-    ...     id_seconds=1e-8, flops_per_second=1e11,
-    ...     memory_bytes_per_second=1e10, collective_latency={2: 1e-4},
-    ...     collective_bytes_per_second={2: 1e9}, server_latency=1e-4,
-    ...     server_bytes_per_second=1e9)
+    >>> costs = MachineCosts.typical()
     >>> round(costs.seconds_of_rows(1000, 160) * 1e6)
-    200
-    >>> round(costs.seconds_of_collective(1_000_000, 2) * 1e6)
-    1100
+    80
+    >>> round(costs.seconds_of_collective(3_000_000, 2) * 1e6)
+    1400
 
     Attributes:
       row_seconds: Time to read and later write one random row of a large table,
@@ -80,6 +75,24 @@ class MachineCosts:
                     f"`{field.name}` of MachineCosts must hold positive "
                     f"numbers. Received: {value!r}."
                 )
+
+    @classmethod
+    def typical(cls) -> MachineCosts:
+        """Returns costs of a typical machine, for plans without measurements.
+
+        The plan is then the same on all machines.
+        """
+        return cls(
+            row_seconds={64: 6e-8, 256: 1e-7, 1024: 4e-7},
+            table_seconds=2e-4,
+            id_seconds=3e-8,
+            flops_per_second=2e11,
+            memory_bytes_per_second=2e10,
+            collective_latency={2: 4e-4, 4: 6e-4, 8: 1e-3},
+            collective_bytes_per_second={2: 3e9, 4: 1.5e9, 8: 1e9},
+            server_latency=2e-4,
+            server_bytes_per_second=1e9,
+        )
 
     def seconds_per_row(self, row_bytes: float) -> float:
         """Returns the time to read and write one random row.

@@ -144,7 +144,8 @@ class _Totals:
         with np.errstate(divide="ignore", invalid="ignore"):
             deltas = (theirs[None] - ours[:, None]) / slopes
         amounts = self._item.amount + deltas[np.isfinite(deltas)]
-        amounts = amounts[amounts >= 0]
+        # Smaller amounts are 0 up to rounding.
+        amounts = amounts[amounts > 1e-6 * max(self._item.amount, 1.0)]
         order = np.argsort(np.abs(amounts - self._item.amount), kind="stable")
         scale = max(float(ours.max()), 1e-12)
         for amount in amounts[order].tolist():

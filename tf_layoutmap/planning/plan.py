@@ -96,16 +96,19 @@ class Plan(partition.PartitionerByName):
         is_copied = self.choices[item.name].split(" ")[0] == "replicate"
         return "copied" if is_copied else "sharded"
 
-    def layout_map(self) -> Any:
+    def layout_map(self, mesh: Any = None) -> Any:
         """Returns the `tlm.LayoutMap` of a plan for a mesh.
 
+        Args:
+          mesh: The mesh, or None to create a mesh of the first devices.
+
         Raises:
-          ValueError: If the plan was not made for a mesh.
+          ValueError: If the plan was made for another mesh, or for tables.
         """
         self._check_kind("mesh", "layout_map")
         from tf_layoutmap.planning import keras_models
 
-        return keras_models.layout_map_of(self)
+        return keras_models.layout_map_of(self, mesh)
 
     def why(self, name: str) -> str:
         """Explains the choice of an item.
@@ -211,7 +214,7 @@ class Plan(partition.PartitionerByName):
         return [counts.pop(), *[1] * (len(sizes) - 1)]
 
     def servers_of(self, name: str) -> list[int]:
-        """Returns the server of each shard of a table.
+        """Returns the index of the server of each shard of a table.
 
         Args:
           name: Name of the table.
@@ -236,21 +239,29 @@ class Plan(partition.PartitionerByName):
         from rich import table as rich_table
         from rich import text
 
+        from tf_layoutmap.embedding.inspection import html_report
+
         console = console or rich_console.Console()
         for title, rows in (
             (page.title(self), page.device_rows(self)),
             ("Choices", page.choice_rows(self)),
         ):
-            shown = rich_table.Table(title=text.Text(title))
-            for number, name in enumerate(rows[0]):
-                shown.add_column(
-                    name,
-                    justify="left" if number == 0 else "right",
-                    overflow="fold",
+            parts = html_report.split_columns(rows, console.width)
+            for part in parts:
+                shown = rich_table.Table(
+                    title=text.Text(
+                        title if part is parts[0] else f"{title}, continued"
+                    )
                 )
-            for row in rows[1:]:
-                shown.add_row(*map(text.Text, row))
-            console.print(shown)
+                for number, name in enumerate(part[0]):
+                    shown.add_column(
+                        name,
+                        justify="right" if number else "left",
+                        overflow="fold",
+                    )
+                for row in part[1:]:
+                    shown.add_row(*map(text.Text, row))
+                console.print(shown)
         for note in self.notes:
             console.print(text.Text(note))
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.planning import tables
+from tf_layoutmap.planning import search, tables
 from tf_layoutmap.planning.costs import MachineCosts
-from tf_layoutmap.planning.plan import Plan
+from tf_layoutmap.planning.plan import Plan, Target
+from tf_layoutmap.planning.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     from tf_layoutmap.embedding.spec.optimizer_specs import TableOptimizer
     from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
+# Number of samples in a step of a Keras model.
+_DEFAULT_MODEL_BATCH = 32
+
 
 def plan(
     model_or_feature_config: KerasLayer | FeatureConfigs,
     *,
-    memory: str | int | Sequence[str | int],
-    mesh: tf.experimental.dtensor.Mesh | None = None,
+    memory: str | int | Sequence[str | int] | None = None,
+    mesh: tf.experimental.dtensor.Mesh | Mapping[str, int] | None = None,
     servers: int | None = None,
     workers: int | None = None,
     ids: IdReport | Mapping[str, Any] | None = None,
@@ -59,9 +63,9 @@ def plan(
     ...     for name, rows in {"words": 40_000, "users": 1_000}.items()}
     >>> plan = tlm.plan(
     ...     config, servers=2, memory="3MiB", optimizer=tpu.Adagrad(),
-    ...     costs=example_costs)
-    >>> plan.choices["words"]
-    'rows over 2 servers'
+    ...     pins={"users": "table"}, costs=tlm.MachineCosts.typical())
+    >>> plan.choices
+    {'users': 'table on server 0', 'words': 'rows over 2 servers'}
     >>> plan((1_000, 16), "float32", name="users")
     [1, 1]
 
@@ -73,8 +77,9 @@ def plan(
         of a `tlm.TPUEmbedding`.
       memory: Bytes that may be used on each device, server or process: a number
         of bytes, or a string such as `"24GiB"`. A list sets one size for each
-        device.
-      mesh: The mesh of a Keras model.
+        device. None is possible for a Keras model: each weight is then sharded
+        if a step does not have to gather it.
+      mesh: The mesh of a Keras model, or a dict with the size of each axis.
       servers: Number of parameter servers that store the tables.
       workers: Number of processes of a `MultiWorkerMirroredStrategy`. If
         neither `servers` nor `workers` is passed, one process stores the
@@ -84,7 +89,8 @@ def plan(
       optimizer: Optimizer of the model, or of all tables whose `TableConfig`
         has no optimizer. It determines the slot variables.
       batch_size: Number of samples that each process passes in a step. The
-        default is the batch size of `ids`, or 1,024.
+        default is the batch size of `ids`, 1,024 for tables without `ids`, or
+        32 for a Keras model.
       pins: Choices that must be selected: the name of a table, layer or weight,
         and `"replicate"`, `"rows"`, `"columns"`, `"table"`, or the full name of
         a choice.
@@ -117,18 +123,20 @@ def plan(
             raise ValueError(
                 checks.message("mesh", "a mesh for a Keras model", mesh)
             )
-        from tf_layoutmap.planning import keras_models
-
-        return keras_models.plan_model(
+        return _plan_model(
             model_or_feature_config,
             mesh,
             memory=memory,
             optimizer=optimizer,
-            batch_size=batch_size,
-            pins=pins,
+            batch_size=batch_size or _DEFAULT_MODEL_BATCH,
+            pins=pins or {},
             costs=read_costs(costs),
         )
     _check_unused("a feature config", mesh=mesh)
+    if memory is None:
+        raise ValueError(
+            checks.message("memory", 'a size such as "24GiB"', memory)
+        )
     return tables.plan_tables(
         model_or_feature_config,
         servers=servers,
@@ -142,6 +150,57 @@ def plan(
         vocabularies=vocabularies,
         wire_dtype=wire_dtype,
         costs=read_costs(costs),
+    )
+
+
+def _plan_model(
+    model: Any,
+    mesh: Any,
+    *,
+    memory: Any,
+    optimizer: Any,
+    batch_size: int,
+    pins: Mapping[str, str],
+    costs: MachineCosts,
+) -> Plan:
+    """Returns the plan of a Keras model on a mesh."""
+    # The modules are imported here, because they import Keras.
+    from tf_layoutmap.layout.mesh import device_mesh
+    from tf_layoutmap.planning import keras_models
+
+    sizes = dict(
+        mesh if isinstance(mesh, Mapping) else device_mesh.axis_sizes(mesh)
+    )
+
+    def build(used: Any, rule: Any = optimizer) -> Problem:
+        return keras_models.problem_of_model(
+            model,
+            used,
+            memory,
+            rule,
+            batch_size,
+            pins=pins,
+            costs=costs,
+        )
+
+    def suggest() -> Iterator[str]:
+        last = list(sizes)[-1]
+
+        def larger(size: int) -> Problem:
+            return build({**sizes, last: size})
+
+        size = search.fewest(larger, sizes[last], pins, highest=64)
+        if size is not None:
+            found = Target("mesh", {**sizes, last: size})
+            yield f"{found}"
+        if search.fits(build(mesh, "sgd"), pins):
+            yield "the optimizer SGD"
+
+    solution = search.solve(build(mesh), pins, suggest=suggest)
+    return Plan(
+        solution,
+        Target("mesh", sizes),
+        [f"The plan assumes batches of {batch_size:,} samples."],
     )
 
 

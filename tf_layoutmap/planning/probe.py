@@ -64,7 +64,7 @@ def machine(path: str | os.PathLike[str] | None = None) -> MachineCosts:
 
 
 def _measured_in_thread() -> MachineCosts:
-    """Calls `measure` in a thread, which has no strategy and no layout scope."""
+    """Calls `measure` in a thread, outside of strategies and scopes."""
     with futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(measure).result()
 

@@ -278,6 +278,10 @@ def _does_not_fit(
             f"{', or without one of them' * (len(culprits) > 1)}."
         )
     suggestions = list(suggest()) if suggest is not None else []
+    if len(set(problem.budgets)) == 1:
+        suggestions.append(
+            f"a budget of {problem.budgets[0] + missing:,} bytes per device"
+        )
     if suggestions:
         sentences.append(f"What would fit: {'; '.join(suggestions)}.")
     return PlanDoesNotFitError(

@@ -7,8 +7,12 @@ writes the full table, a step of a replaced layer only the rows of the batch.
 import dataclasses
 import functools
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tf_layoutmap.planning.plan import Plan
 
 # Bytes that a training step reads and writes per byte of a stock table:
 # gradient update of the table, of its slot variables, and the temporary arrays
@@ -93,11 +97,13 @@ class EmbeddingReport:
         `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times.
+      made_plan: The plan that selected the replaced layers, or None.
     """
 
     entries: list[EmbeddingEntry] = dataclasses.field(default_factory=list)
     stock_rule: str = "adagrad"
     batch_ids: int = 2048
+    made_plan: "Plan | None" = None
 
     @property
     def replaced(self) -> list[EmbeddingEntry]:
@@ -132,19 +138,40 @@ class EmbeddingReport:
         Returns:
           Milliseconds of all tables before and after the replacement.
         """
-        bandwidth = memory_bandwidth()
         before = after = 0.0
         for entry in self.entries:
-            rows = min(self.batch_ids, entry.num_rows)
-            looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
-            stock = looked_up + (
-                _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
-            )
+            stock, replaced = self.expected_seconds(entry)
             before += stock
-            after += (
-                looked_up + _SECONDS_PER_TABLE if entry.is_replaced else stock
-            )
+            after += replaced if entry.is_replaced else stock
         return 1e3 * before, 1e3 * after
+
+    def expected_seconds(self, entry: EmbeddingEntry) -> tuple[float, float]:
+        """Returns the expected time of a table in a step, before and after.
+
+        Args:
+          entry: Entry of this report. The second time is the time after a
+            replacement, also if the layer is not replaced.
+        """
+        bandwidth = memory_bandwidth()
+        rows = min(self.batch_ids, entry.num_rows)
+        looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
+        stock = looked_up + (
+            _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
+        )
+        return stock, looked_up + _SECONDS_PER_TABLE
+
+    @property
+    def plan(self) -> "Plan":
+        """Plan with the reasons and costs of the replaced layers.
+
+        This is the plan that `shard_embeddings` made if `memory` was passed.
+        Otherwise, the plan has the choices of this report.
+        """
+        if self.made_plan is not None:
+            return self.made_plan
+        from tf_layoutmap.layers.base import embedding_plan
+
+        return embedding_plan.plan_of_report(self)
 
     def to_dict(self) -> dict[str, object]:
         """Returns the report as plain values, for example for JSON."""
