@@ -62,8 +62,12 @@ class MachineCosts:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            numbers = value.values() if isinstance(value, Mapping) else [value]
+            value: Mapping[int, Any] | Any = getattr(self, field.name)
+            numbers: list[Any] = (
+                list(cast("Mapping[int, Any]", value).values())
+                if isinstance(value, Mapping)
+                else [value]
+            )
             if not numbers or not all(
                 isinstance(one, int | float)
                 and not isinstance(one, bool)
@@ -266,7 +270,10 @@ def _entries(path: str) -> dict[str, Any]:
         stored = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(stored, dict) or stored.get("version") != VERSION:
+    if not isinstance(stored, dict):
         return {}
-    entries = stored.get("costs")
-    return entries if isinstance(entries, dict) else {}
+    known = cast("dict[str, Any]", stored)
+    entries = known.get("costs")
+    if known.get("version") != VERSION or not isinstance(entries, dict):
+        return {}
+    return cast("dict[str, Any]", entries)

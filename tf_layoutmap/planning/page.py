@@ -245,7 +245,7 @@ def _shapes(item: Any) -> str:
 def _stored(plan: Any, device: int) -> list[tuple[str, int]]:
     """Returns the items on a device and their bytes, the largest first."""
     solution = plan.solution
-    found = []
+    found: list[tuple[str, int]] = []
     for item in solution.problem.items:
         choice = solution.choice_of(item)
         if device in devices_of(choice, solution.problem):

@@ -110,9 +110,9 @@ class Plan(partition.PartitionerByName):
           ValueError: If the plan was made for another mesh, or for tables.
         """
         self._check_kind("mesh", "layout_map")
-        from tf_layoutmap.planning import keras_models
+        from tf_layoutmap.planning import planned_map
 
-        return keras_models.layout_map_of(self, mesh)
+        return planned_map.layout_map_of(self, mesh)
 
     def why(self, name: str) -> str:
         """Explains the choice of an item.
