@@ -130,17 +130,13 @@ def _num_shards(
 ) -> int:
     if partitioner is None:
         return 1
-    by_name = (
-        {"name": table.name}
-        if isinstance(partitioner, partition.PartitionerByName)
-        else {}
-    )
+    shape = tf.TensorShape([table.num_rows, table.dim])
     parts = [
         int(part)
-        for part in partitioner(
-            shape=tf.TensorShape([table.num_rows, table.dim]),
-            dtype=tf.float32,
-            **by_name,
+        for part in (
+            partitioner(shape=shape, dtype=tf.float32, name=table.name)
+            if isinstance(partitioner, partition.PartitionerByName)
+            else partitioner(shape=shape, dtype=tf.float32)
         )
     ]
     if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:

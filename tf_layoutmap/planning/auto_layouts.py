@@ -23,7 +23,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
 )
 from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
 from tf_layoutmap.layout.variable_names import ObjectPaths
-from tf_layoutmap.planning import keras_models
+from tf_layoutmap.planning import keras_models, planned_map
 from tf_layoutmap.planning.plan import Plan
 
 
@@ -205,7 +205,7 @@ class AutoPlanner:
             **self._options,
         )
         problem, selected = plan.solution.problem, plan.solution.selected
-        for key, axes in keras_models.keys_and_axes(problem, selected).items():
+        for key, axes in planned_map.keys_and_axes(problem, selected).items():
             if key in layout_map and layout_map.axes_of(
                 layout_map[key]
             ) != axes:

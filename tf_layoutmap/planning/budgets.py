@@ -28,9 +28,10 @@ def read_bytes(size: Any) -> int:
     Raises:
       ValueError: If `size` is not such a size, or is negative.
     """
-    if isinstance(size, numbers.Integral) and not isinstance(size, bool):
-        if int(size) >= 0:
-            return int(size)
+    if isinstance(size, numbers.Integral) and size is not True:
+        number = int(size)
+        if number >= 0:
+            return number
     elif isinstance(size, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", size)
         if match and match[2].lower() in _UNITS:

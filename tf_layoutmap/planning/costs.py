@@ -13,7 +13,7 @@ import os
 import pathlib
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 # Changes if the fields of `MachineCosts` or the measurements change. A file
 # with another version is measured again.
@@ -62,8 +62,12 @@ class MachineCosts:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            numbers = value.values() if isinstance(value, Mapping) else [value]
+            value: Mapping[int, Any] | Any = getattr(self, field.name)
+            numbers: list[Any] = (
+                list(cast("Mapping[int, Any]", value).values())
+                if isinstance(value, Mapping)
+                else [value]
+            )
             if not numbers or not all(
                 isinstance(one, int | float)
                 and not isinstance(one, bool)
@@ -84,7 +88,7 @@ class MachineCosts:
         """
         return cls(
             row_seconds={64: 6e-8, 256: 1e-7, 1024: 4e-7},
-            table_seconds=2e-4,
+            table_seconds=1e-5,
             id_seconds=3e-8,
             flops_per_second=2e11,
             memory_bytes_per_second=2e10,
@@ -143,17 +147,20 @@ class MachineCosts:
             + num_bytes / self.server_bytes_per_second
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the costs as a dict that JSON can represent."""
-        return {
-            name: {str(size): one for size, one in sorted(value.items())}
-            if isinstance(value, Mapping)
-            else value
-            for name, value in vars(self).items()
-        }
+        found: dict[str, object] = {}
+        for field in dataclasses.fields(self):
+            value: Mapping[int, float] | float = getattr(self, field.name)
+            found[field.name] = (
+                {str(size): one for size, one in sorted(value.items())}
+                if isinstance(value, Mapping)
+                else value
+            )
+        return found
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> MachineCosts:
+    def from_dict(cls, values: Mapping[str, object]) -> MachineCosts:
         """Returns the costs of a dict that `to_dict` returned.
 
         Raises:
@@ -165,12 +172,16 @@ class MachineCosts:
                 f"The fields of MachineCosts must be {sorted(names)}. "
                 f"Received: {sorted(values)}."
             )
-        read: dict[str, Any] = {
-            name: {int(size): one for size, one in value.items()}
-            if isinstance(value, Mapping)
-            else value
-            for name, value in values.items()
-        }
+        read: dict[str, Any] = {}
+        for name, value in values.items():
+            read[name] = (
+                {
+                    int(size): one
+                    for size, one in cast("Mapping[str, float]", value).items()
+                }
+                if isinstance(value, Mapping)
+                else value
+            )
         return cls(**read)
 
 
@@ -259,7 +270,10 @@ def _entries(path: str) -> dict[str, Any]:
         stored = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(stored, dict) or stored.get("version") != VERSION:
+    if not isinstance(stored, dict):
         return {}
-    entries = stored.get("costs")
-    return entries if isinstance(entries, dict) else {}
+    known = cast("dict[str, Any]", stored)
+    entries = known.get("costs")
+    if known.get("version") != VERSION or not isinstance(entries, dict):
+        return {}
+    return cast("dict[str, Any]", entries)

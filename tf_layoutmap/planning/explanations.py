@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def alternatives_of(solution: Solution, item: Item) -> list[Alternative]:
     """
     totals = _Totals(solution, item)
     selected = solution.choice_of(item)
-    found = {}
+    found: dict[str, tuple[tuple[bool, int, float], Choice]] = {}
     others = [one for one in item.choices if one.name != selected.name]
     different = [
         one for one in others if not matches(one, selected.name.split(" ")[0])
@@ -222,7 +223,7 @@ def _about(
     title += repr(other.name)
     if other.refused is not None:
         return [f"The choice {other.name!r} {other.refused}."]
-    found = []
+    found: list[str] = []
     if other.missing_bytes:
         faster = (
             f"; a step would take {format_time(other.step_seconds)} instead of "
@@ -280,7 +281,7 @@ def _place(choice: Choice, solution: Solution) -> str:
     )
 
 
-def _parts(values, form) -> str:
+def _parts(values: Mapping[str, float], form: Callable[[float], str]) -> str:
     """Returns a sum and its parts.
 
     >>> _parts({"weights": 10, "gradients": 2}, str)

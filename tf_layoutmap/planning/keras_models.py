@@ -20,7 +20,6 @@ import tensorflow as tf
 from tf_layoutmap._core import checks, keras_private
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import context as mesh_context
-from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.mesh import device_mesh, shard_shapes
 from tf_layoutmap.layout.variable_names import ObjectPaths
 from tf_layoutmap.planning import budgets, map_keys, search, traced_model
@@ -33,6 +32,8 @@ from tf_layoutmap.planning.layout_choices import (
 )
 from tf_layoutmap.planning.layout_costs import Costs, LayoutCosts
 from tf_layoutmap.planning.plan import Plan, Target
+from tf_layoutmap.planning.planned_map import keys_and_axes as keys_and_axes
+from tf_layoutmap.planning.planned_map import layout_map_of as layout_map_of
 from tf_layoutmap.planning.problem import Axes, Choice, Item, Problem
 from tf_layoutmap.planning.slot_variables import SlotVariables
 from tf_layoutmap.planning.step_graph import StepGraph
@@ -532,20 +533,6 @@ def plan_model(
     return Plan(search.solve(problem, pins), Target("mesh", sizes), notes)
 
 
-def keys_and_axes(
-    problem: Problem, selected: Mapping[str, str]
-) -> dict[str, Axes]:
-    """Returns the entries of the layout map of the selected choices."""
-    found: dict[str, Axes] = {}
-    for item in problem.items:
-        for weight, axes in _selected(item, selected).layouts.items():
-            if any(axes):
-                found[item.keys[weight]] = axes
-    return found
-
-
-
-
 def check_layouts(
     problem: Problem,
     selected: Mapping[str, str],
@@ -578,31 +565,6 @@ def check_layouts(
             "The keys of a planned layout map must select the planned layouts. "
             f"Received: {'; '.join(wrong[:5])}. Give layers different names."
         )
-
-
-def layout_map_of(plan: Any, mesh: Any = None) -> LayoutMap:
-    """Returns the `LayoutMap` of a plan for a mesh.
-
-    Args:
-      plan: A `Plan`.
-      mesh: `dtensor.Mesh` or `DeviceMesh`; None creates a mesh of the first
-        devices.
-
-    Raises:
-      ValueError: If the plan was made for another mesh.
-    """
-    if mesh is None:
-        sizes = plan.target.sizes
-        devices = device_mesh.list_devices()[: math.prod(sizes.values())]
-        mesh = tf.experimental.dtensor.create_mesh(
-            list(sizes.items()), devices=[d.upper() for d in devices]
-        )
-    plan.check_mesh(device_mesh.axis_sizes(mesh))
-    found = LayoutMap(device_mesh.to_dtensor_mesh(mesh))
-    solution = plan.solution
-    for key, axes in keys_and_axes(solution.problem, solution.selected).items():
-        found[key] = axes
-    return found
 
 
 def _selected(item: Item, selected: Mapping[str, str]) -> Choice:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,9 @@ _MEMORY_WEIGHTS = (0.0, 0.3, 3.0)
 
 # Returns the value of each of the elements with the given indices.
 Key = Callable[[np.ndarray], np.ndarray]
+
+# Bytes, time, devices and index of a choice.
+_Column = tuple[int, int, tuple[int, ...], int]
 
 
 def _distinct_devices(problem: Problem, allowed: list[list[int]]) -> list[int]:
@@ -61,9 +65,9 @@ class Search:
         self.budgets = np.asarray(
             [problem.budgets[one] for one in self.devices], np.int64
         )
-        rows = []
+        rows: list[tuple[list[_Column], int]] = []
         for index, (item, choices) in enumerate(zip(problem.items, allowed)):
-            table = []
+            table: list[_Column] = []
             for choice in choices:
                 one = item.choices[choice]
                 table.append(
@@ -80,7 +84,7 @@ class Search:
                 )
             rows.append((table, index))
 
-        def size(row):
+        def size(row: tuple[list[_Column], int]) -> Any:
             table = [entry[:3] for entry in row[0]]
             return (
                 max(entry[0] for entry in table),
@@ -289,7 +293,7 @@ class Search:
     def _least_memory(self) -> list[int]:
         """Selects the choices that need the fewest bytes."""
         memory = self.first_memory.copy()
-        chosen = []
+        chosen: list[int] = []
         for columns in self.columns:
             part = _part(columns)
             new = memory + self.memory[part]

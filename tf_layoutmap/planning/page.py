@@ -36,8 +36,8 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto;
 table { border-collapse: collapse; margin: 1rem 0 2rem; }
 th, td { padding: .3rem .8rem; text-align: right; vertical-align: top;
          border-bottom: 1px solid #d8dde6; overflow-wrap: normal; }
-th:first-child, td:first-child, td.text, th.text { text-align: left; }
-td.text { min-width: 14rem; }
+th:first-child, td:first-child, .choice, .reason { text-align: left; }
+td.reason { min-width: 18rem; }
 .wide { overflow-x: auto; }
 .devices { display: grid; gap: 1rem; margin: 1rem 0 2rem;
            grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); }
@@ -51,6 +51,9 @@ td.text { min-width: 14rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .85rem; }
 .legend i { display: inline-block; width: .8em; height: .8em;
             border-radius: 2px; margin-right: .35em; }
+@media (min-width: 40.01rem) {
+  td:nth-child(n+2):nth-child(-n+5) { white-space: nowrap; }
+}
 @media (max-width: 40rem) {
   body { margin: 1rem auto; }
   h1 { font-size: 1.4rem; }
@@ -60,11 +63,12 @@ td.text { min-width: 14rem; }
                      margin-bottom: .8rem; padding: .5rem .7rem; }
   table.choices td { display: flex; justify-content: space-between;
                      gap: 1rem; border: 0; padding: .15rem 0;
-                     min-width: 0; overflow-wrap: anywhere; }
+                     min-width: 0; overflow-wrap: anywhere;
+                     text-align: right; }
   table.choices td::before { content: attr(data-name); color: #5b6472;
                              flex: none; }
-  table.choices td.text { display: block; }
-  table.choices td.text::before { display: block; }
+  table.choices td.reason { display: block; text-align: left; }
+  table.choices td.reason::before { display: block; }
 }
 """
 
@@ -204,17 +208,13 @@ def _choices(plan: Any) -> str:
     names, *rows = choice_rows(plan)
     names = [*names[:-1], "reason"]
     head = "".join(
-        f"<th{' class=text' * (name in ('choice', 'reason'))}>"
-        f"{html.escape(name)}</th>"
-        for name in names
+        f'<th class="{name}">{html.escape(name)}</th>' for name in names
     )
     body = ""
     for row, item in zip(rows, plan.solution.problem.items):
         cells = [*row[:-1], explanations.reason(plan.solution, item)]
         body += "<tr>" + "".join(
-            f'<td data-name="{html.escape(name)}"'
-            f"{' class=text' * (name in ('choice', 'reason'))}>"
-            f"{html.escape(cell)}</td>"
+            f'<td class="{name}" data-name="{name}">{html.escape(cell)}</td>'
             for name, cell in zip(names, cells)
         )
         body += "</tr>"
@@ -245,7 +245,7 @@ def _shapes(item: Any) -> str:
 def _stored(plan: Any, device: int) -> list[tuple[str, int]]:
     """Returns the items on a device and their bytes, the largest first."""
     solution = plan.solution
-    found = []
+    found: list[tuple[str, int]] = []
     for item in solution.problem.items:
         choice = solution.choice_of(item)
         if device in devices_of(choice, solution.problem):

@@ -7,7 +7,7 @@ import difflib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from tf_layoutmap import partition
 from tf_layoutmap._core import checks
@@ -16,7 +16,11 @@ from tf_layoutmap.planning.problem import Choice, Item, Problem, devices_of
 from tf_layoutmap.planning.search import Solution
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tf_layoutmap._core.types import DTypeLike
+    from tf_layoutmap.layout.layout_map import LayoutMap
+    from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
 
 _VERSION = 1
 
@@ -96,7 +100,7 @@ class Plan(partition.PartitionerByName):
         is_copied = self.choices[item.name].split(" ")[0] == "replicate"
         return "copied" if is_copied else "sharded"
 
-    def layout_map(self, mesh: Any = None) -> Any:
+    def layout_map(self, mesh: AnyMesh | None = None) -> LayoutMap:
         """Returns the `tlm.LayoutMap` of a plan for a mesh.
 
         Args:
@@ -106,9 +110,9 @@ class Plan(partition.PartitionerByName):
           ValueError: If the plan was made for another mesh, or for tables.
         """
         self._check_kind("mesh", "layout_map")
-        from tf_layoutmap.planning import keras_models
+        from tf_layoutmap.planning import planned_map
 
-        return keras_models.layout_map_of(self, mesh)
+        return planned_map.layout_map_of(self, mesh)
 
     def why(self, name: str) -> str:
         """Explains the choice of an item.
@@ -228,7 +232,7 @@ class Plan(partition.PartitionerByName):
         devices = devices_of(choice, self.solution.problem)
         return list(devices[: choice.num_shards])
 
-    def print(self, console: Any = None) -> None:
+    def print(self, console: Console | None = None) -> None:
         """Prints the devices and the choices as tables.
 
         Args:
@@ -298,7 +302,7 @@ class Plan(partition.PartitionerByName):
         with files.replacing_file(os.fspath(path)) as new:
             pathlib.Path(new).write_text(html, encoding="utf-8")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the plan as a dict that JSON can represent."""
         problem = self.solution.problem
         return {
@@ -342,7 +346,7 @@ class Plan(partition.PartitionerByName):
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, values: Mapping[str, object]) -> Plan:
         """Returns the plan of a dict that `to_dict` returned.
 
         Args:
@@ -356,6 +360,10 @@ class Plan(partition.PartitionerByName):
                 f"The dict of a plan must have version {_VERSION}. Received: "
                 f"{values.get('version')!r}."
             )
+        return cls._read(cast("Mapping[str, Any]", values))
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Plan:
         target = dict(values["target"])
         kind = target.pop("kind")
         items = tuple(

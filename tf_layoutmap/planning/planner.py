@@ -16,6 +16,7 @@ from tf_layoutmap.planning.problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import keras
     import tensorflow as tf
 
     from tf_layoutmap._core import literals
@@ -40,8 +41,8 @@ def plan(
     mesh: tf.experimental.dtensor.Mesh | Mapping[str, int] | None = None,
     servers: int | None = None,
     workers: int | None = None,
-    ids: IdReport | Mapping[str, Any] | None = None,
-    optimizer: TableOptimizer | Any = None,
+    ids: IdReport | Mapping[str, object] | None = None,
+    optimizer: TableOptimizer | keras.optimizers.Optimizer | str | None = None,
     batch_size: int | None = None,
     pins: Mapping[str, str] | None = None,
     table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,

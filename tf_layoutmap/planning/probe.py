@@ -32,6 +32,8 @@ _SECONDS = 7.0
 _TABLE_BYTES = 96 << 20
 _DIMS = (32, 8, 128)
 _FEW_IDS, _MANY_IDS = 512, 8192
+# Number of additional tables with which the time of a table is measured.
+_MORE_TABLES = 8
 # Steps per measurement; the shortest one counts.
 _STEPS = 9
 # Values that are used if a program has only one device.
@@ -130,7 +132,7 @@ def _rows(deadline: float) -> tuple[dict[int, float], float, float]:
             break
         row_bytes = 8 * dim
         num_rows = _TABLE_BYTES // row_bytes
-        step = _step_of_table(num_rows, dim)
+        step = _step_of_tables(num_rows, dim, 1)
         rng = np.random.default_rng(0)
         few = rng.choice(num_rows, _FEW_IDS, replace=False)
         # Each measurement uses other rows, which are not in a cache.
@@ -145,11 +147,9 @@ def _rows(deadline: float) -> tuple[dict[int, float], float, float]:
             id_seconds = max(
                 (_step_seconds(step, [repeated] * _STEPS) - few_seconds)
                 / (_MANY_IDS - _FEW_IDS),
-                1e-10,
+                1e-9,
             )
-            table_seconds = max(
-                few_seconds - _FEW_IDS * many_seconds / _MANY_IDS, 1e-6
-            )
+            table_seconds = _seconds_per_table()
         seconds = max(many_seconds - few_seconds, 1e-6) / (_MANY_IDS - _FEW_IDS)
         # Other programs disturb the measurements, so that the difference may
         # be too small.
@@ -166,19 +166,34 @@ def _ascending(row_seconds: dict[int, float]) -> dict[int, float]:
     return found
 
 
-def _step_of_table(num_rows: int, dim: int) -> Callable[[Any], Any]:
-    """Returns a function that trains a table with Adagrad."""
+def _seconds_per_table() -> float:
+    """Returns the time of another table in a step, with 16 ids."""
+    ids = [np.arange(16)] * (2 * _STEPS)
+    one, several = (
+        _step_seconds(_step_of_tables(64, 8, count), ids)
+        for count in (1, 1 + _MORE_TABLES)
+    )
+    return max((several - one) / _MORE_TABLES, 1e-6)
+
+
+def _step_of_tables(
+    num_rows: int, dim: int, count: int
+) -> Callable[[Any], Any]:
+    """Returns a function that trains tables with Adagrad and equal ids."""
     tpu: Any = tf.tpu.experimental.embedding  # pyright: ignore
     embedding = tpu_embedding.TPUEmbedding(
-        tpu.FeatureConfig(
-            tpu.TableConfig(
-                num_rows,
-                dim,
-                tf.zeros_initializer(),
-                combiner="sum",
-                name="measured",
+        [
+            tpu.FeatureConfig(
+                tpu.TableConfig(
+                    num_rows,
+                    dim,
+                    tf.zeros_initializer(),
+                    combiner="sum",
+                    name=f"measured_{index}",
+                )
             )
-        ),
+            for index in range(count)
+        ],
         tpu.Adagrad(0.1),
         engine="host",
     )
@@ -186,10 +201,10 @@ def _step_of_table(num_rows: int, dim: int) -> Callable[[Any], Any]:
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def step(ids: tf.Tensor) -> tf.Tensor:
-        embedding.enqueue(ids)
+        embedding.enqueue([ids] * count)
         activations = embedding.dequeue()
-        embedding.apply_gradients(activations + 1.0)
-        return tf.reduce_sum(activations[:1])
+        embedding.apply_gradients([one + 1.0 for one in activations])
+        return tf.reduce_sum(activations[0][:1])
 
     return step
 

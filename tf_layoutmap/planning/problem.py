@@ -44,7 +44,9 @@ class Choice:
     memory: Mapping[str, int]
     seconds: Mapping[str, float]
     devices: tuple[int, ...] | None = None
-    layouts: Mapping[str, Axes] = dataclasses.field(default_factory=dict)
+    layouts: Mapping[str, Axes] = dataclasses.field(
+        default_factory=dict[str, Axes]
+    )
     num_shards: int = 1
     refused: str | None = None
     seconds_per_unit: float = 0.0
@@ -71,7 +73,7 @@ class Item:
     kind: str
     weights: Mapping[str, tuple[int, ...]]
     choices: tuple[Choice, ...]
-    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     quantity: str = ""
     amount: float = 0.0
 
@@ -91,8 +93,12 @@ class Problem:
     devices: tuple[str, ...]
     budgets: tuple[int, ...]
     items: tuple[Item, ...]
-    fixed_memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    fixed_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    fixed_memory: Mapping[str, int] = dataclasses.field(
+        default_factory=dict[str, int]
+    )
+    fixed_seconds: Mapping[str, float] = dataclasses.field(
+        default_factory=dict[str, float]
+    )
 
 
 def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:

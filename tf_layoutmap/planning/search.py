@@ -47,7 +47,7 @@ class Solution:
 
     problem: Problem
     selected: Mapping[str, str]
-    pins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    pins: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def choice_of(self, item: Item) -> Choice:
         """Returns the selected choice of an item."""

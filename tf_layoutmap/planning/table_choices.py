@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from tf_layoutmap import partition
 from tf_layoutmap.embedding.spec import config, optimizer_specs
@@ -486,7 +485,9 @@ def suggestions(
         if number is not None:
             yield f"{number} {kind} ({kind}={number})"
     per_row = (optimizer_specs.SlotSpec("accumulators", 0.0, True),)
-    changes: list[tuple[str, Any]] = [
+    changes: list[
+        tuple[str, Callable[[config.EmbeddingSpec], config.EmbeddingSpec]]
+    ] = [
         ('16-bit rows (table_dtypes="bfloat16")', with_16_bits),
         (
             "the optimizer tlm.optimizers.RowwiseAdagrad",

@@ -8,16 +8,18 @@ rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tf_layoutmap.layers.base.embedding_report import (
-    EmbeddingEntry,
-    EmbeddingReport,
-)
 from tf_layoutmap.planning import budgets, search
 from tf_layoutmap.planning.plan import Plan, Target
 from tf_layoutmap.planning.problem import Choice, Item, Problem
 from tf_layoutmap.planning.search import Solution
+
+if TYPE_CHECKING:
+    from tf_layoutmap.layers.base.embedding_report import (
+        EmbeddingEntry,
+        EmbeddingReport,
+    )
 
 STOCK, SHARDED = "stock", "sharded"
 

@@ -432,9 +432,9 @@ class Replacer:
             reason = self.reason_against(layer, layers)
             report.entries.append(self.entry(layer, reason, optimizer))
         if plan is not None:
-            report.made_plan = plan(report)
+            report.made_plan = made = plan(report)
             for index, (layer, choice) in enumerate(
-                zip(candidates, report.made_plan.choices.values())
+                zip(candidates, made.choices.values())
             ):
                 if report.entries[index].is_replaced and choice == "stock":
                     report.entries[index] = self.entry(
