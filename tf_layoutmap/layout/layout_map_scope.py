@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import typing
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
 
 import keras
 
@@ -19,7 +19,6 @@ from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.key_matching import Match
-from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import (
     AnyMesh,
@@ -27,6 +26,9 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     prepare_process,
     to_dtensor_mesh,
 )
+
+if TYPE_CHECKING:
+    from tf_layoutmap.layout.layout_map import LayoutMap
 
 # Attribute of a Keras layout map that holds its `_KerasLayoutTable`.
 _TABLE = "_tf_layoutmap_table"
