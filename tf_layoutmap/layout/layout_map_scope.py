@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import typing
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import keras
 
@@ -26,9 +26,6 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     prepare_process,
     to_dtensor_mesh,
 )
-
-if TYPE_CHECKING:
-    from tf_layoutmap.layout.layout_map import LayoutMap
 
 # Attribute of a Keras layout map that holds its `_KerasLayoutTable`.
 _TABLE = "_tf_layoutmap_table"
@@ -152,7 +149,7 @@ def layout_map_scope(
     batch_dim: str | None = None,
     init: literals.Init | None = None,
     **plan_options: Unpack[PlanOptions],
-) -> Iterator[AnyLayoutMap | LayoutMap]:
+) -> Iterator[AnyLayoutMap | LayoutTable]:
     """Places the weights of layers that are created in the scope on a mesh.
 
     Each weight becomes a `dtensor.DVariable`. The initial value of a weight is
