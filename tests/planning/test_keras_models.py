@@ -180,7 +180,7 @@ def test_odd_dimensions_are_replicated_with_reasons():
 
 
 def test_the_names_of_layers_do_not_change_the_plan():
-    plans = [plan_of(models.functional_mlp(p)) for p in ("", "z_", "a+b (1)_")]
+    plans = [plan_of(models.functional_mlp(p)) for p in ("", "z_", "a.b-1_")]
     first = plans[0].solution
     for plan in plans[1:]:
         assert [*plan.choices.values()] == [*plans[0].choices.values()]

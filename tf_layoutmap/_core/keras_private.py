@@ -58,9 +58,9 @@ _get_global_attribute = _private(
 
 # The planner calls models and creates optimizers while a layer is being built
 # or called. This must not change the state of Keras in the thread.
-_global_state = _private(
-    "backend.common.global_state", "GLOBAL_STATE_TRACKER"
-)
+# `clear_session` replaces the object.
+_private("backend.common.global_state", "GLOBAL_STATE_TRACKER")
+_global_state = importlib.import_module("keras.src.backend.common.global_state")
 
 # Builds the weights of a model from shapes, without running it.
 compute_output_spec = _private("backend", "compute_output_spec")
@@ -284,7 +284,8 @@ def separate_state() -> Iterator[None]:
     Afterwards, the state of Keras is the same as before, including the numbers
     in automatic names and the generator of random seeds.
     """
-    state, random_state = vars(_global_state), random.getstate()
+    state = vars(_global_state.GLOBAL_STATE_TRACKER)
+    random_state = random.getstate()
     saved = dict(state)
     names = saved.get("object_name_uids")
     for name in (

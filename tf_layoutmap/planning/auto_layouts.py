@@ -110,6 +110,8 @@ class AutoPlanner:
         self._sizes, self._options, self._pins = sizes, options, pins
         self._planned: weakref.WeakSet[Any] = weakref.WeakSet()
         self._known: set[int] = set()
+        # The model and the inputs of the step that is being prepared.
+        self._step: tuple[Any, Any] | None = None
         self.plans: list[Plan] = []
 
     def is_planned(self, variable: Any) -> bool:
@@ -128,7 +130,7 @@ class AutoPlanner:
                 paths = ObjectPaths(context.registry.layers)
                 for root in paths.outermost():
                     if self._is_complete(root):
-                        self._plan(root, None, context)
+                        self._plan(root, context)
                 return
             owner, is_state = assignments.owner_of(variable)
             if is_state or owner is None or id(variable) in self._known:
@@ -136,7 +138,7 @@ class AutoPlanner:
             paths = ObjectPaths(context.registry.layers)
             for root in paths.outermost(owner):
                 if isinstance(root, keras.Model) and self._is_complete(root):
-                    self._plan(root, None, context)
+                    self._plan(root, context)
             if id(variable) not in self._known:
                 raise RuntimeError(
                     "A weight can be read or assigned only if a built model "
@@ -148,20 +150,36 @@ class AutoPlanner:
                     "after the scope."
                 )
 
-    def plan_for_step(self, context: Any, model: Any, batch: Any) -> None:
+    def start_step(self, model: Any, batch: Any) -> None:
+        """Records the model and the batch of a step that builds the model.
+
+        The optimizer reads layouts when the model is built. Layers that the
+        model does not use are not built then.
+        """
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        self._step = model, inputs
+
+    def plan_for_step(self, context: Any, model: Any) -> None:
         """Plans the model of a step that is about to run."""
         with context.registry.lock:
             paths = ObjectPaths(context.registry.layers)
-            inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             for root in paths.outermost(model):
-                self._plan(root, inputs if root is model else None, context)
+                self._plan(root, context)
+        self._step = None
 
     def _is_complete(self, root: Any) -> bool:
+        if self._step is not None and root is self._step[0]:
+            return True
         return bool(root.weights) and all(
             layer.built for layer in root._flatten_layers()
         )
 
-    def _plan(self, root: Any, inputs: Any, context: Any) -> None:
+    def _plan(self, root: Any, context: Any) -> None:
+        inputs = (
+            self._step[1]
+            if self._step is not None and root is self._step[0]
+            else None
+        )
         pending = [
             w for w in root.weights if getattr(w, "_value", None) is None
         ]

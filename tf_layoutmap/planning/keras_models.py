@@ -103,6 +103,7 @@ def problem_of_model(
     costs: Costs | None = None,
     inputs: Any = None,
     length: int | None = None,
+    notes: list[str] | None = None,
 ) -> Problem:
     """Returns the items of a Keras model on a mesh, with their layouts.
 
@@ -125,6 +126,7 @@ def problem_of_model(
         inputs cannot be derived.
       length: Size of unknown dimensions of the inputs, such as the length of a
         text.
+      notes: List to which sentences about the assumptions are added.
 
     Returns:
       A `Problem` with one item per table and per group of weights. Layers that
@@ -156,6 +158,7 @@ def problem_of_model(
             costs or DEFAULT_COSTS,
             inputs,
             length,
+            [] if notes is None else notes,
         )
 
 
@@ -170,6 +173,7 @@ def _problem(
     costs: Costs,
     inputs: Any,
     length: int | None,
+    notes: list[str],
 ) -> Problem:
     weights = ModelWeights.of_model(model)
     try:
@@ -180,12 +184,19 @@ def _problem(
             length=length,
             inputs=inputs,
         )
-    except traced_model.NotTraced:
+    except traced_model.NotTraced as error:
+        notes.append(
+            "Each layer was planned separately, and the times are not "
+            f"comparable, because {error}."
+        )
         graph = traced_model.graph_of_layers(
             weights.variables, weights.owners, batch_size
         )
     if optimizer is None:
-        optimizer = getattr(model, "optimizer", None) or "adam"
+        optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        optimizer = "adam"
+        notes.append("The optimizer is assumed to be Adam.")
     return _Reader(
         model, weights, graph, axes, SlotVariables(optimizer), costs
     ).problem(math.prod(sizes.values()), memory, pins)
@@ -420,7 +431,17 @@ def _default_bytes(
       small: Items with at most this number of bytes are replicated.
     """
     pinned = next(
-        (pins[name] for name in (item.name, *item.weights) if name in pins),
+        (
+            pins[name]
+            for weight in item.weights
+            for name in (
+                item.name,
+                weight,
+                item.keys[weight],
+                weight.rpartition(".")[0],
+            )
+            if name in pins
+        ),
         None,
     )
     allowed = [one for one in item.choices if one.refused is None]
@@ -495,6 +516,7 @@ def plan_model(
     `search.solve`.
     """
     sizes, _ = _axes_of_mesh(mesh, batch_dim)
+    notes: list[str] = []
     problem = problem_of_model(
         model,
         mesh,
@@ -506,8 +528,9 @@ def plan_model(
         costs=costs,
         inputs=inputs,
         length=length,
+        notes=notes,
     )
-    return Plan(search.solve(problem, pins), Target("mesh", sizes))
+    return Plan(search.solve(problem, pins), Target("mesh", sizes), notes)
 
 
 def check_layouts(

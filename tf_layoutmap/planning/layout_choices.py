@@ -187,6 +187,8 @@ class Grouping:
         kind = "mlp"
         if any(graph.scores(root) for root in roots):
             kind = "attention"
+            # The other classes are dimensions of one head.
+            roots = roots[:1]
         options = [self._replicate([*members, *biases])]
         for axis in self._mesh.model:
             for root in roots:
@@ -203,7 +205,7 @@ class Grouping:
                         refused=refused,
                     )
                 )
-            for name, which in (("rows", 0), ("columns", -1)):
+            for name, which in (("rows", 0), ("columns", 1)):
                 axes = {
                     w: self._one_dim(w, self._dims_of(w)[which], axis)
                     for w in members
@@ -293,7 +295,7 @@ class Grouping:
         options = [self._replicate([weight, *biases])]
         dims = self._dims_of(weight)
         names = _NAMES.get(kind, ("rows", "columns"))
-        rows, columns = dims[0], dims[-1]
+        rows, columns = dims
         order = [(names[0], rows), (names[1], columns)]
         if kind in ("matrix", "convolution"):
             order.reverse()
@@ -325,23 +327,25 @@ class Grouping:
                 )
         return self._finished(kind, [weight, *biases], options)
 
-    def _dims_of(self, weight: int) -> list[int]:
-        """Returns the rows, then the columns of a matrix.
+    def _dims_of(self, weight: int) -> tuple[int, int]:
+        """Returns the first dimension of the rows and of the columns.
 
         Rows are the dimensions that a product sums, or that a lookup selects.
+        Columns are the dimensions of the result.
         """
         rank = len(self._shapes[weight])
         uses: list[Use] = self._graph.uses[weight]
         if not uses:
-            return list(range(rank))
+            return 0, rank - 1
         use = uses[0]
         columns = sorted(use.dims, key=use.dims.__getitem__)
         rows = [d for d in use.contracted if d not in columns]
-        if self._graph.ops[use.op].kind == "convolution":
-            if not rows:
-                return [columns[0], columns[0]]
-            return [rows[0], columns[0]]
-        return [*rows, *columns] or list(range(rank))
+        others = [d for d in range(rank) if d not in (*rows, *columns)]
+        if self._graph.ops[use.op].kind == "convolution" and not rows:
+            # A depthwise convolution only has channels.
+            return columns[0], columns[0]
+        rows = rows or others or columns
+        return rows[0], (columns or others or rows)[0]
 
     def _one_dim(self, weight: int, dim: int, axis: str) -> Axes:
         return tuple(

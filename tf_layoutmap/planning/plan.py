@@ -418,6 +418,10 @@ class Plan(partition.PartitionerByName):
         for item in self.solution.problem.items:
             if name in item.weights or name in item.keys.values():
                 return item
+        for item in self.solution.problem.items:
+            # The layer of a weight.
+            if any(name == w.rpartition(".")[0] for w in item.weights):
+                return item
         names = [item.name for item in self.solution.problem.items]
         near = difflib.get_close_matches(str(name), names, 3) or names[:3]
         raise ValueError(

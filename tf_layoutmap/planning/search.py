@@ -168,8 +168,11 @@ def _allowed_choices(
     by_weight: dict[str, list[Item]] = {}
     for item in problem.items:
         for weight in item.weights:
-            for name in {weight, item.keys.get(weight, weight)}:
-                by_weight.setdefault(name, []).append(item)
+            # A weight, its key in a layout map, or the layer of the weight.
+            names = {weight, item.keys.get(weight, weight)}
+            for name in {*names, weight.rpartition(".")[0]} - {""}:
+                if item not in by_weight.get(name, []):
+                    by_weight.setdefault(name, []).append(item)
     fixed: dict[str, str] = {}
     source: dict[str, str] = {}
     for key, pin in pins.items():

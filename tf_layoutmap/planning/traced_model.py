@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout.keras3 import backend_ops
 from tf_layoutmap.planning.step_graph import (
     Dim,
     Op,
@@ -185,7 +186,10 @@ def _trace(
 
     def call(values: list[Any], fed: list[Any]) -> None:
         found.extend([values, fed])
-        with keras.StatelessScope(state_mapping=list(zip(variables, values))):
+        with (
+            backend_ops.is_planning.set_to(True),
+            keras.StatelessScope(state_mapping=list(zip(variables, values))),
+        ):
             call_model(model, _feed(fed.__getitem__, structure))
 
     # A graph of a function can contain eager tensors, for example constants
@@ -439,6 +443,14 @@ def _same_dims(op: Any, shapes: Any, out: Any) -> list[tuple[Dim, Dim]]:
     if kind in _REORDERED or kind in _CALLS or not shapes:
         return []
     first = shapes[0]
+    if kind == "Reshape" and op.inputs[0].op.type in ("Tile", "BroadcastTo"):
+        # Merging a repeated dimension with the dimension before it is what
+        # `repeat` does, for example for the keys of grouped queries.
+        return [
+            ((0, i), (0, o))
+            for i, o in reshaped_dims(first, out)
+            if first[i] == out[o]
+        ]
     if kind == "Reshape":
         return [((0, i), (0, o)) for i, o in reshaped_dims(first, out)]
     if kind in ("ExpandDims", "Squeeze"):

@@ -55,7 +55,11 @@ class Planner(Protocol):
         """Plans the model of a variable; None plans all complete models."""
         ...
 
-    def plan_for_step(self, context: Any, model: Any, batch: Any, /) -> None:
+    def start_step(self, model: Any, batch: Any, /) -> None:
+        """Records the model and the batch of a step that builds the model."""
+        ...
+
+    def plan_for_step(self, context: Any, model: Any, /) -> None:
         """Plans the model of a step that is about to run."""
         ...
 
