@@ -139,12 +139,17 @@ $(PEERS)/.packages:
 bench-peers: build $(VENV)/.develop $(PEERS)/.packages  ## Measures tables against FBGEMM, in a separate venv.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
-	    --fbgemm_python=$(CURDIR)/$(PEERS)/bin/python \
+	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
 
 .PHONY: bench-cluster
 bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers, and the bytes that they send.
 	$(RUN) -m benchmarks cluster --json=build/cluster.json $(BENCH_FLAGS)
+
+.PHONY: bench-plan
+bench-plan: build $(VENV)/.develop  ## Compares predicted and measured step times of plans.
+	$(RUN) -m tf_layoutmap.local_cluster --ps 2 --workers 1 -- \
+	    $(RUN) -m benchmarks.plans $(BENCH_FLAGS)
 
 # tf_layoutmap is already installed, so this command installs only the packages
 # of the extra.

@@ -141,3 +141,24 @@ def test_sizes(size, expected):
 def test_wrong_sizes_raise(size):
     with pytest.raises(ValueError, match="`memory`"):
         budgets.read_bytes(size)
+
+
+def test_collectives_of_a_cluster_are_not_measured(monkeypatch):
+    """All processes would have to take part."""
+
+    class Device:
+        def __init__(self, name):
+            self.name = name
+
+    devices = [
+        Device(f"/job:{job}/replica:0/task:0/device:CPU:0")
+        for job in ("chief", "ps", "worker")
+    ]
+    monkeypatch.setattr(
+        probe.tf.config,
+        "list_logical_devices",
+        lambda kind: devices if kind == "CPU" else [],
+    )
+    assert probe._mesh_devices() == []
+    assert len(probe._server_devices()) == 1
+    assert list(probe._collectives(0.0)[0]) == [2]

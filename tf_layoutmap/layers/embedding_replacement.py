@@ -16,8 +16,11 @@ import keras
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._patches import engine
-from tf_layoutmap.layers.base import construction, embedding_plan
-from tf_layoutmap.layers.base.embedding_report import EmbeddingReport
+from tf_layoutmap.layers.base import construction
+from tf_layoutmap.layers.base.embedding_report import (
+    EmbeddingReport,
+    plan_replacement,
+)
 from tf_layoutmap.layers.base.stock_embeddings import (
     Replacer,
     Settings,
@@ -156,9 +159,7 @@ def shard_embeddings(
         batch_ids=_core_checks.check_int("batch_ids", batch_ids, lowest=1),
         plan=None
         if memory is None
-        else lambda report: embedding_plan.plan_replacement(
-            report, memory, pins
-        ),
+        else lambda report: plan_replacement(report, memory, pins),
     )
 
 

@@ -173,7 +173,11 @@ def _plan_model(
         mesh if isinstance(mesh, Mapping) else device_mesh.axis_sizes(mesh)
     )
 
-    def build(used: Any, rule: Any = optimizer) -> Problem:
+    notes = [f"The plan assumes batches of {batch_size:,} samples."]
+
+    def build(
+        used: Any, rule: Any = optimizer, found: list[str] | None = None
+    ) -> Problem:
         return keras_models.problem_of_model(
             model,
             used,
@@ -182,6 +186,7 @@ def _plan_model(
             batch_size,
             pins=pins,
             costs=costs,
+            notes=found,
         )
 
     def suggest() -> Iterator[str]:
@@ -197,12 +202,9 @@ def _plan_model(
         if search.fits(build(mesh, "sgd"), pins):
             yield "the optimizer SGD"
 
-    solution = search.solve(build(mesh), pins, suggest=suggest)
-    return Plan(
-        solution,
-        Target("mesh", sizes),
-        [f"The plan assumes batches of {batch_size:,} samples."],
-    )
+    problem = build(mesh, found=notes)
+    solution = search.solve(problem, pins, suggest=suggest)
+    return Plan(solution, Target("mesh", sizes), notes)
 
 
 def read_costs(

@@ -16,6 +16,7 @@ from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.embedding_report import (
+    STOCK,
     EmbeddingEntry,
     EmbeddingReport,
 )
@@ -414,7 +415,7 @@ class Replacer:
           model: A model or layer.
           is_dry_run: Whether only the report is computed.
           batch_ids: See `EmbeddingReport`.
-          plan: Function that returns a plan of `embedding_plan.py` for a
+          plan: Function that returns a plan for the layers of a
             report, or None to replace all layers that can be replaced.
 
         Raises:
@@ -436,7 +437,7 @@ class Replacer:
             for index, (layer, choice) in enumerate(
                 zip(candidates, made.choices.values())
             ):
-                if report.entries[index].is_replaced and choice == "stock":
+                if report.entries[index].is_replaced and choice == STOCK:
                     report.entries[index] = self.entry(
                         layer, _PLANNED_REASON, optimizer
                     )
