@@ -164,6 +164,11 @@ bench-mesh: build $(VENV)/.develop $(PEERS_JAX)/.packages  ## Measures models on
 bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers, and the bytes that they send.
 	$(RUN) -m benchmarks cluster --json=build/cluster.json $(BENCH_FLAGS)
 
+.PHONY: bench-plan
+bench-plan: build $(VENV)/.develop  ## Compares predicted and measured step times of plans.
+	$(RUN) -m tf_layoutmap.local_cluster --ps 2 --workers 1 -- \
+	    $(RUN) -m benchmarks.plans $(BENCH_FLAGS)
+
 # tf_layoutmap is already installed, so this command installs only the packages
 # of the extra.
 $(VENV)/.docs_packages: $(VENV)/.develop

@@ -31,6 +31,9 @@ _HOMES = {
     "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
+    "plan": "tf_layoutmap.planning.planner:plan",
+    "Plan": "tf_layoutmap.planning.plan:Plan",
+    "MachineCosts": "tf_layoutmap.planning.costs:MachineCosts",
     "emulation": "tf_layoutmap.emulation",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.layout_map_scope import layout_map_scope
     from tf_layoutmap.layout.visualize import visualize_layout
+    from tf_layoutmap.planning.costs import MachineCosts
+    from tf_layoutmap.planning.plan import Plan
+    from tf_layoutmap.planning.planner import plan
     from tf_layoutmap.process_report import describe_process
     from tf_layoutmap.serving.export import export
     from tf_layoutmap.sharded import (
@@ -91,6 +97,9 @@ __all__ = [
     "pack",
     "export",
     "inspect_ids",
+    "plan",
+    "Plan",
+    "MachineCosts",
     "emulation",
     "dtensor",
     "layers",

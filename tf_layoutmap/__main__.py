@@ -3,7 +3,8 @@
 The command prints a report about the installation for bug reports, and runs the
 self-check. The exit code is 1 if a package is missing or the self-check fails.
 `python -m tf_layoutmap advise MODEL` prints what `tlm.layers.shard_embeddings`
-would do with a model.
+would do with a model. `python -m tf_layoutmap plan MODULE:FUNCTION` prints the
+plan of a model.
 """
 
 import os
@@ -21,9 +22,14 @@ def main(arguments: list[str]) -> int:
         from tf_layoutmap.layers import advise
 
         return advise.main(arguments[1:])
+    if arguments[:1] == ["plan"]:
+        from tf_layoutmap.planning import command
+
+        return command.main(arguments[1:])
     if arguments:
         print(
-            "Usage: python -m tf_layoutmap [advise MODEL]. Received: "
+            "Usage: python -m tf_layoutmap [advise MODEL | plan "
+            "MODULE:FUNCTION]. Received: "
             f"{' '.join(arguments)}",
             file=sys.stderr,
         )

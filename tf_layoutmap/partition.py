@@ -350,6 +350,39 @@ class Partitioner:
         )
 
 
+class PartitionerByName(Partitioner):
+    """Base class of partitioners that get the name of each table.
+
+    `TPUEmbedding` passes the name as the argument `name`.
+    """
+
+    def __call__(
+        self,
+        shape: Iterable[SupportsIndex | None],
+        dtype: DTypeLike,
+        axis: int = 0,
+        *,
+        name: str | None = None,
+    ) -> list[int]:
+        """Returns the number of shards of the table `name` along each axis."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement `__call__`."
+        )
+
+    def check_servers(self, num_servers: int) -> None:
+        """Raises ValueError if the partitioner requires other servers.
+
+        Args:
+          num_servers: Number of parameter servers, or 0 for tables on a host.
+        """
+
+    def servers_of(self, name: str) -> list[int]:
+        """Returns the index of the server of each shard of the table `name`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must implement `servers_of`."
+        )
+
+
 class FixedShardsPartitioner(Partitioner):
     """A partitioner with a fixed number of shards. No shard is empty.
 

@@ -11,6 +11,7 @@ KINDS = {
     "keras-hub, encoders of text": "tests.real.hub.encoders",
     "keras-hub, images": "tests.real.hub.images",
     "keras-hub, several kinds of data": "tests.real.hub.mixed",
+    "keras-hub, planned layout maps": "tests.real.hub.planned",
     "keras.applications": "tests.real.library.applications",
     "tf_keras, layers": "tests.real.library.tf_keras_layers",
     "recommenders": "tests.real.library.recommenders",

@@ -35,6 +35,7 @@ class ModelCase:
       make: Function that returns the compiled model.
       data: Function that returns inputs and labels for a model.
       backbone: Class whose layout map is used; None for the generic map.
+      planned: Whether the planner creates the layout map.
       generate: Function that returns the tokens that a model generates; None if
         the model generates no tokens.
     """
@@ -42,6 +43,7 @@ class ModelCase:
     make: Callable[[], keras.Model]
     data: Callable[[keras.Model], tuple[Any, Any]]
     backbone: type | None = None
+    planned: bool = False
     generate: Callable[[keras.Model], Any] | None = None
 
     def run(self) -> None:
@@ -86,12 +88,14 @@ def _run(case: ModelCase) -> None:
         plain_losses = _fit(plain, x, y)
         kept, predicted = _through_a_file(case, plain, x)
         tokens = case.generate and case.generate(plain)
-        if case.backbone is None:
+        if case.backbone is None and not case.planned:
             layouts, remark = (
                 placement.generic_map([plain], placement.mesh()),
                 "",
             )
     with check("layout map"):
+        if case.planned:
+            layouts = placement.planned_map(plain, x)
         if case.backbone is not None:
             layouts, remark = placement.own_map(case.backbone)
             if remark:

@@ -7,6 +7,7 @@ import numpy as np
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.planning import keras_models, search
 
 AXES = {"batch": 2, "model": 2}
 
@@ -62,6 +63,29 @@ def generic_map(models, mesh) -> tlm.LayoutMap:
         axes = generic_axes(path, found.pop())
         if axes is not None:
             layout_map[key_of(path)] = layout_of(mesh, *axes)
+    return layout_map
+
+
+def planned_map(model, inputs) -> tlm.LayoutMap:
+    """Returns the layout map that the planner creates for a model.
+
+    The map must be the same as the map of a person: every key selects at least
+    one weight, and only one key matches each weight.
+    """
+    sizes = {"batch": AXES["batch"], "model": AXES["model"]}
+    problem = keras_models.problem_of_model(
+        model, sizes, batch_size=8, inputs=inputs
+    )
+    solution = search.solve(problem)
+    layout_map = tlm.LayoutMap(mesh())
+    for key, axes in keras_models.keys_and_axes(
+        problem, solution.selected
+    ).items():
+        layout_map[key] = axes
+    explanation = layout_map.explain(model)
+    assert explanation.ok, explanation.problems()
+    assert not explanation.contested, explanation.contested
+    assert layout_map, "nothing is sharded"
     return layout_map
 
 

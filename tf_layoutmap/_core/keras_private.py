@@ -9,6 +9,7 @@ comment with the reason.
 import contextlib
 import functools
 import importlib
+import random
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,12 @@ in_symbolic_scope = _private(
 _get_global_attribute = _private(
     "backend.common.global_state", "get_global_attribute"
 )
+
+# The planner calls models and creates optimizers while a layer is being built
+# or called. This must not change the state of Keras in the thread.
+# `clear_session` replaces the object.
+_private("backend.common.global_state", "GLOBAL_STATE_TRACKER")
+_global_state = importlib.import_module("keras.src.backend.common.global_state")
 
 # Builds the weights of a model from shapes, without running it.
 compute_output_spec = _private("backend", "compute_output_spec")
@@ -278,6 +285,36 @@ def random_seed() -> int | None:
 def is_abstract() -> bool:
     """Returns whether Keras is only tracing shapes in this thread."""
     return in_stateless_scope() or in_symbolic_scope()
+
+
+@contextlib.contextmanager
+def separate_state() -> Iterator[None]:
+    """Runs code outside of all scopes and layer calls of this thread.
+
+    Afterwards, the state of Keras is the same as before, including the numbers
+    in automatic names and the generator of random seeds.
+    """
+    state = vars(_global_state.GLOBAL_STATE_TRACKER)
+    random_state = random.getstate()
+    saved = dict(state)
+    names = saved.get("object_name_uids")
+    for name in (
+        "current_call_ctx",
+        "distribution",
+        "name_scope_stack",
+        "stateless_scope",
+        "symbolic_scope",
+    ):
+        state.pop(name, None)
+    if names is not None:
+        state["object_name_uids"] = names.copy()
+    try:
+        with tf.init_scope():
+            yield
+    finally:
+        state.clear()
+        state.update(saved)
+        random.setstate(random_state)
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:

@@ -13,8 +13,16 @@ import contextlib
 import functools
 import threading
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import (
+    Any,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
 import keras
 import numpy as np
@@ -42,6 +50,7 @@ from tf_layoutmap.layout.layout_map_scope import (
     layout_map_scope,
     prepared_context,
     warn_of_init,
+    with_auto_layouts,
 )
 from tf_layoutmap.layout.layout_table import LayoutTypeError
 from tf_layoutmap.layout.mesh.device_mesh import (
@@ -66,10 +75,14 @@ AnyDistribution: TypeAlias = "Distribution | KerasDistribution"
 """A distribution of this package or of Keras."""
 
 
-class _IgnoredArguments(TypedDict, total=False):
-    """Arguments of Keras' `ModelParallel` that have no effect."""
+class _MeshAndPlanOptions(TypedDict, total=False):
+    """Arguments of `ModelParallel` that only `layout_map="auto"` uses."""
 
     device_mesh: AnyMesh | None
+    memory: int | str | None
+    optimizer: Any
+    batch_size: int | None
+    pins: Mapping[str, str] | None
 
 
 def distribution() -> AnyDistribution | None:
@@ -362,26 +375,31 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
 
     def __init__(
         self,
+        layout_map: (
+            AnyLayoutMap | keras.distribution.LayoutMap | Literal["auto"] | None
+        ) = None,
         *,
-        layout_map: AnyLayoutMap | keras.distribution.LayoutMap | None = None,
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
         init: literals.Init | None = None,
-        **kwargs: Unpack[_IgnoredArguments],
+        **kwargs: Unpack[_MeshAndPlanOptions],
     ):
         """Creates the distribution.
 
         Args:
           layout_map: `tlm.distribution.LayoutMap`, `tlm.LayoutMap`, or
             `keras.distribution.LayoutMap`. As in Keras, a key of a Keras map
-            must match the full path of a variable.
+            must match the full path of a variable. `"auto"` plans the layouts
+            when the scope ends, as in `tlm.layout_map_scope`.
           batch_dim_name: Mesh axis along which batches are sharded; None for
             the first axis, as in Keras.
           auto_shard_dataset: Must be True if there are several processes. Each
             process gets full batches and uses only its shard of each batch.
           init: Deprecated, has no effect.
-          **kwargs: Only `device_mesh`, which is accepted for compatibility and
-            ignored. The mesh of the layout map is used instead.
+          **kwargs: `device_mesh`, which is required for `"auto"`. With a layout
+            map it is accepted for compatibility and ignored, and the mesh of
+            the map is used. For `"auto"`, also the arguments `memory`,
+            `optimizer`, `batch_size` and `pins` of `tlm.plan`.
 
         Raises:
           TypeError: If `layout_map` is not a LayoutMap. The error is also a
@@ -390,8 +408,16 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
             is not an axis of the mesh, or `auto_shard_dataset` is False with
             several processes.
         """
-        kwargs.pop("device_mesh", None)
-        if kwargs:
+        device_mesh = kwargs.pop("device_mesh", None)
+        if isinstance(layout_map, str) and layout_map == "auto":
+            names = list(axis_sizes(check_mesh("device_mesh", device_mesh)))
+            layout_map = with_auto_layouts(
+                layout_map,
+                names[0] if batch_dim_name is None else batch_dim_name,
+                mesh=device_mesh,
+                **cast(Any, kwargs),
+            )
+        elif kwargs:
             raise TypeError(
                 "Arguments of ModelParallel must be `layout_map`, "
                 "`batch_dim_name` or `auto_shard_dataset`. Received: "

@@ -57,7 +57,8 @@ def create_tables(
       spec: Spec of the tables.
       partitioner: None, or a callable like
         `tf.distribute.experimental.partitioners`. The callable takes `shape`
-        and `dtype`, and returns the number of shards of each axis.
+        and `dtype`, and returns the number of shards of each axis. A
+        `partition.PartitionerByName` also gets the name of the table.
       place: Callable that returns the device of each shard, or None for the
         host. If a callable is passed, user creators are not called. The caller
         must then create the variables of open vocabularies. Each segment of a
@@ -81,6 +82,8 @@ def create_tables(
         the partitioner splits columns, or if the engine cannot train a variable
         that a variable creator returned. The message names the table.
     """
+    if place is None and isinstance(partitioner, partition.PartitionerByName):
+        partitioner.check_servers(0)
     variables = {}
     with (
         tf.device(HOST),
@@ -127,10 +130,13 @@ def _num_shards(
 ) -> int:
     if partitioner is None:
         return 1
+    shape = tf.TensorShape([table.num_rows, table.dim])
     parts = [
         int(part)
-        for part in partitioner(
-            shape=tf.TensorShape([table.num_rows, table.dim]), dtype=tf.float32
+        for part in (
+            partitioner(shape=shape, dtype=tf.float32, name=table.name)
+            if isinstance(partitioner, partition.PartitionerByName)
+            else partitioner(shape=shape, dtype=tf.float32)
         )
     ]
     if len(parts) != 2 or parts[1] != 1 or parts[0] < 1:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,7 +17,10 @@ import keras
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._patches import engine
 from tf_layoutmap.layers.base import construction
-from tf_layoutmap.layers.base.embedding_report import EmbeddingReport
+from tf_layoutmap.layers.base.embedding_report import (
+    EmbeddingReport,
+    plan_replacement,
+)
 from tf_layoutmap.layers.base.stock_embeddings import (
     Replacer,
     Settings,
@@ -73,6 +76,8 @@ def shard_embeddings(
     rules_by_row: bool = False,
     batch_ids: int = 2048,
     is_dry_run: bool = False,
+    memory: str | int | None = None,
+    pins: Mapping[str, str] | None = None,
 ) -> EmbeddingReport:
     """Replaces the large `Embedding` layers of a model in place.
 
@@ -128,20 +133,34 @@ def shard_embeddings(
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times of the report.
       is_dry_run: Whether to compute only the report, without changes.
+      memory: Bytes that the tables of all `Embedding` layers and their slot
+        variables may use, such as `"16GiB"`. The layers are then replaced by a
+        plan, `report.plan`: the fastest one that fits. If no plan fits, the
+        function raises an error, and the model is unchanged. With None, all
+        layers that can be replaced are replaced.
+      pins: `"stock"` or `"sharded"`, by path of the layer, for the plan.
 
     Returns:
-      The report.
+      The report. `report.plan` explains the choice for each layer.
 
     Raises:
       TypeError: If `model` or `optimizer` has an unsupported type.
-      ValueError: If an argument is invalid, or if the model's optimizer
-        already has slot variables for the tables.
+      ValueError: If an argument is invalid, if the model's optimizer already
+        has slot variables for the tables, or if no plan fits.
     """
     settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
-    replacer = _replacer_of(model, settings)
-    report = replacer.replace(model, is_dry_run=is_dry_run)
-    report.batch_ids = _core_checks.check_int("batch_ids", batch_ids, lowest=1)
-    return report
+    if memory is None and pins:
+        raise ValueError(
+            _core_checks.message("pins", "None without `memory`", pins)
+        )
+    return _replacer_of(model, settings).replace(
+        model,
+        is_dry_run=is_dry_run,
+        batch_ids=_core_checks.check_int("batch_ids", batch_ids, lowest=1),
+        plan=None
+        if memory is None
+        else lambda report: plan_replacement(report, memory, pins),
+    )
 
 
 @contextlib.contextmanager

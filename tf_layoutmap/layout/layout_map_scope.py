@@ -7,9 +7,10 @@ Keras, the keys of this table must match the full path of a variable.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import typing
-from collections.abc import Container, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import keras
 
@@ -20,6 +21,7 @@ from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.key_matching import Match
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import (
+    AnyMesh,
     Mesh,
     prepare_process,
     to_dtensor_mesh,
@@ -120,13 +122,34 @@ AnyLayoutMap = TypeVar(
 )
 
 
+class PlanOptions(TypedDict, total=False):
+    """Arguments of a scope that plans its layouts.
+
+    Attributes:
+      mesh: `dtensor.Mesh` or `DeviceMesh`; required.
+      memory: Bytes of each device, for example `"16GiB"`; None shards what can
+        be sharded without gathering weights in each step.
+      optimizer: Optimizer of Keras 3 or its name; None for the optimizer with
+        which a model was compiled in the scope, or Adam.
+      batch_size: Samples per step; None for 32.
+      pins: Choices that are fixed, by the name of an item or weight.
+    """
+
+    mesh: AnyMesh | None
+    memory: int | str | None
+    optimizer: Any
+    batch_size: int | None
+    pins: Mapping[str, str] | None
+
+
 @contextlib.contextmanager
 def layout_map_scope(
-    layout_map: AnyLayoutMap,
+    layout_map: AnyLayoutMap | Literal["auto"],
     *,
     batch_dim: str | None = None,
     init: literals.Init | None = None,
-) -> Iterator[AnyLayoutMap]:
+    **plan_options: Unpack[PlanOptions],
+) -> Iterator[AnyLayoutMap | LayoutTable]:
     """Places the weights of layers that are created in the scope on a mesh.
 
     Each weight becomes a `dtensor.DVariable`. The initial value of a weight is
@@ -156,19 +179,35 @@ def layout_map_scope(
     model.fit(x, y)
     ```
 
+    With `"auto"`, the layouts are planned when the scope ends, before any
+    weight is allocated. A model whose layers are not built then is planned in
+    its first step. If a weight is read or assigned in the scope, for example by
+    `from_preset`, the built model that contains it is planned at that time. A
+    weight that no built model contains cannot be read.
+
+    ```py
+    with tlm.layout_map_scope("auto", mesh=mesh) as layout_map:
+        model = build_model()
+    print(layout_map.plan)
+    ```
+
     Args:
       layout_map: `tlm.LayoutMap`, `tlm.distribution.LayoutMap`, or
         `keras.distribution.LayoutMap`. As in Keras, the keys of a Keras map
-        must match the full path of a variable.
+        must match the full path of a variable. `"auto"` plans the layouts.
       batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` shard
         batches. None selects the axis named `"batch"` or `"data"`, if any.
       init: Deprecated, has no effect.
+      **plan_options: Only with `"auto"`: `mesh`, and the arguments `memory`,
+        `optimizer`, `batch_size` and `pins` of `tlm.plan`.
 
     Yields:
-      `layout_map`.
+      `layout_map`. With `"auto"`, a `tlm.LayoutMap` that the planner fills, and
+      whose attribute `plan` is the plan.
 
     Raises:
-      TypeError: If `layout_map` is not a LayoutMap.
+      TypeError: If `layout_map` is not a LayoutMap, or if `mesh` is missing or
+        is not a mesh.
       ValueError: If the map has no mesh, if `batch_dim` is not an axis of the
         mesh, or, on exit, if a layout does not fit a variable.
       RuntimeError: If an unsafe pass of DTensor is enabled in this process.
@@ -177,11 +216,40 @@ def layout_map_scope(
         # The context manager adds frames to the call stack, so `stacklevel` is
         # 5.
         warn_of_init(init, stacklevel=5)
-    context = prepared_context(as_table(layout_map), batch_dim)
+    found = with_auto_layouts(layout_map, batch_dim, **plan_options)
+    context = prepared_context(as_table(found), batch_dim)
     with activated(context), _tf_keras_scope(context):
-        yield layout_map
+        yield found
         context.initialize_pending()
     context.check_all_patterns_used()
+
+
+def with_auto_layouts(
+    layout_map: Any, batch_dim: str | None, **options: Unpack[PlanOptions]
+) -> Any:
+    """Returns a layout map that a planner fills, or `layout_map` itself.
+
+    Args:
+      layout_map: A layout map, or `"auto"`.
+      batch_dim: Mesh axis that shards batches.
+      **options: See `PlanOptions`.
+
+    Raises:
+      TypeError: If `layout_map` is another string, or if options are passed
+        with a layout map.
+    """
+    if isinstance(layout_map, str) and layout_map == "auto":
+        # The planner uses this package, and is therefore imported by name.
+        planner = importlib.import_module("tf_layoutmap.planning.auto_layouts")
+        return planner.AutoLayoutMap(batch_dim=batch_dim, **options)
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise TypeError(
+            f"Arguments {', '.join(f'`{name}`' for name in given)} of "
+            'layout_map_scope require layout_map="auto". Received: '
+            f"layout_map={layout_map!r}. A LayoutMap has its own mesh."
+        )
+    return layout_map
 
 
 def warn_of_init(init: str, stacklevel: int) -> None:

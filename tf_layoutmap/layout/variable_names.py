@@ -181,6 +181,18 @@ class ObjectPaths:
                 todo += [parent for parent, _ in self._parents.get(key, ())]
         return list(found.values())
 
+    def outermost(self, layer: Any = None) -> list[Any]:
+        """Returns the layers that no other layer contains.
+
+        Args:
+          layer: Returns only the layers that contain this layer, or the layer
+            itself; None for all layers.
+        """
+        layers = (
+            self._layers.values() if layer is None else self.with_holders(layer)
+        )
+        return [one for one in layers if not self._parents.get(id(one))]
+
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
         """Returns all names of `variable`; the first one is the preferred key.
 

@@ -232,3 +232,10 @@ def test_batched_counts_equal_the_total_counts():
         row: count for row, count in enumerate(found.tolist()) if count
     }
     assert counts.share_of_hottest(5) == np.sort(found)[-5:].sum() / 1000
+
+
+def test_unique_rows_per_batch_are_counted_over_all_features_of_a_table():
+    report = tlm.inspect_ids(dataset(), config())
+    # The rows of "words" are {1, 2, 3, 4} and {1}: -3 and 11 are no rows.
+    assert report.tables["words"]["mean_unique_per_batch"] == 2.5
+    assert report.tables["<users>"]["mean_unique_per_batch"] == 1.5

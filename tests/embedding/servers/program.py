@@ -65,21 +65,21 @@ def table(name, num_rows, dim, combiner):
     )
 
 
-def embedding(optimizer, **options):
+def feature_config():
     ads, words = table("ads", 11, 4, "mean"), table("words", 7, 3, "sum")
+    return {
+        "clicked": tpu.FeatureConfig(ads, name="clicked"),
+        "shown": tpu.FeatureConfig(ads, name="shown"),
+        "text": tpu.FeatureConfig(words, max_sequence_length=2, name="text"),
+        "bag": tpu.FeatureConfig(words, name="bag"),
+    }
+
+
+def embedding(optimizer, **options):
     return tlm.TPUEmbedding(
-        {
-            "clicked": tpu.FeatureConfig(ads, name="clicked"),
-            "shown": tpu.FeatureConfig(ads, name="shown"),
-            "text": tpu.FeatureConfig(
-                words, max_sequence_length=2, name="text"
-            ),
-            "bag": tpu.FeatureConfig(words, name="bag"),
-        },
+        feature_config(),
         optimizer,
-        partitioner=PARTITIONER,
-        rounding_seed=5,
-        **options,
+        **{"partitioner": PARTITIONER, "rounding_seed": 5, **options},
     )
 
 
@@ -164,6 +164,54 @@ def trained(strategy, coordinator, optimizer, **options):
         host,
         wrong + differences(values(distributed), values(host)),
     )
+
+
+def planned(strategy, coordinator):
+    """Trains tables that a plan places, and compares bytes and values."""
+    num_servers = len(
+        [
+            one
+            for one in tf.config.list_logical_devices("CPU")
+            if "/job:ps/" in one.name
+        ]
+    )
+    plan = tlm.plan(
+        feature_config(),
+        servers=num_servers,
+        memory="1MiB",
+        optimizer=tpu.Adagrad(0.3),
+        pins={"ads": "rows", "words": f"table on server {num_servers - 1}"},
+        batch_size=3,
+        costs=tlm.MachineCosts.typical(),
+    )
+    host = embedding(OPTIMIZERS["adagrad"](), partitioner=None)
+    with strategy.scope():
+        distributed = embedding(OPTIMIZERS["adagrad"](), partitioner=plan)
+    steps = step_of(distributed), step_of(host)
+    for number in range(NUM_STEPS):
+        coordinator.schedule(steps[0], args=batch(number))
+        steps[1](*batch(number))
+        coordinator.join()
+    resident = [0] * num_servers
+    for variables in (
+        *distributed.embedding_tables.values(),
+        *(
+            one
+            for slots in distributed.slot_variables.values()
+            for one in slots.values()
+        ),
+    ):
+        for part in getattr(variables, "variables", [variables]):
+            server = tf.DeviceSpec.from_string(part.device).task
+            resident[server] += 4 * int(np.prod(part.shape))
+    predicted = [
+        one["weights"] + one["slot variables"] for one in plan.solution.memory()
+    ]
+    return [
+        differences(values(distributed), values(host)),
+        resident,
+        predicted,
+    ]
 
 
 def optimizer_cases():
@@ -725,6 +773,7 @@ CASES = {
         case.__name__: case
         for case in [
             quantized,
+            planned,
             ids_out_of_range,
             bfloat16_on_the_wire,
             half_tables,

@@ -75,6 +75,17 @@ def test_tables_are_bitwise_equal_to_the_host_engine(found_on_both, name):
     assert found_on_both[f"optimizer {name}"] == []
 
 
+def test_planned_tables_are_bitwise_equal_and_have_the_predicted_bytes(found):
+    wrong, resident, predicted = found["planned"]
+    assert wrong == []
+    # A shard can have one row less than the largest shard of its table.
+    assert all(
+        0 <= more - size <= 2 * 4 * 4
+        for size, more in zip(resident, predicted, strict=True)
+    )
+    assert len(resident) in (2, 3)
+
+
 def test_16_bit_tables_are_bitwise_equal(found):
     assert found["half_tables"] == []
 

@@ -187,6 +187,8 @@ def inspect_ids(
         for each of TensorFlow's optimizers.
       - `num_lookups`, `num_distinct`: Number of lookups, and number of distinct
         rows that were looked up.
+      - `mean_unique_per_batch`: Mean number of distinct rows in a batch, over
+        all features of the table.
       - `coverage`: Share of the rows that were looked up.
       - `hottest_rows`: The 10 rows with the most lookups, and their lookup
         counts.
@@ -231,12 +233,13 @@ def inspect_ids(
         for one in spec.features
     ]
     num_batches = 0
+    num_unique = [0] * len(spec.tables)
     for batch in dataset:
         if max_batches is not None and num_batches >= max_batches:
             break
         num_batches += 1
         batch = _features_of(batch, feature_config)
-        found: dict[int, list[np.ndarray]] = {table: [] for table in keys}
+        found: list[list[np.ndarray]] = [[] for _ in spec.tables]
         for feature, counts, value in zip(
             spec.features, features, tf.nest.flatten(batch)
         ):
@@ -244,10 +247,16 @@ def inspect_ids(
                 feature, value, feature.table in keys
             )
             counts.add(ids, sizes, positions)
-            if feature.table in keys:
-                found[feature.table].append(ids)
-        for table, ids_of_step in found.items():
-            keys[table].add(np.concatenate(ids_of_step))
+            found[feature.table].append(ids)
+        for table, ids_of_step in enumerate(found):
+            all_ids = np.concatenate(ids_of_step)
+            unique = np.unique(all_ids)
+            if table in keys:
+                keys[table].add(all_ids)
+            else:
+                num_rows = spec.tables[table].num_rows
+                unique = unique[(unique >= 0) & (unique < num_rows)]
+            num_unique[table] += len(unique)
     return IdReport(
         num_batches,
         {
@@ -255,18 +264,24 @@ def inspect_ids(
             for one, counts in zip(spec.features, features)
         },
         {
-            table.name: _describe_open_table(table, keys[index], kept_share)
-            if index in keys
-            else _describe_table(
-                table,
-                _joined(
-                    [
-                        counts
-                        for one, counts in zip(spec.features, features)
-                        if one.table == index
-                    ]
+            table.name: {
+                **(
+                    _describe_open_table(table, keys[index], kept_share)
+                    if index in keys
+                    else _describe_table(
+                        table,
+                        _joined(
+                            [
+                                counts
+                                for one, counts in zip(spec.features, features)
+                                if one.table == index
+                            ]
+                        ),
+                    )
                 ),
-            )
+                "mean_unique_per_batch": num_unique[index]
+                / max(num_batches, 1),
+            }
             for index, table in enumerate(spec.tables)
         },
     )

@@ -1,8 +1,8 @@
 """Creation of tables, slot variables and vocabularies on parameter servers.
 
 `ServerTables` creates tables that are sharded over the servers. `Placement`
-assigns shards to servers by their sizes. `CopiedCount` is a counter with one
-copy per shard.
+assigns shards to servers by their sizes, unless a plan assigns the shards.
+`CopiedCount` is a counter with one copy per shard.
 """
 
 from __future__ import annotations
@@ -234,6 +234,8 @@ class ServerTables:
                 _MIN_SHARD_BYTES, max_shards=len(tasks)
             )
         )
+        if isinstance(self.partitioner, partition.PartitionerByName):
+            self.partitioner.check_servers(len(tasks))
         self._placement = Placement(len(tasks))
 
     def create(
@@ -252,6 +254,10 @@ class ServerTables:
         def place(
             table: config.TableSpec, row_partition: partition.RowPartition
         ):
+            if isinstance(self.partitioner, partition.PartitionerByName):
+                servers = self.partitioner.servers_of(table.name)
+                devices.append([self.devices[one] for one in servers])
+                return devices[-1]
             row_bytes = (table.num_bytes + table.num_slot_bytes) // max(
                 table.num_rows, 1
             )

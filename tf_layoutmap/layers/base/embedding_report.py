@@ -7,8 +7,19 @@ writes the full table, a step of a replaced layer only the rows of the batch.
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+from tf_layoutmap.planning import budgets, search
+from tf_layoutmap.planning.plan import Plan, Target
+from tf_layoutmap.planning.problem import Choice, Item, Problem
+from tf_layoutmap.planning.search import Solution
+
+# Choices of an `Embedding` layer in a plan: the stock layer, whose steps read
+# and write the full table, or a replaced layer.
+STOCK, SHARDED = "stock", "sharded"
 
 # Bytes that a training step reads and writes per byte of a stock table:
 # gradient update of the table, of its slot variables, and the temporary arrays
@@ -93,11 +104,13 @@ class EmbeddingReport:
         `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times.
+      made_plan: The plan that selected the replaced layers, or None.
     """
 
     entries: list[EmbeddingEntry] = dataclasses.field(default_factory=list)
     stock_rule: str = "adagrad"
     batch_ids: int = 2048
+    made_plan: Plan | None = None
 
     @property
     def replaced(self) -> list[EmbeddingEntry]:
@@ -132,19 +145,38 @@ class EmbeddingReport:
         Returns:
           Milliseconds of all tables before and after the replacement.
         """
-        bandwidth = memory_bandwidth()
         before = after = 0.0
         for entry in self.entries:
-            rows = min(self.batch_ids, entry.num_rows)
-            looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
-            stock = looked_up + (
-                _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
-            )
+            stock, replaced = self.expected_seconds(entry)
             before += stock
-            after += (
-                looked_up + _SECONDS_PER_TABLE if entry.is_replaced else stock
-            )
+            after += replaced if entry.is_replaced else stock
         return 1e3 * before, 1e3 * after
+
+    def expected_seconds(self, entry: EmbeddingEntry) -> tuple[float, float]:
+        """Returns the expected time of a table in a step, before and after.
+
+        Args:
+          entry: Entry of this report. The second time is the time after a
+            replacement, also if the layer is not replaced.
+        """
+        bandwidth = memory_bandwidth()
+        rows = min(self.batch_ids, entry.num_rows)
+        looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
+        stock = looked_up + (
+            _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
+        )
+        return stock, looked_up + _SECONDS_PER_TABLE
+
+    @property
+    def plan(self) -> Plan:
+        """Plan with the reasons and costs of the replaced layers.
+
+        This is the plan that `shard_embeddings` made if `memory` was passed.
+        Otherwise, the plan has the choices of this report.
+        """
+        if self.made_plan is not None:
+            return self.made_plan
+        return _plan_of_report(self)
 
     def to_dict(self) -> dict[str, object]:
         """Returns the report as plain values, for example for JSON."""
@@ -195,3 +227,93 @@ class EmbeddingReport:
 
 def _describe(entry: EmbeddingEntry) -> str:
     return f"{entry.path} ({entry.kind}, {entry.num_rows:,} x {entry.dim})"
+
+
+def plan_replacement(
+    report: EmbeddingReport, memory: Any, pins: Mapping[str, str] | None
+) -> Plan:
+    """Returns the fastest plan whose tables fit.
+
+    Args:
+      report: Report of a dry run.
+      memory: Bytes for the tables and slot variables of all `Embedding` layers.
+      pins: `"stock"` or `"sharded"`, by path of the layer.
+
+    Raises:
+      ValueError: If a pin is invalid, or if no plan fits.
+    """
+    problem = _problem_of_report(report, budgets.read_budgets(memory, 1)[0])
+    return _plan(search.solve(problem, pins), report)
+
+
+def _plan_of_report(report: EmbeddingReport) -> Plan:
+    """Returns a plan with the choices that a report already contains."""
+    problem = _problem_of_report(
+        report, max(report.bytes_before, report.bytes_after)
+    )
+    return _plan(
+        Solution(
+            problem,
+            {
+                item.name: SHARDED if entry.is_replaced else STOCK
+                for item, entry in zip(problem.items, report.entries)
+            },
+        ),
+        report,
+    )
+
+
+def _plan(solution: Solution, report: EmbeddingReport) -> Plan:
+    return Plan(
+        solution,
+        Target("process", {"process": 1}),
+        [
+            f"The plan assumes {report.batch_ids:,} ids per table and step. "
+            "The times do not contain the other layers of the model."
+        ],
+    )
+
+
+def _problem_of_report(report: EmbeddingReport, budget: int) -> Problem:
+    """Returns the problem of the layers of a report."""
+    names: list[str] = []
+    items: list[Item] = []
+    for entry in report.entries:
+        count = sum(name.split(" (")[0] == entry.path for name in names)
+        names.append(f"{entry.path} ({count + 1})" if count else entry.path)
+        items.append(_item(names[-1], entry, report))
+    return Problem(("process",), (budget,), tuple(items))
+
+
+def _item(name: str, entry: EmbeddingEntry, report: EmbeddingReport) -> Item:
+    stock, sharded = report.expected_seconds(entry)
+    return Item(
+        name,
+        "embedding",
+        {name: (entry.num_rows, entry.dim)},
+        (
+            Choice(
+                STOCK,
+                "in the stock layer, whose steps read and write the full table",
+                _memory(entry, entry.bytes_before),
+                {"rows": stock},
+            ),
+            Choice(
+                SHARDED,
+                "in a ShardedEmbedding, whose steps read and write only the "
+                "rows of a batch",
+                _memory(entry, entry.bytes_after),
+                {"rows": sharded},
+                refused=None
+                if entry.is_replaced
+                else f"is not possible: {entry.reason}",
+            ),
+        ),
+    )
+
+
+def _memory(entry: EmbeddingEntry, num_bytes: int) -> dict[str, int]:
+    return {
+        "weights": entry.table_bytes,
+        "slot variables": num_bytes - entry.table_bytes,
+    }

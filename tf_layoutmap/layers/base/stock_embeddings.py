@@ -7,7 +7,7 @@ attribute and list that contains the layer remains valid.
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.embedding_report import (
+    STOCK,
     EmbeddingEntry,
     EmbeddingReport,
 )
@@ -29,6 +30,8 @@ OTHER_SETTINGS = (
     "global_clipnorm",
     "use_ema",
 )
+# Reason for layers that a plan does not replace.
+_PLANNED_REASON = "the plan keeps the stock layer; see `report.plan.why`"
 # Number of slot variables of a stock optimizer by the name of its class; 2 for
 # all other optimizers.
 _STOCK_SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
@@ -398,12 +401,22 @@ class Replacer:
         name = self.new_optimizer("tables")._spec.name
         return {"sgd": "SGD", "adagrad": "Adagrad"}.get(name, "Adam")
 
-    def replace(self, model: Any, *, is_dry_run: bool) -> EmbeddingReport:
+    def replace(
+        self,
+        model: Any,
+        *,
+        is_dry_run: bool,
+        batch_ids: int = 2048,
+        plan: Callable[[EmbeddingReport], Any] | None = None,
+    ) -> EmbeddingReport:
         """Replaces the layers of a model and returns the report.
 
         Args:
           model: A model or layer.
           is_dry_run: Whether only the report is computed.
+          batch_ids: See `EmbeddingReport`.
+          plan: Function that returns a plan for the layers of a
+            report, or None to replace all layers that can be replaced.
 
         Raises:
           ValueError: If an optimizer has slot variables of a replaced table.
@@ -412,14 +425,27 @@ class Replacer:
         models = self.models_of(layers)
         optimizer = getattr(model, "optimizer", None)
         rule = self.rule_name if optimizer is None else type(optimizer).__name__
-        report = EmbeddingReport(stock_rule=self.report_rule(rule))
-        chosen = []
-        for layer in layers:
-            if self.is_candidate(layer):
-                reason = self.reason_against(layer, layers)
-                report.entries.append(self.entry(layer, reason, optimizer))
-                if reason is None:
-                    chosen.append(layer)
+        report = EmbeddingReport(
+            stock_rule=self.report_rule(rule), batch_ids=batch_ids
+        )
+        candidates = [layer for layer in layers if self.is_candidate(layer)]
+        for layer in candidates:
+            reason = self.reason_against(layer, layers)
+            report.entries.append(self.entry(layer, reason, optimizer))
+        if plan is not None:
+            report.made_plan = made = plan(report)
+            for index, (layer, choice) in enumerate(
+                zip(candidates, made.choices.values())
+            ):
+                if report.entries[index].is_replaced and choice == STOCK:
+                    report.entries[index] = self.entry(
+                        layer, _PLANNED_REASON, optimizer
+                    )
+        chosen = [
+            layer
+            for layer, entry in zip(candidates, report.entries)
+            if entry.is_replaced
+        ]
         if is_dry_run or not chosen:
             return report
         self._check_optimizers(models, chosen)

@@ -12,10 +12,15 @@ from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import corrections, einsum_axes, host_loops
 from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
+
+# Whether the planner calls a model to read its operations. Models on a mesh and
+# other models must then have the same operations.
+is_planning: ThreadValue[bool] = ThreadValue(False)
 
 
 def einsum(
@@ -34,7 +39,7 @@ def einsum(
     """
     layer = keras_private.calling_layer()
     context = None if layer is None else context_of(layer)
-    if context is None:
+    if context is None or is_planning.get():
         return original(subscripts, *operands, **options)
     # If any option is set, Keras calls `tf.einsum` instead of matrix products.
     # The value "greedy" is the default of `tf.einsum`.

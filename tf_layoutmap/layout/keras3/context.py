@@ -9,7 +9,7 @@ variable.
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -48,6 +48,26 @@ _registries: "weakref.WeakKeyDictionary[Any, Registry]" = (
 _registries_lock = threading.Lock()
 
 
+class Planner(Protocol):
+    """Plans the layouts of complete models (`layout_map_scope("auto")`)."""
+
+    def plan_for_variable(self, context: Any, variable: Any, /) -> None:
+        """Plans the model of a variable; None plans all complete models."""
+        ...
+
+    def start_step(self, model: Any, batch: Any, /) -> None:
+        """Records the model and the batch of a step that builds the model."""
+        ...
+
+    def plan_for_step(self, context: Any, model: Any, /) -> None:
+        """Plans the model of a step that is about to run."""
+        ...
+
+    def is_planned(self, variable: Any, /) -> bool:
+        """Returns whether the layout of a pending variable is known."""
+        ...
+
+
 class MeshContext:
     """A layout map with the mesh and the options of a scope."""
 
@@ -58,6 +78,9 @@ class MeshContext:
         # Returns the layout of a new variable, for user-defined distributions
         # of Keras. None if the layout map selects all layouts.
         self.layout_of: Callable[[Any], Any] | None = None
+        # Adds the layouts of a complete model to the layout map. None if user
+        # code has written the map.
+        self.planner: Planner | None = getattr(layout_map, "planner", None)
         with _registries_lock:
             self.registry = _registries.setdefault(layout_map, Registry())
 
@@ -94,6 +117,8 @@ class MeshContext:
 
     def planned_layout(self, variable: Any) -> Layout:
         """Returns the layout that a pending variable will get."""
+        if self.planner is not None:
+            self.planner.plan_for_variable(self, variable)
         assigned = self.assign_layouts([variable])
         assignments.raise_problems(assigned)
         return assigned[0].settled_layout()
@@ -114,8 +139,18 @@ class MeshContext:
         with registry.lock:
             if variable is not None and variable._value is not None:
                 return
+            if self.planner is not None:
+                self.planner.plan_for_variable(self, variable)
             pending = self._pending()
-            batch = [v for v in pending if v is variable or _is_layer_built(v)]
+            batch = [
+                v
+                for v in pending
+                if v is variable
+                or (
+                    _is_layer_built(v)
+                    and (self.planner is None or self.planner.is_planned(v))
+                )
+            ]
             if variable is not None and not any(v is variable for v in batch):
                 batch.append(variable)
             assigned = self.assign_layouts(batch)
@@ -225,12 +260,15 @@ def set_standing_context(context: MeshContext | None) -> None:
 
 
 class activated:  # noqa: N801 - context managers have lowercase names.
-    """Context manager in which new objects of this thread use `context`."""
+    """Context manager in which new objects of this thread use `context`.
 
-    def __init__(self, context: MeshContext):
+    If `context` is None, new objects are not placed on a mesh.
+    """
+
+    def __init__(self, context: MeshContext | None):
         self._context = context
 
-    def __enter__(self) -> MeshContext:
+    def __enter__(self) -> MeshContext | None:
         if not hasattr(_active, "stack"):
             _active.stack = []
         _active.stack.append(self._context)

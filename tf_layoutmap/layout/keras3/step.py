@@ -210,11 +210,16 @@ class _Step(MeshStep):
             return super().run(batch)
 
     def prepare(self, batch: Any) -> None:
+        planner = self.context.planner
+        if planner is not None:
+            planner.start_step(self.model, batch)
         with activated(self.context):
             if self.kind == "predict":
                 _build_for_predict(self.model, batch)
             else:
                 _build_for_training(self.model, batch, self.model_step)
+            if planner is not None:
+                planner.plan_for_step(self.context, self.model)
             self.context.initialize_pending()
         optimizers.move_model_state(self.model, self.context)
         self.context.check_all_patterns_used()

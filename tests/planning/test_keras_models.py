@@ -1,0 +1,335 @@
+"""Tests the layouts that are planned for Keras models on a mesh."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.layout.meshes import mesh_of
+from tests.planning import models
+from tf_layoutmap.planning import keras_models, search
+
+SIZES = {"batch": 2, "model": 2}
+
+
+def plan_of(model, sizes=None, **options):
+    return keras_models.plan_model(
+        model, SIZES if sizes is None else sizes, batch_size=8, **options
+    )
+
+
+def axes_of(plan, *, by_shape=False):
+    """Returns the planned axes of each weight, by name or by shape."""
+    found = {}
+    for item in plan.solution.problem.items:
+        choice = plan.solution.choice_of(item)
+        for name, axes in choice.layouts.items():
+            if by_shape:
+                found.setdefault(item.weights[name], set()).add(axes)
+            else:
+                found[name] = axes
+    return found
+
+
+def item_of(plan, kind):
+    items = [i for i in plan.solution.problem.items if i.kind == kind]
+    assert len(items) == 1, items
+    return items[0]
+
+
+def reasons_of(plan, kind):
+    return [c.refused for c in item_of(plan, kind).choices if c.refused]
+
+
+def test_attention_is_sharded_by_heads():
+    plan = plan_of(models.transformer())
+    axes = axes_of(plan)
+    for name in ("query", "key", "value"):
+        key = f"block_1.attention.{name}_dense"
+        assert axes[f"{key}.kernel"] == (None, "model", None)
+        assert axes[f"{key}.bias"] == ("model", None)
+    output = "block_1.attention.output_dense"
+    assert axes[f"{output}.kernel"] == ("model", None, None)
+    assert axes[f"{output}.bias"] == (None,)
+
+
+def test_repeated_layers_share_an_item_and_keys():
+    plan = plan_of(models.transformer(layers=3))
+    item = item_of(plan, "attention")
+    assert len(item.weights) == 3 * 8
+    assert item.name == "block_*.attention"
+    assert len({*item.keys.values()}) == 8
+    assert ".*query_dense.kernel" in item.keys.values()
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_an_mlp_is_sharded_by_columns_then_rows(is_gated):
+    plan = plan_of(models.transformer(is_gated=is_gated))
+    axes = axes_of(plan)
+    for name in ("up", "gate")[: 1 + is_gated]:
+        assert axes[f"block_0.{name}.kernel"] == (None, "model")
+        assert axes[f"block_0.{name}.bias"] == ("model",)
+    assert axes["block_0.down.kernel"] == ("model", None)
+    assert axes["block_0.down.bias"] == (None,)
+
+
+def test_grouped_keys_and_values_are_sharded_if_the_axis_divides_them():
+    plan = plan_of(models.transformer(kv_heads=2))
+    axes = axes_of(plan)
+    assert axes["block_0.attention.query_dense.kernel"] == (None, "model", None)
+    assert axes["block_0.attention.key_dense.kernel"] == (None, "model", None)
+    plan = plan_of(models.transformer(kv_heads=2), {"model": 4})
+    axes = axes_of(plan)
+    assert axes["block_0.attention.query_dense.kernel"] == (None, "model", None)
+    assert axes["block_0.attention.key_dense.kernel"] == (None, None, None)
+
+
+def test_heads_that_the_axis_does_not_divide_are_refused():
+    plan = plan_of(models.transformer(dim=12, heads=3))
+    assert any(
+        "axis 'model' of size 2 does not divide 3" in reason
+        for reason in reasons_of(plan, "attention")
+    )
+    axes = axes_of(plan)
+    assert axes["block_0.attention.query_dense.kernel"] != (
+        None,
+        "model",
+        None,
+    )
+
+
+def test_norms_are_replicated():
+    for name, axes in axes_of(plan_of(models.transformer())).items():
+        if "norm" in name:
+            assert axes == (None,)
+
+
+def test_convolutions_are_sharded_by_channels():
+    axes = axes_of(plan_of(models.images()))
+    for name in ("first", "second"):
+        assert "model" in axes[f"{name}.kernel"][2:]
+    # The depth multiplier of size 1 is the last dimension.
+    assert axes["third.kernel"] == (None, None, "model", None)
+
+
+def test_experts_are_sharded_by_experts():
+    plan = plan_of(models.mixture())
+    axes = axes_of(plan)
+    assert axes["experts.up"] == ("model", None, None)
+    assert axes["experts.down"] == ("model", None, None)
+    assert item_of(plan, "experts")
+
+
+def test_the_gates_of_recurrent_layers_are_not_sharded():
+    plan = plan_of(models.recurrent())
+    axes = axes_of(plan)
+    assert axes["lstm.cell.kernel"] == (None, None)
+    kinds = [i.kind for i in plan.solution.problem.items]
+    assert "recurrent" in kinds
+    reasons = [
+        choice.refused
+        for item in plan.solution.problem.items
+        if item.kind == "recurrent"
+        for choice in item.choices
+        if choice.refused
+    ]
+    assert any("splits the last dimension" in r for r in reasons)
+    assert any("gather weights" in r for r in reasons)
+
+
+def test_a_table_can_be_sharded_over_both_axes_if_memory_is_short():
+    model = models.transformer(vocabulary=1024)
+    tight = plan_of(model, memory=int(_fewest(model) * 1.02))
+    assert set(axes_of(tight)["words.embeddings"]) == {"batch", "model"}
+    loose = plan_of(model, memory="1GiB")
+    assert loose.step_seconds < tight.step_seconds
+
+
+def _fewest(model):
+    problem = keras_models.problem_of_model(model, SIZES, batch_size=8)
+    total = sum(problem.fixed_memory.values())
+    problem = keras_models.problem_of_model(model, SIZES, 10**9, batch_size=8)
+    return total + sum(
+        min(sum(c.memory.values()) for c in i.choices if c.refused is None)
+        for i in problem.items
+    )
+
+
+def test_without_a_limit_no_step_gathers_weights():
+    plan = plan_of(models.transformer())
+    assert "batch" not in {a for axes in axes_of(plan).values() for a in axes}
+    reasons = reasons_of(plan, "attention")
+    assert any("pass `memory` to allow it" in r for r in reasons)
+
+
+def test_odd_dimensions_are_replicated_with_reasons():
+    model = models.transformer(dim=15, heads=3, hidden=21, vocabulary=33)
+    plan = plan_of(model, {"batch": 2, "model": 2})
+    assert not any(a for axes in axes_of(plan).values() for a in axes)
+    for item in plan.solution.problem.items:
+        if item.kind == "vector":
+            continue
+        assert plan.choices[item.name] == "replicate"
+        others = item.choices[1:]
+        assert others
+        assert all("does not divide" in c.refused for c in others), item.name
+    assert len(plan.layout_map()) == 0
+
+
+def test_the_names_of_layers_do_not_change_the_plan():
+    plans = [plan_of(models.functional_mlp(p)) for p in ("", "z_", "a.b-1_")]
+    first = plans[0].solution
+    for plan in plans[1:]:
+        assert [*plan.choices.values()] == [*plans[0].choices.values()]
+        assert axes_of(plan, by_shape=True) == axes_of(plans[0], by_shape=True)
+        assert plan.solution.memory() == first.memory()
+        assert plan.step_seconds == first.step_seconds
+
+
+def test_functional_sequential_and_subclassed_models_have_the_same_plan():
+    subclassed = models.SubclassedMlp()
+    subclassed(np.zeros((8, 8), "float32"))
+    plans = [
+        plan_of(model)
+        for model in (models.mlp(), models.functional_mlp(), subclassed)
+    ]
+    for plan in plans:
+        assert axes_of(plan) == {
+            "one.kernel": (None, "model"),
+            "one.bias": ("model",),
+            "two.kernel": ("model", None),
+            "two.bias": (None,),
+            "three.kernel": (None, "model"),
+            "three.bias": ("model",),
+            "four.kernel": ("model", None),
+            "four.bias": (None,),
+        }
+        assert plan.solution.memory() == plans[0].solution.memory()
+
+
+def test_a_model_without_inputs_is_planned_layer_by_layer():
+    class Untraceable(models.SubclassedMlp):
+        def call(self, x):
+            raise RuntimeError("cannot be called")
+
+    model = Untraceable()
+    shape = (None, 8)
+    for layer in (model.one, model.two, model.three, model.four):
+        layer.build(shape)
+        shape = layer.compute_output_shape(shape)
+    axes = axes_of(plan_of(model))
+    assert all("model" in axes[f"{n}.kernel"] for n in ("one", "two", "three"))
+
+
+def test_pins_fix_choices():
+    model = models.transformer()
+    plan = plan_of(model, pins={"words": "replicate"})
+    assert axes_of(plan)["words.embeddings"] == (None, None)
+    plan = plan_of(model, pins={"words": "rows"})
+    assert axes_of(plan)["words.embeddings"] == ("model", None)
+    with pytest.raises(ValueError, match="no_such"):
+        plan_of(model, pins={"no_such": "rows"})
+
+
+def test_a_pin_that_exceeds_the_budget_raises():
+    model = models.transformer(vocabulary=4096)
+    with pytest.raises(search.PlanDoesNotFitError, match="words"):
+        plan_of(
+            model,
+            memory=int(_fewest(model) * 1.1),
+            pins={"words": "replicate"},
+        )
+
+
+def test_a_plan_is_used_on_its_own_mesh_only():
+    plan = plan_of(models.mlp())
+    other = mesh_of(batch=1, model=4)
+    with pytest.raises(ValueError, match="was made for a mesh"):
+        keras_models.layout_map_of(plan, other)
+    layout_map = keras_models.layout_map_of(plan, mesh_of(**SIZES))
+    assert layout_map.axes_of(layout_map["one.kernel"]) == (None, "model")
+
+
+def test_a_model_without_weights_raises():
+    with pytest.raises(ValueError, match="must have weights"):
+        plan_of(models.SubclassedMlp())
+    with pytest.raises(TypeError, match="Keras 3 model"):
+        plan_of("model")
+
+
+def resident_bytes(model):
+    """Returns the bytes of weights and slot variables on each device."""
+    found = []
+    for variable in [*model.weights, *model.optimizer.variables]:
+        shards = tf.experimental.dtensor.unpack(variable.value.read_value())
+        for number, shard in enumerate(shards):
+            if number == len(found):
+                found.append(0)
+            found[number] += shard.numpy().nbytes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [
+        (models.transformer, "adam"),
+        (lambda: models.transformer(kv_heads=2, is_gated=True), "adafactor"),
+        (models.images, keras.optimizers.SGD(0.1, momentum=0.9)),
+        (models.recurrent, "rmsprop"),
+        (models.mixture, "adamw"),
+    ],
+    ids=["transformer", "grouped queries", "images", "recurrent", "experts"],
+)
+def test_predicted_bytes_are_on_the_mesh(make, optimizer):
+    mesh = mesh_of(**SIZES)
+    keras.utils.set_random_seed(0)
+    plan = plan_of(make(), optimizer=optimizer)
+    with tlm.layout_map_scope(keras_models.layout_map_of(plan, mesh)) as used:
+        model = models.compiled(make(), optimizer)
+    assert used.explain(model).ok
+    assert not used.explain(model).contested
+    models.losses(model)
+    memory = plan.solution.memory()[0]
+    predicted = sum(
+        memory.get(part, 0)
+        for part in ("weights", "slot variables", "other variables")
+    )
+    assert resident_bytes(model) == pytest.approx([predicted] * 4, rel=0.05)
+
+
+def test_the_keys_of_a_map_select_the_planned_layouts_only():
+    model = models.transformer(layers=3, is_gated=True)
+    plan = plan_of(model)
+    layout_map = keras_models.layout_map_of(plan, mesh_of(**SIZES))
+    explanation = layout_map.explain(model)
+    assert explanation.ok
+    assert not explanation.contested
+    planned = axes_of(plan)
+    assert {v.name: v.axes for v in explanation.variables} == planned
+    assert ".*up.kernel" in layout_map
+    assert "words.embeddings" in layout_map
+    assert len(layout_map) < len(model.weights) / 2
+
+
+def test_weights_with_the_same_name_are_replicated():
+    inputs = keras.Input((8,))
+    one, two = (keras.layers.Dense(8, name="same") for _ in range(2))
+    hidden = one(inputs)
+    total = keras.layers.Add()([hidden, keras.layers.Dense(8)(hidden)])
+
+    class Holder(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = [keras.Model(inputs, total), keras.Sequential([two])]
+
+        def call(self, x):
+            return self.inner[1](self.inner[0](x))
+
+    model = Holder()
+    model(np.zeros((2, 8), "float32"))
+    plan = plan_of(model)
+    layout_map = keras_models.layout_map_of(plan, mesh_of(**SIZES))
+    assert {
+        v.name: v.axes for v in layout_map.explain(model).variables
+    } == axes_of(plan)

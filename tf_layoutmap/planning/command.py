@@ -1,0 +1,195 @@
+"""`python -m tf_layoutmap plan`: prints the plan of a model."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tf_layoutmap._core import files
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments of the command, or exits with a message."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_layoutmap plan",
+        description="Prints how tlm.plan would store the weights of a Keras "
+        "model on a mesh, or the tables of a feature config on servers.",
+    )
+    parser.add_argument(
+        "model",
+        help="module:function with a function without arguments. It returns a "
+        "Keras model, or a feature config of tlm.TPUEmbedding.",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--devices",
+        type=int,
+        help='Number of devices of a mesh with one axis "model".',
+    )
+    where.add_argument(
+        "--mesh",
+        type=read_mesh,
+        help="Axes of a mesh, such as batch=2,model=4.",
+    )
+    where.add_argument(
+        "--servers", type=int, help="Number of parameter servers."
+    )
+    where.add_argument(
+        "--workers",
+        type=int,
+        help="Number of processes of a MultiWorkerMirroredStrategy.",
+    )
+    parser.add_argument("--memory", help="Bytes on each device, such as 16GiB.")
+    parser.add_argument(
+        "--batch-size", type=int, help="Number of samples in a step."
+    )
+    parser.add_argument(
+        "--optimizer",
+        help="Name of the optimizer, such as adam. The default is the "
+        "optimizer of the compiled model. For tables: sgd, adagrad, adam or "
+        "ftrl.",
+    )
+    parser.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME=CHOICE",
+        help="Choice that must be selected, such as words=replicate.",
+    )
+    parser.add_argument(
+        "--why",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Prints the reasons for an item.",
+    )
+    parser.add_argument("--html", help="Writes a page to this file.")
+    parser.add_argument(
+        "--json",
+        help="Writes the plan to this file, for tlm.Plan.from_dict.",
+    )
+    return parser.parse_args(arguments)
+
+
+def read_mesh(text: str) -> dict[str, int]:
+    """Returns the sizes of the axes of a mesh.
+
+    >>> read_mesh("batch=2,model=4")
+    {'batch': 2, 'model': 4}
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name or not size.isdigit() or int(size) < 1:
+            raise argparse.ArgumentTypeError(
+                f"must be axes such as batch=2,model=4. Received: {text!r}"
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def read_pins(pins: Sequence[str]) -> dict[str, str]:
+    """Returns the pins of arguments such as `words=replicate`.
+
+    Raises:
+      ValueError: If an argument has no `=`.
+    """
+    found: dict[str, str] = {}
+    for pin in pins:
+        name, equals, choice = pin.rpartition("=")
+        if not equals:
+            raise ValueError(f"--pin must be NAME=CHOICE. Received: {pin!r}.")
+        found[name] = choice
+    return found
+
+
+def _prepare_devices(count: int) -> None:
+    """Creates logical CPUs if the machine has too few devices."""
+    import tensorflow as tf
+
+    if len(tf.config.list_physical_devices("GPU")) >= count:
+        return
+    (cpu, *_) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
+
+
+def _load(target: str) -> Any:
+    module, colon, function = target.partition(":")
+    if not colon or not module or not function:
+        raise ValueError(
+            f"The model must be module:function. Received: {target!r}."
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return getattr(importlib.import_module(module), function)()
+
+
+def _table_optimizer(name: str) -> Any:
+    import tensorflow as tf
+
+    tpu: Any = tf.tpu.experimental.embedding  # pyright: ignore
+    rules = {
+        "sgd": tpu.SGD,
+        "adagrad": tpu.Adagrad,
+        "adam": tpu.Adam,
+        "ftrl": tpu.FTRL,
+    }
+    if name.lower() not in rules:
+        raise ValueError(
+            f"--optimizer must be one of {', '.join(rules)} for tables. "
+            f"Received: {name!r}."
+        )
+    return rules[name.lower()]()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the plan of a model and returns the exit status.
+
+    The status is 1 if no plan fits or if an argument is invalid.
+    """
+    options = read_arguments(arguments)
+    mesh = options.mesh or (
+        {"model": options.devices} if options.devices is not None else None
+    )
+    # The probe measures collectives on logical devices, whose number must be
+    # set before TensorFlow starts.
+    if mesh is not None:
+        _prepare_devices(math.prod(mesh.values()))
+    from tf_layoutmap.planning import planner
+
+    try:
+        optimizer = options.optimizer
+        if optimizer is not None and mesh is None:
+            optimizer = _table_optimizer(optimizer)
+        plan = planner.plan(
+            _load(options.model),
+            mesh=mesh,
+            servers=options.servers,
+            workers=options.workers,
+            memory=options.memory,
+            batch_size=options.batch_size,
+            optimizer=optimizer,
+            pins=read_pins(options.pin),
+        )
+        reasons = [plan.why(name) for name in options.why]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    plan.print()
+    for reason in reasons:
+        print(reason)
+    if options.json:
+        text = json.dumps(plan.to_dict(), indent=1)
+        with files.replacing_file(options.json) as new:
+            pathlib.Path(new).write_text(text, encoding="utf-8")
+    if options.html:
+        plan.save_html(options.html)
+    return 0

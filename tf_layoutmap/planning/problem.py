@@ -1,0 +1,108 @@
+"""The input of the planner's search: items, their choices and the devices.
+
+An item is a table, or a group of weights whose layouts depend on each other,
+such as the two matrices of an MLP. A choice is one way to store an item. The
+modules that read Keras models and feature configs create items; the search
+selects one choice per item.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+# Mesh axis of each dimension of a weight; None for an unsharded dimension.
+Axes = tuple[str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One way to store an item.
+
+    Attributes:
+      name: Short name, unique within the item, such as `"replicate"`,
+        `"rows over model"` or `"table on server 3"`.
+      sentence: Continuation of "The planner stores <item> ...", for example
+        `"with its rows over the axis 'model'"`.
+      memory: Bytes that each device in `devices` needs, by part: `"weights"`,
+        `"slot variables"`, `"gradients"`, `"activations"`, `"keys"`.
+      seconds: Time that each device in `devices` needs per step, by part:
+        `"rows"`, `"compute"`, `"collectives"`, `"network"`.
+      devices: Indices of the devices that the item occupies; None for all.
+      layouts: Layout of each weight of the item, for a mesh. The key is the
+        name of the weight in `Item.weights`.
+      num_shards: Number of shards of a table; 1 for a choice on a mesh.
+      refused: Reason why the choice cannot be selected; None if it can. Refused
+        choices are kept for explanations.
+      seconds_per_unit: Increase of the time of the item per unit of
+        `Item.quantity`. Explanations use the value to compute the quantity
+        above which another choice would be faster.
+    """
+
+    name: str
+    sentence: str
+    memory: Mapping[str, int]
+    seconds: Mapping[str, float]
+    devices: tuple[int, ...] | None = None
+    layouts: Mapping[str, Axes] = dataclasses.field(
+        default_factory=dict[str, Axes]
+    )
+    num_shards: int = 1
+    refused: str | None = None
+    seconds_per_unit: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """A table, or a group of weights that is planned as one unit.
+
+    Attributes:
+      name: Unique name that a user can pass to `pins` and `why`.
+      kind: For example `"table"`, `"embedding"`, `"attention"`, `"mlp"`,
+        `"convolution"`, `"matrix"`, `"vector"`.
+      weights: Maps the name of each weight to its shape.
+      choices: At least one choice.
+      keys: Maps each weight to the key that a layout map would contain for it.
+        Several weights may share a key, such as the weights of repeated layers.
+      quantity: The workload that the times of the choices depend on, such as
+        `"unique rows per batch"`; empty if there is none.
+      amount: Value of the quantity for which the times were computed.
+    """
+
+    name: str
+    kind: str
+    weights: Mapping[str, tuple[int, ...]]
+    choices: tuple[Choice, ...]
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    quantity: str = ""
+    amount: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The items of a model and the devices that store them.
+
+    Attributes:
+      devices: Name of each device, server or process.
+      budgets: Bytes that may be used on each device.
+      items: The items, with unique names.
+      fixed_memory: Bytes that each device needs in any case, by part.
+      fixed_seconds: Time that each device needs per step in any case, by part.
+    """
+
+    devices: tuple[str, ...]
+    budgets: tuple[int, ...]
+    items: tuple[Item, ...]
+    fixed_memory: Mapping[str, int] = dataclasses.field(
+        default_factory=dict[str, int]
+    )
+    fixed_seconds: Mapping[str, float] = dataclasses.field(
+        default_factory=dict[str, float]
+    )
+
+
+def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:
+    """Returns the devices that a choice occupies."""
+    if choice.devices is None:
+        return tuple(range(len(problem.devices)))
+    return choice.devices

@@ -1,0 +1,106 @@
+"""Shapes of the slot variables that an optimizer creates for a weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# Sizes of the dimensions of a small variable. They are different primes, so
+# that each dimension of a slot variable shows from which dimension it was
+# created.
+_SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A slot variable of a weight.
+
+    Attributes:
+      dims: Dimension of the weight whose size each dimension of the slot
+        variable has; None for a dimension of size 1.
+      itemsize: Bytes per element.
+    """
+
+    dims: tuple[int | None, ...]
+    itemsize: int
+
+    def num_bytes(
+        self, shape: tuple[int, ...], local_shape: tuple[int, ...]
+    ) -> int:
+        """Returns the bytes per device.
+
+        A slot variable with the shape of the weight has the layout of the
+        weight. Other slot variables are replicated.
+
+        Args:
+          shape: Shape of the weight.
+          local_shape: Shape of the shard of the weight on each device.
+        """
+        is_like_weight = self.dims == tuple(range(len(shape)))
+        sizes = local_shape if is_like_weight else shape
+        return self.itemsize * math.prod(
+            1 if d is None else sizes[d] for d in self.dims
+        )
+
+
+class SlotVariables:
+    """The slot variables of an optimizer.
+
+    A copy of the optimizer is built for a small variable of each rank.
+    """
+
+    def __init__(self, optimizer: Any):
+        """Initializes the object.
+
+        Args:
+          optimizer: Optimizer of Keras 3, its name, or its config.
+
+        Raises:
+          TypeError: If `optimizer` is not an optimizer of Keras 3.
+        """
+        try:
+            optimizer = keras.optimizers.get(optimizer)
+        except ValueError as error:
+            raise TypeError(
+                "Argument `optimizer` must be an optimizer of Keras 3 or its "
+                f"name. Received: optimizer={optimizer!r}."
+            ) from error
+        self._class = type(optimizer)
+        self._config = keras.saving.serialize_keras_object(optimizer)
+        self._slots: dict[tuple[int, str], tuple[Slot, ...]] = {}
+        self.fixed_bytes = sum(_num_bytes(v) for v in self._copy().variables)
+
+    def _copy(self) -> Any:
+        return keras.optimizers.deserialize(
+            self._config, custom_objects={self._class.__name__: self._class}
+        )
+
+    def of_weight(self, rank: int, dtype: str) -> tuple[Slot, ...]:
+        """Returns the slot variables of a trainable weight."""
+        if (rank, dtype) not in self._slots:
+            sizes = _SIZES[:rank]
+            optimizer = self._copy()
+            before = {id(v) for v in optimizer.variables}
+            optimizer.build(
+                [keras.Variable(tf.zeros(sizes, dtype), dtype=dtype)]
+            )
+            self._slots[rank, dtype] = tuple(
+                Slot(
+                    tuple(
+                        sizes.index(size) if size in sizes else None
+                        for size in v.shape
+                    ),
+                    tf.as_dtype(v.dtype).size,
+                )
+                for v in optimizer.variables
+                if id(v) not in before
+            )
+        return self._slots[rank, dtype]
+
+
+def _num_bytes(variable: Any) -> int:
+    return math.prod(tuple(variable.shape)) * tf.as_dtype(variable.dtype).size
