@@ -55,6 +55,13 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "wrong gate: a device selects the input of another gate",
+        "layout/ops/gates.py",
+        "(shard * columns + start) // units % len(xs)",
+        "(columns + start) // units % len(xs)",
+        ("tests/layout/ops/test_gates.py", "-k", "products"),
+    ),
+    Mutation(
         "off by one: a row behind the last one is accepted",
         "partition.py",
         "outside = (rows < 0) | (rows >= self.num_rows)",

@@ -556,3 +556,16 @@ def test_fused_batch_norm_matches_the_fused_op(data_format, is_training, axes):
         )
     for mine, plain in zip(got, wanted, strict=True):
         np.testing.assert_allclose(to_host(mine), plain, 1e-3, 1e-3)
+
+
+def test_where_with_a_scalar_condition_does_not_end_the_process():
+    mesh = mesh_of(batch=2, model=2)
+    x = np.arange(8.0).reshape(4, 2)
+
+    @tf.function
+    def step(x):
+        return tf.where(tf.reduce_sum(x) > 0, x, 0.0)
+
+    with default_mesh(mesh, "batch"):
+        found = step(to_mesh(x, layout_of(mesh, "batch", None)))
+    np.testing.assert_array_equal(to_host(found), x)

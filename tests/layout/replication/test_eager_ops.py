@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.layout import pairs
+from tests.layout import pairs, unsupported
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import atomic_step, errors
@@ -29,7 +29,7 @@ def images(*axes):
 
 USES = {
     "resize": lambda x: tf.image.resize(x, (4, 4)),
-    "split": lambda x: tf.split(x, 2, axis=1)[1],
+    "split": lambda x: unsupported.split(x, 2, axis=1)[1],
     "convolution": lambda x: tf.nn.conv2d(x, tf.ones([3, 3, 3, 2]), 2, "SAME"),
 }
 
@@ -69,13 +69,13 @@ def test_each_op_warns_once():
 
 def test_other_errors_are_unchanged():
     with pytest.raises(tf.errors.OpError, match="(?i)split"):
-        tf.split(images("batch", None, None, None), 3, axis=1)
+        unsupported.split(images("batch", None, None, None), 3, axis=1)
 
 
 def test_strict_map_raises():
     class Halves(L.Layer):
         def call(self, x):
-            return tf.split(x, 2, axis=-1)[0]
+            return unsupported.split(x, 2, axis=-1)[0]
 
     def model_of_map(strict):
         layout_map = tlm.LayoutMap(MESH, strict=strict)

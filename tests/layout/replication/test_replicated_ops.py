@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import covering
-from tests.layout import pairs
+from tests.layout import pairs, unsupported
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
@@ -41,7 +41,7 @@ def _triangle(x):
 
 
 def _split(x):
-    a, b = tf.split(x, 2, axis=-1)
+    a, b = unsupported.split(x, 2, axis=-1)
     return a * tf.sigmoid(b)
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.layout import pairs
+from tests.layout import pairs, unsupported
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 
@@ -23,7 +23,7 @@ class Halves(L.Layer):
     """Layer that splits a dimension that the mesh shards."""
 
     def call(self, x):
-        a, b = tf.split(x, 2, axis=-1)
+        a, b = unsupported.split(x, 2, axis=-1)
         return a * tf.sigmoid(b)
 
 

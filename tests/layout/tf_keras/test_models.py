@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.covering import but
+from tests.layout import unsupported
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.replication import retrace
 
@@ -434,7 +435,7 @@ def test_step_that_cannot_be_sharded_is_fully_replicated(monkeypatch):
     def make():
         return sequential(
             layers.Dense(16, name="d1"),
-            layers.Lambda(lambda x: tf.split(x, 2, axis=-1)[1]),
+            layers.Lambda(lambda x: unsupported.split(x, 2, axis=-1)[1]),
             layers.BatchNormalization(name="n"),
         )
 

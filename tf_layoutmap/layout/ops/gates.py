@@ -177,12 +177,14 @@ def lstm(
     cell: Any,
     inputs: Any,
     states: Any,
-    training: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Calls an LSTM cell; computes with shards of its weights on a mesh."""
     sharded = _cell.get()
     if sharded is None:
-        return original(cell, inputs, states, training=training)
+        return original(cell, inputs, states, *args, **kwargs)
+    training = args[0] if args else kwargs.get("training")
     h, c = states[0], states[1]
     xs = _inputs_of_gates(cell, inputs, training, 4)
     hs = _inputs_of_gates(cell, h, training, 4, is_recurrent=True)
@@ -202,7 +204,8 @@ def gru(
     cell: Any,
     inputs: Any,
     states: Any,
-    training: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Calls a GRU cell; computes with shards of its weights on a mesh.
 
@@ -212,7 +215,8 @@ def gru(
     """
     sharded = _cell.get()
     if sharded is None:
-        return original(cell, inputs, states, training=training)
+        return original(cell, inputs, states, *args, **kwargs)
+    training = args[0] if args else kwargs.get("training")
     h = states[0] if tf.nest.is_nested(states) else states
     xs = _inputs_of_gates(cell, inputs, training, 3)
     hs = _inputs_of_gates(cell, h, training, 3, is_recurrent=True)
@@ -251,12 +255,14 @@ def conv_lstm(
     cell: Any,
     inputs: Any,
     states: Any,
-    training: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Calls a cell of a ConvLSTM; computes with shards of its weights."""
     sharded = _cell.get()
     if sharded is None:
-        return original(cell, inputs, states, training=training)
+        return original(cell, inputs, states, *args, **kwargs)
+    training = args[0] if args else kwargs.get("training")
     h, c = states[0], states[1]
     xs = _inputs_of_gates(cell, inputs, training, 4)
     hs = _inputs_of_gates(cell, h, training, 4, is_recurrent=True)
