@@ -139,7 +139,7 @@ $(PEERS)/.packages:
 bench-peers: build $(VENV)/.develop $(PEERS)/.packages  ## Measures tables against FBGEMM, in a separate venv.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
-	    --fbgemm_python=$(CURDIR)/$(PEERS)/bin/python \
+	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
 
 .PHONY: bench-cluster

@@ -25,6 +25,7 @@ from benchmarks import (
 from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
 from benchmarks.whole_models import (
+    criteo_dlrm,
     dlrm,
     mesh_models,
     replaced_embeddings,
@@ -52,6 +53,7 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
 
 _BENCHMARKS = {
     "cluster": cluster.report,
+    "criteo_dlrm": criteo_dlrm.report,
     "dlrm": dlrm.report,
     "embedding_step": embedding_step.report,
     "mesh_embedding": mesh_embedding.report,

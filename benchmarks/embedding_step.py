@@ -13,9 +13,12 @@ the same ids in each round:
 * `roof`: the hardware limit, a plain C++ loop. A lookup reads the row of every
   id and writes the sums. A step also sums the gradients of each distinct row,
   and updates the row and its row of the slot variable, in ascending order.
-* `fbgemm`: FBGEMM's table-batched embedding on the CPU, in a separate process,
-  if `--fbgemm_python` is set.
+* `fbgemm`: FBGEMM's table-batched embedding on the CPU, and `bag`:
+  `torch.nn.EmbeddingBag` with sparse gradients and `torch.optim.Adagrad`. Both
+  run in one separate process, if `--torch_python` is set.
 """
+
+import itertools
 
 import numpy as np
 import rich.table
@@ -30,12 +33,13 @@ _WORKLOADS = flags.DEFINE_multi_enum(
     list(workloads.WORKLOADS),
     "Workloads of `embedding_step`.",
 )
-_FBGEMM_PYTHON = flags.DEFINE_string(
-    "fbgemm_python",
+TORCH_PYTHON = flags.DEFINE_string(
+    "torch_python",
     None,
-    "Python interpreter with torch and fbgemm-gpu-cpu, to measure FBGEMM.",
+    "Python interpreter with torch and fbgemm-gpu-cpu, to measure both.",
 )
 
+_PEERS = ("fbgemm", "bag")
 _SEEDS = [11, 12, 13, 14]
 _SHOWN = {"lookup": "lookup", "train": "training step"}
 
@@ -52,15 +56,15 @@ def measure(
         workload, [workload.draw(seed) for seed in _SEEDS]
     )
     versions = {}
-    if _FBGEMM_PYTHON.value:
-        peer = peers.Peer(_FBGEMM_PYTHON.value, "benchmarks.peers.fbgemm")
+    if TORCH_PYTHON.value:
+        peer = peers.Peer(TORCH_PYTHON.value, "benchmarks.peers.torch_tables")
         versions = peer.open(workload, _SEEDS)
-        for verb in _SHOWN:
-            calls[f"fbgemm.{verb}"] = lambda i, verb=verb: peer.call(
-                verb, i % len(_SEEDS)
+        for name, verb in itertools.product(_PEERS, _SHOWN):
+            calls[f"{name}.{verb}"] = lambda i, verb=verb, name=name: (
+                timing.Milliseconds(peer.ask(verb, name, i % len(_SEEDS)))
             )
     times = timing.interleave(calls, rounds)
-    if _FBGEMM_PYTHON.value:
+    if TORCH_PYTHON.value:
         peer.close()
     # The roof of a step is a lookup, which reads the row of every id, and an
     # update of each distinct row.
@@ -70,7 +74,7 @@ def measure(
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Runs the benchmark and returns a table of medians and ratios."""
-    others = ["fbgemm"] * bool(_FBGEMM_PYTHON.value) + ["tf"]
+    others = [*(_PEERS if TORCH_PYTHON.value else ()), "tf"]
     shown = ("tlm", "packed", *others, "roof")
     ratios = [("packed", "roof"), *((one, "packed") for one in others)]
     table = rich.table.Table(

@@ -114,6 +114,51 @@ WORKLOADS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Dlrm:
+    """Sizes of a DLRM with Criteo's tables.
+
+    Attributes:
+      dim: Number of columns of the tables.
+      num_samples: Number of samples in a batch. Each sample has one id per
+        table.
+      num_rows: Number of rows of each table.
+      num_numbers: Number of dense features.
+      bottom: Widths of the layers between the dense features and a vector with
+        `dim` values.
+      top: Widths of the layers between the interactions and the logit.
+      num_batches: Number of distinct batches.
+    """
+
+    dim: int
+    num_samples: int
+    num_rows: tuple[int, ...] = CRITEO_ROWS
+    num_numbers: int = 13
+    bottom: tuple[int, ...] = (128,)
+    top: tuple[int, ...] = (256, 64)
+    num_batches: int = 4
+
+    def draw(
+        self, distribution: str
+    ) -> list[tuple[np.ndarray, list[np.ndarray], np.ndarray]]:
+        """Returns batches: dense features, the ids of each table, labels."""
+        rng = np.random.default_rng(7)
+        return [
+            (
+                rng.random((self.num_samples, self.num_numbers), np.float32),
+                [
+                    draw_ids(rng, distribution, self.num_samples, size)
+                    for size in self.num_rows
+                ],
+                rng.integers(0, 2, (self.num_samples, 1)).astype(np.float32),
+            )
+            for _ in range(self.num_batches)
+        ]
+
+
+DLRMS = {"dim 16": Dlrm(16, 2048), "dim 64": Dlrm(64, 4096)}
+
+
 def draw_ids(
     rng: np.random.Generator,
     distribution: str,

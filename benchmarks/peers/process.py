@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 class Peer:
-    """Runs a program such as `benchmarks/peers/fbgemm.py` in a new process.
+    """Runs a program of `benchmarks/peers` in a new process.
 
     The program measures its own times, which do not include the communication
     with this process.

@@ -65,16 +65,17 @@ def main() -> int:
         nargs="+",
         help="files written by --json; no case is run",
     )
+    parser.add_argument(
+        "--earlier",
+        type=pathlib.Path,
+        nargs="+",
+        default=[],
+        help="files written by --json of an earlier version; --markdown adds "
+        "their replicated bytes",
+    )
     options = parser.parse_args()
     if options.results:
-        return report(
-            options,
-            [
-                result
-                for file in options.results
-                for result in results.from_json(file.read_text())
-            ],
-        )
+        return report(options, read(options.results))
     found = chosen(options)
     if not found:
         parser.error("no case matches --kind and --only")
@@ -101,11 +102,20 @@ def main() -> int:
     return report(options, done)
 
 
+def read(files: list[pathlib.Path]) -> list[results.Result]:
+    """Returns the results in files that `--json` wrote."""
+    return [
+        result
+        for file in files
+        for result in results.from_json(file.read_text())
+    ]
+
+
 def report(options: argparse.Namespace, done: list[results.Result]) -> int:
     """Prints the results and writes them to files; returns the exit code."""
     results.print_table(done)
     if options.markdown:
-        results.write_page(options.markdown, done)
+        results.write_page(options.markdown, done, read(options.earlier))
     return int(any(result.status in results.FAILURES for result in done))
 
 

@@ -199,44 +199,70 @@ def _escaped(text: str) -> str:
 MARK = "<!-- `make real` writes the rest of this page. -->\n"
 
 
-def to_markdown(results: Iterable[Result]) -> str:
-    """Returns a table of counts and one table per kind."""
+def to_markdown(
+    results: Iterable[Result], earlier: Iterable[Result] = ()
+) -> str:
+    """Returns a table of counts and one table per kind.
+
+    Args:
+      results: The results to show.
+      earlier: Results of an earlier version of this package. If there are any,
+        the tables have a column with their replicated bytes.
+    """
     kinds = by_kind(results)
+    known = {(one.kind, one.name): one for one in earlier}
+    sizes = ["KiB earlier", "KiB replicated"] if known else ["KiB replicated"]
+
+    def replicated(found: Iterable[Result]) -> str:
+        before = [
+            known[key]
+            for key in ((one.kind, one.name) for one in found)
+            if key in known
+        ]
+        cells = [_kibibytes(before)] if known else []
+        return " | ".join([*cells, _kibibytes(found)])
+
     lines = [
-        "| | cases | " + " | ".join(STATUSES) + " | KiB replicated |",
-        "|---" * (len(STATUSES) + 3) + "|",
+        "| | cases | " + " | ".join([*STATUSES, *sizes]) + " |",
+        "|---" * (len(STATUSES) + len(sizes) + 2) + "|",
     ]
     for kind, found in [*kinds.items(), ("all", sum(kinds.values(), []))]:
         number = counts(found)
         lines.append(
             f"| {kind} | {len(found)} | "
             + " | ".join(str(number.get(status, 0)) for status in STATUSES)
-            + f" | {_kibibytes(found)} |"
+            + f" | {replicated(found)} |"
         )
     for kind, found in kinds.items():
         lines += [
             "",
             f"## {kind}",
             "",
-            "| case | result | differs by | KiB replicated | remarks |",
-            "|---|---|---|---|---|",
+            "| case | result | differs by | "
+            + " | ".join(sizes)
+            + " | remarks |",
+            "|---" * (len(sizes) + 4) + "|",
         ]
         for result in found:
             name, remark = map(_escaped, (result.name, _remark(result, 400)))
             lines.append(
                 f"| {name} | {result.status} | "
-                f"{_number(result.difference)} | {_kibibytes([result])} | "
+                f"{_number(result.difference)} | {replicated([result])} | "
                 f"{remark} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def write_page(page: pathlib.Path, results: Iterable[Result]) -> None:
-    """Replaces the tables of a page by new tables of `results`."""
+def write_page(
+    page: pathlib.Path,
+    results: Iterable[Result],
+    earlier: Iterable[Result] = (),
+) -> None:
+    """Replaces the tables of a page by new tables; see `to_markdown`."""
     text = page.read_text(encoding="utf-8")
     before, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(f"{page} must have the line {MARK!r}.")
     page.write_text(
-        before + mark + "\n" + to_markdown(results), encoding="utf-8"
+        before + mark + "\n" + to_markdown(results, earlier), encoding="utf-8"
     )

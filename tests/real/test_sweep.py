@@ -115,6 +115,16 @@ def test_markdown_sums_replicated_bytes():
     assert "| c | trained |  |  |  |" in text
 
 
+def test_markdown_compares_replicated_bytes():
+    now = Result("kind", "a", replicated_bytes=1024)
+    new = Result("kind", "b", replicated_bytes=2048)
+    before = Result("kind", "a", replicated_bytes=5120)
+    text = results.to_markdown([now, new], earlier=[before])
+    assert "| 5 | 3 |" in text.split("## kind")[0]
+    assert "| a | crashed |  | 5 | 1 |  |" in text
+    assert "| b | crashed |  |  | 2 |  |" in text
+
+
 @pytest.mark.parametrize(
     "warning, expected",
     [

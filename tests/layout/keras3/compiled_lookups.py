@@ -1,29 +1,26 @@
 """Prints the ops of compiled steps whose results have the size of the table.
 
-DTensor writes each program that it compiles to a file. The environment
-variables that enable these files are read when TensorFlow is imported, so this
-program runs in a separate process. For each case, the program trains and
-predicts with a model whose table is sharded, and prints a line that starts with
-FOUND.
+DTensor writes each program that it compiles to a file. `ENVIRONMENT` enables
+these files. TensorFlow reads it when it is imported, so a new process runs this
+program. For each case, the program trains and predicts with a model whose table
+is sharded. The last line that it prints starts with FOUND.
 
-    python -m tests.layout.keras3.compiled_lookups
+    TF_DUMP_GRAPH_PREFIX=/tmp/programs TF_CPP_VMODULE=dtensor_mlir_passes=5 \\
+        python -m tests.layout.keras3.compiled_lookups
 """
 
-# ruff: noqa: E402 - The environment must be set before TensorFlow is imported.
 import json
 import os
 import pathlib
 import re
-import tempfile
-
-_FOLDER = tempfile.TemporaryDirectory()
-os.environ["TF_DUMP_GRAPH_PREFIX"] = _FOLDER.name
-os.environ["TF_CPP_VMODULE"] = "dtensor_mlir_passes=5"
 
 import keras
 import numpy as np
 
 from tests.layout import pairs
+
+FOLDER = "TF_DUMP_GRAPH_PREFIX"
+ENVIRONMENT = {"TF_CPP_VMODULE": "dtensor_mlir_passes=5"}
 
 # The sizes differ from all other sizes in the programs.
 NUM_ROWS, DIM, LENGTH = 1000, 20, 6
@@ -65,7 +62,7 @@ def full_results() -> list[str]:
     deleted.
     """
     found = set()
-    for path in pathlib.Path(_FOLDER.name).iterdir():
+    for path in pathlib.Path(os.environ[FOLDER]).iterdir():
         if "after_DTensorSPMDExpansion" in path.name:
             for line in path.read_text().splitlines():
                 found.update(_full_results_of(line))

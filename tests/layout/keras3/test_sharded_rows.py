@@ -5,6 +5,7 @@ use ops that DTensor shards.
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -259,10 +260,15 @@ def test_no_op_looks_up_or_sums_all_rows(case, optimizer):
 
 
 @pytest.mark.slow
-def test_compiled_steps_have_no_result_of_the_size_of_the_table():
+def test_compiled_steps_have_no_result_of_the_size_of_the_table(tmp_path):
     run = subprocess.run(
         [sys.executable, "-m", "tests.layout.keras3.compiled_lookups"],
         cwd=ROOT,
+        env={
+            **os.environ,
+            **compiled_lookups.ENVIRONMENT,
+            compiled_lookups.FOLDER: str(tmp_path),
+        },
         capture_output=True,
         text=True,
         timeout=300,
