@@ -311,6 +311,13 @@ MUTATIONS = [
         "(clipped - lower) / quantum",
         ("tests/embedding/spec/test_quantization.py",),
     ),
+    Mutation(
+        "missing exclusion: a padded dimension stays sharded",
+        "layout/ops/independent_dims.py",
+        "if not paddings[i].any()",
+        "if not paddings[i].all()",
+        ("tests/layout/ops/test_independent_dims.py", "-k", "padding"),
+    ),
 ]
 
 
