@@ -9,6 +9,7 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh import shard_map, transfer
+from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 from tf_layoutmap.layout.mesh.known_axes import known_axes
 from tf_layoutmap.layout.ops import independent_dims
 from tf_layoutmap.layout.replication import report
@@ -22,7 +23,7 @@ FLOATS = IMAGES.astype(np.float32)
 COLORS = RNG.uniform(size=(4, 4, 4, 3)).astype(np.float32)
 VOLUMES = RNG.uniform(size=(4, 4, 4, 4, 2)).astype(np.float32)
 TRANSFORMS = np.float32([[1, 0.1, i, 0, 1, 0.3, 0, 0] for i in range(4)])
-PADDINGS = [[0, 0], [1, 2], [2, 1], [0, 0]]
+PADDINGS = [[0, 0], [0, 3], [2, 1], [0, 0]]
 
 # Layouts of images that are sharded by samples and channels, and the layout of
 # the result.
@@ -451,3 +452,97 @@ def test_host_tensors_of_an_eager_op_are_copied_to_the_mesh():
     np.testing.assert_allclose(
         transfer.to_host(y), tf.image.adjust_contrast(FLOATS, 0.7), 1e-6, 1e-6
     )
+
+
+SPARSE = dict(
+    input_indices=np.array([[0, 0], [1, 1]], np.int64),
+    input_values=np.ones(2, np.float32),
+    input_shape=np.array([2, 2], np.int64),
+    reduction_axes=np.array([0], np.int32),
+)
+
+
+# Without the check, DTensor ends the process.
+@pytest.mark.parametrize("in_function", [True, False])
+def test_a_result_of_unknown_rank_raises_an_error(in_function):
+    mesh = mesh_of(batch=2)
+    inputs = {
+        name: to_mesh(
+            value, layout_of(mesh, "batch", *[None] * (value.ndim - 1))
+        )
+        if name.startswith("input_") and value.shape[0] == 2
+        else to_mesh(value, layout_of(mesh, *[None] * value.ndim))
+        for name, value in SPARSE.items()
+    }
+
+    def op(inputs):
+        return R.SparseReduceSum(**inputs)
+
+    if in_function:
+        op = tf.function(op, autograph=False)
+    with (
+        default_mesh(mesh),
+        pytest.raises(UnsupportedByDTensorError, match="SparseReduceSum"),
+    ):
+        op(inputs)
+
+
+def test_an_unknown_rank_during_tracing_raises_an_error():
+    mesh = mesh_of(batch=2)
+    x = to_mesh(np.ones([2, 4], np.float32), layout_of(mesh, "batch", None))
+
+    @tf.function(autograph=False)
+    def step(x):
+        k = tf.cast(tf.reduce_sum(x)[tf.newaxis], tf.int32)
+        return R.MatrixDiagV3(
+            diagonal=x, k=k, num_rows=-1, num_cols=-1, padding_value=0.0
+        )
+
+    with (
+        default_mesh(mesh),
+        pytest.raises(UnsupportedByDTensorError, match="ranks of the results"),
+    ):
+        step(x)
+
+
+@pytest.mark.parametrize("op", ["FusedBatchNorm", "FusedBatchNormV2"])
+@pytest.mark.parametrize("in_function", [True, False])
+def test_old_fused_batch_norms_match_one_device(op, in_function):
+    mesh = mesh_of(batch=2)
+    row = np.ones(4, np.float32)
+    empty = np.zeros(0, np.float32)
+
+    def run(x, row, empty):
+        return getattr(R, op)(
+            x=x, scale=row, offset=row, mean=empty, variance=empty
+        )[:3]
+
+    wanted = run(*map(tf.constant, (FLOATS, row, empty)))
+    with default_mesh(mesh):
+        got = (tf.function(run, autograph=False) if in_function else run)(
+            to_mesh(FLOATS, layout_of(mesh, "batch", None, None, None)),
+            to_mesh(row, layout_of(mesh, None)),
+            to_mesh(empty, layout_of(mesh, None)),
+        )
+    for mine, plain in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(to_host(mine), plain, 1e-4, 1e-4)
+
+
+def test_a_cut_of_a_known_sharded_dimension_keeps_other_dimensions_sharded():
+    mesh = mesh_of(batch=2, model=2)
+    x = RNG.normal(size=(6, 4))
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = dtensor.relayout(x, layout_of(mesh, "model", "batch"))[:3]
+            loss = tf.reduce_sum(y**2)
+        return y, tape.gradient(loss, x)
+
+    with default_mesh(mesh):
+        y, gradient = step(to_mesh(x, layout_of(mesh, None, None)))
+    assert dtensor.fetch_layout(y) == layout_of(mesh, None, "batch")
+    np.testing.assert_array_equal(to_host(y), x[:3])
+    np.testing.assert_array_equal(to_host(gradient)[:3], 2 * x[:3])
+    np.testing.assert_array_equal(to_host(gradient)[3:], 0)
