@@ -22,7 +22,6 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 import rich.table

@@ -7,10 +7,10 @@ corrects the behavior of DTensor only on registered meshes (`is_registered`).
 `grappler_disabled` disables Grappler, TensorFlow's graph optimizer, for
 functions on a mesh. DTensor creates a function for each device, and Grappler
 optimizes each function separately. This optimization takes about a third of the
-time of the first step, and it does not make later steps faster
-(`docs/benchmarks.md`). In addition, Grappler's cost model cannot infer the
-shapes of some matrix products and writes "Incompatible Matrix dimensions" to
-stderr for each trace of a step.
+time of the first step (`docs/benchmarks.md`). The simplifications that make
+later steps faster are in `layout/ops/simplifications.py`. In addition,
+Grappler's cost model cannot infer the shapes of some matrix products and writes
+"Incompatible Matrix dimensions" to stderr for each trace of a step.
 """
 
 import contextlib
