@@ -54,6 +54,10 @@ LEVELS = {
     "planning.table_choices": 0,
     "planning.explanations": 0,
     "planning.page": 0,
+    "planning.step_graph": 0,
+    "planning.layout_choices": 0,
+    "planning.layout_costs": 0,
+    "planning.map_keys": 0,
     "serving.packing": 0,
     "serving.report": 0,
     # Modules for private names, native ops and files.

@@ -135,9 +135,7 @@ class Experts(keras.layers.Layer):
 
     def call(self, x):
         scores = keras.ops.softmax(keras.ops.matmul(x, self.router))
-        hidden = keras.ops.relu(
-            keras.ops.einsum("btd,edh->bteh", x, self.up)
-        )
+        hidden = keras.ops.relu(keras.ops.einsum("btd,edh->bteh", x, self.up))
         outputs = keras.ops.einsum("bteh,ehd->bted", hidden, self.down)
         return x + keras.ops.sum(outputs * scores[..., None], axis=-2)
 

@@ -36,7 +36,9 @@ def test_a_planned_model_trains_like_one_device(make):
     assert [v.axes for v in explanation.variables] == [
         axes_of(w) for w in model.weights
     ]
-    assert layout_map.plan.choices["one.kernel" if make is models.mlp else "words"]
+    assert layout_map.plan.choices[
+        "one.kernel" if make is models.mlp else "words"
+    ]
 
 
 def test_the_printed_map_gives_the_same_weights():

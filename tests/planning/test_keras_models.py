@@ -158,9 +158,7 @@ def _fewest(model):
 
 def test_without_a_limit_no_step_gathers_weights():
     plan = plan_of(models.transformer())
-    assert "batch" not in {
-        a for axes in axes_of(plan).values() for a in axes
-    }
+    assert "batch" not in {a for axes in axes_of(plan).values() for a in axes}
     reasons = reasons_of(plan, "attention")
     assert any("pass `memory` to allow it" in r for r in reasons)
 

@@ -376,10 +376,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
     def __init__(
         self,
         layout_map: (
-            AnyLayoutMap
-            | keras.distribution.LayoutMap
-            | Literal["auto"]
-            | None
+            AnyLayoutMap | keras.distribution.LayoutMap | Literal["auto"] | None
         ) = None,
         *,
         batch_dim_name: str | None = None,
@@ -413,8 +410,7 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         """
         device_mesh = kwargs.pop("device_mesh", None)
         if isinstance(layout_map, str) and layout_map == "auto":
-            check_mesh("device_mesh", device_mesh)
-            names = list(axis_sizes(device_mesh))
+            names = list(axis_sizes(check_mesh("device_mesh", device_mesh)))
             layout_map = with_auto_layouts(
                 layout_map,
                 names[0] if batch_dim_name is None else batch_dim_name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
@@ -46,7 +46,10 @@ class LayoutMap(LayoutTable):
         # The import is inside the method because the module imports Keras.
         from tf_layoutmap.layout.layout_map_scope import layout_map_scope
 
-        return layout_map_scope(self, batch_dim=batch_dim, init=init)
+        return cast(
+            "contextlib.AbstractContextManager[Self]",
+            layout_map_scope(self, batch_dim=batch_dim, init=init),
+        )
 
     def explain(self, model: KerasLayer) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.

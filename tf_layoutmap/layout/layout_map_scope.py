@@ -19,7 +19,6 @@ from tf_layoutmap._patches import engine
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.key_matching import Match
-from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import (
     AnyMesh,
@@ -150,7 +149,7 @@ def layout_map_scope(
     batch_dim: str | None = None,
     init: literals.Init | None = None,
     **plan_options: Unpack[PlanOptions],
-) -> Iterator[AnyLayoutMap | LayoutMap]:
+) -> Iterator[AnyLayoutMap | LayoutTable]:
     """Places the weights of layers that are created in the scope on a mesh.
 
     Each weight becomes a `dtensor.DVariable`. The initial value of a weight is

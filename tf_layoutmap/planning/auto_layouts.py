@@ -206,15 +206,14 @@ class AutoPlanner:
         )
         problem, selected = plan.solution.problem, plan.solution.selected
         for key, axes in planned_map.keys_and_axes(problem, selected).items():
-            if key in layout_map and layout_map.axes_of(
-                layout_map[key]
-            ) != axes:
+            layout = layout_map[key] if key in layout_map else None
+            if layout is not None and layout_map.axes_of(layout) != axes:
                 raise ValueError(
                     "Models of one scope must have different names of weights "
                     f"to be planned. Received: key {key!r} for two models. "
                     "Use a separate scope for each model."
                 )
-            if key not in layout_map:
+            if layout is None:
                 layout_map[key] = axes
         self._planned.add(root)
         self._known.update(id(w) for w in root.weights)

@@ -111,9 +111,9 @@ def problem_of_model(
       model: Keras 3 model, with or without a mesh. The weights must exist, but
         they may be pending.
       mesh: `dtensor.Mesh`, `DeviceMesh`, or a dict with the size of each axis.
-      memory: Bytes of each device, for example `"24GiB"`. None shards each item of more than 0.1 %
-        of the bytes, if a layout exists for which a step gathers no weights,
-        and allows the bytes that these layouts need.
+      memory: Bytes of each device, for example `"24GiB"`. None shards each item
+        of more than 0.1 % of the bytes, if a layout exists for which a step
+        gathers no weights, and allows the bytes that these layouts need.
       optimizer: Optimizer of Keras 3 or its name. None uses the optimizer with
         which the model was compiled, or Adam.
       batch_size: Number of samples per step.
@@ -184,7 +184,7 @@ def _problem(
             length=length,
             inputs=inputs,
         )
-    except traced_model.NotTraced as error:
+    except traced_model.NotTracedError as error:
         notes.append(
             "Each layer was planned separately, and the times are not "
             f"comparable, because {error}."
@@ -397,9 +397,7 @@ class _Reader:
         return sum(
             2
             * self._graph.tensors[tensor].num_bytes
-            // (
-                self._mesh.batch_parts if self._graph.is_batch(tensor) else 1
-            )
+            // (self._mesh.batch_parts if self._graph.is_batch(tensor) else 1)
             for op in self._graph.ops
             if op.kind not in ("other", "sum")
             for tensor in op.outputs
@@ -420,9 +418,7 @@ def _replicated_bytes(item: Item) -> int:
     return sum(item.choices[0].memory.values())
 
 
-def _default_bytes(
-    item: Item, pins: Mapping[str, str], small: float
-) -> int:
+def _default_bytes(item: Item, pins: Mapping[str, str], small: float) -> int:
     """Returns the bytes of the pinned or the fastest sharded choice.
 
     Args:
@@ -480,8 +476,10 @@ def _without_trades(group: Group) -> Group:
                     refused="each step would gather weights, which saves "
                     "memory but takes time; pass `memory` to allow it",
                 )
-            elif shared is not None and one.shared is None and (
-                one is not group.options[0]
+            elif (
+                shared is not None
+                and one.shared is None
+                and (one is not group.options[0])
             ):
                 one = dataclasses.replace(
                     one,

@@ -114,7 +114,8 @@ class Grouping:
 
     def groups(self) -> list[Group]:
         """Returns the groups, in the order in which a step uses them."""
-        graph, found = self._graph, []
+        graph = self._graph
+        found: list[Group] = []
         last = len(graph.ops)
 
         def first_use(weight: int) -> tuple[int, int]:
@@ -238,9 +239,13 @@ class Grouping:
                 for _, dim, use, is_row in found
                 if not is_row
             )
-            return ("heads", "its heads") if is_first else (
-                "columns",
-                "its columns",
+            return (
+                ("heads", "its heads")
+                if is_first
+                else (
+                    "columns",
+                    "its columns",
+                )
             )
         if not any(is_row for _, _, _, is_row in found) and any(
             len(self._shapes[w]) > 2 for w, _, _, _ in found
@@ -349,13 +354,10 @@ class Grouping:
 
     def _one_dim(self, weight: int, dim: int, axis: str) -> Axes:
         return tuple(
-            axis if d == dim else None
-            for d in range(len(self._shapes[weight]))
+            axis if d == dim else None for d in range(len(self._shapes[weight]))
         )
 
-    def _add_biases(
-        self, axes: dict[int, Axes], biases: Sequence[int]
-    ) -> None:
+    def _add_biases(self, axes: dict[int, Axes], biases: Sequence[int]) -> None:
         """Adds the axes of biases, which follow the columns of their kernel."""
         graph = self._graph
         for bias in biases:
@@ -393,9 +395,7 @@ class Grouping:
         return found
 
     def _replicate(self, weights: Sequence[int]) -> Option:
-        return _replicated(
-            {w: (None,) * len(self._shapes[w]) for w in weights}
-        )
+        return _replicated({w: (None,) * len(self._shapes[w]) for w in weights})
 
     def _divides(self, root: Dim, axis: str) -> str | None:
         parts = self._mesh.sizes[axis]
@@ -454,7 +454,7 @@ class Grouping:
                         gathers=True,
                     )
                 )
-        unique: dict[tuple, Option] = {}
+        unique: dict[tuple[object, ...], Option] = {}
         for one in options:
             key = tuple(sorted(one.axes.items())), one.shared is None
             unique.setdefault(key, one)

@@ -114,9 +114,7 @@ class LayoutCosts:
                     math.prod(self._shapes[weight]) * self._itemsizes[weight],
                     self._axis_of(self._without_batch(axes)),
                 )
-            if not self._graph.uses[weight] and any(
-                self._without_batch(axes)
-            ):
+            if not self._graph.uses[weight] and any(self._without_batch(axes)):
                 for _ in self._graph.other_uses[weight]:
                     collectives += 2 * self._gather(
                         math.prod(self._shapes[weight])
@@ -136,9 +134,7 @@ class LayoutCosts:
         return self._graph.is_batch(self._graph.ops[use.op].outputs[0])
 
     def _activation_bytes(self, tensor: int) -> float:
-        parts = (
-            self._mesh.batch_parts if self._graph.is_batch(tensor) else 1
-        )
+        parts = self._mesh.batch_parts if self._graph.is_batch(tensor) else 1
         return self._graph.tensors[tensor].num_bytes / parts
 
     def _sum(self, num_bytes: float, axis: str) -> float:
@@ -213,9 +209,7 @@ class LayoutCosts:
           the time of collectives.
         """
         graph = self._graph
-        roots = {
-            one.shared for one in group.options if one.shared is not None
-        }
+        roots = {one.shared for one in group.options if one.shared is not None}
         if not roots:
             return 0.0, 0.0
         axis = None

@@ -37,11 +37,9 @@ def preferred_first(
 ['b/query/kernel', 'query.kernel']]
     """
     count = Counter(name for several in names for name in {*several})
-    found = []
+    found: list[list[str]] = []
     for several in names:
-        first = min(
-            several, key=lambda name: (count[name] > 1, "/" in name)
-        )
+        first = min(several, key=lambda name: (count[name] > 1, "/" in name))
         found.append([first, *(name for name in several if name != first)])
     return found
 
@@ -120,7 +118,7 @@ def _pattern(
     """Returns the shortest pattern that matches exactly these weights."""
     wanted = {*weights}
     split = [names[w][0].split(".") for w in weights]
-    candidates = []
+    candidates: list[str] = []
     # The last segments of the name, if they are the same in all names.
     common = 0
     while all(
@@ -146,16 +144,16 @@ def _pattern(
     end = _common_end(templates)
     for start in reversed(range(len(end))):
         part = end[start:]
-        if part.count(".") + part.count("/") < 1 or part[0] == "\0" or (
-            start and end[start - 1] not in "._/"
+        if (
+            part.count(".") + part.count("/") < 1
+            or part[0] == "\0"
+            or (start and end[start - 1] not in "._/")
         ):
             continue
         escaped = r"\d+".join(re.escape(p) for p in part.split("\0"))
         escaped = escaped.replace(r"\.", ".")
         candidates += [f".*{escaped}", f".*{escaped}$"]
-    optional = {
-        re.sub(r"_\d+(?=\.)", "", names[w][0]) for w in weights
-    }
+    optional = {re.sub(r"_\d+(?=\.)", "", names[w][0]) for w in weights}
     if len(optional) == 1:
         first, _, rest = optional.pop().rpartition(".")
         for pattern in (rf"{re.escape(first)}(_\d+)?.{re.escape(rest)}",):
@@ -227,5 +225,3 @@ def _common(split: Sequence[Sequence[str]]) -> list[str]:
             break
         common.append(segments[0])
     return common
-
-

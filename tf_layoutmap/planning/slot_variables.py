@@ -103,7 +103,4 @@ class SlotVariables:
 
 
 def _num_bytes(variable: Any) -> int:
-    return (
-        math.prod(tuple(variable.shape)) * tf.as_dtype(variable.dtype).size
-    )
-
+    return math.prod(tuple(variable.shape)) * tf.as_dtype(variable.dtype).size

@@ -177,7 +177,8 @@ class StepGraph:
         # Relative positions are looked up in a table and combined with masks,
         # but not with features. Many layers can add the same tensor, so it must
         # not join the dimensions of these layers.
-        features, positions = set(self._features), set()
+        features = set(self._features)
+        positions: set[int] = set()
         for op in self.ops:
             ids = {t for t in op.inputs if self.is_activation[t]}
             is_feature = bool(
@@ -233,8 +234,8 @@ class StepGraph:
         """Returns the class of a dimension of a weight."""
         tensor = self._weight_tensors.get(weight)
         # A weight that no operation uses has its own classes.
-        return (-1 - weight, dim) if tensor is None else self._root(
-            (tensor, dim)
+        return (
+            (-1 - weight, dim) if tensor is None else self._root((tensor, dim))
         )
 
     def _collect(self) -> None:
@@ -268,17 +269,14 @@ class StepGraph:
                     self.other_uses[weight].append(number)
                     continue
                 summed = {
-                    d
-                    for pair in op.contracted
-                    for k, d in pair
-                    if k == i
+                    d for pair in op.contracted for k, d in pair if k == i
                 }
                 out = {d: o for (k, d), (_, o) in op.same if k == i}
                 if op.kind == "lookup":
                     summed = {0}
                 if op.kernel is not None and i == 1:
                     rows, columns, channels = op.kernel
-                    summed = set() if rows is None else {rows}
+                    summed = set[int]() if rows is None else {rows}
                     out = {columns: channels}
                 self.uses[weight].append(
                     Use(
@@ -304,9 +302,7 @@ class StepGraph:
             # A view of a weight, such as a cast or a transposition.
             i, (weight, dims) = found[0]
             out = {
-                o: dims[d]
-                for (k, d), (_, o) in op.same
-                if k == i and d in dims
+                o: dims[d] for (k, d), (_, o) in op.same if k == i and d in dims
             }
             if _is_view(self, op):
                 self._values[op.outputs[0]] = weight, out
@@ -324,7 +320,7 @@ class StepGraph:
 
         Products of the products are not included.
         """
-        found = [frozenset()] * len(self.tensors)
+        found: list[frozenset[int]] = [frozenset()] * len(self.tensors)
         used: dict[int, set[int]] = {}
         for weight, uses in enumerate(self.uses):
             for use in uses:
@@ -333,7 +329,7 @@ class StepGraph:
             if op.kind in ("product", "convolution", "lookup"):
                 sources = frozenset(used.get(number, ()))
             else:
-                sources = frozenset().union(*(found[t] for t in op.inputs))
+                sources = frozenset[int]().union(*(found[t] for t in op.inputs))
             for tensor in op.outputs:
                 found[tensor] = sources
         return found
@@ -351,10 +347,14 @@ class StepGraph:
         found: set[int] = set()
         for op in self.ops:
             activations = [t for t in op.inputs if self.is_activation[t]]
-            if op.kind == "product" and len(activations) > 1 and any(
-                self.class_of(t, d) == root
-                for t in activations
-                for d in range(len(self.tensors[t].shape))
+            if (
+                op.kind == "product"
+                and len(activations) > 1
+                and any(
+                    self.class_of(t, d) == root
+                    for t in activations
+                    for d in range(len(self.tensors[t].shape))
+                )
             ):
                 for tensor in activations:
                     found |= self._sources[tensor]

@@ -41,7 +41,7 @@ _CONVOLUTIONS = frozenset(
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
 
 
-class NotTraced(Exception):
+class NotTracedError(Exception):
     """The model cannot be called with inputs that are known."""
 
 
@@ -65,7 +65,7 @@ def trace(
         each input. None uses the inputs with which the model was built.
 
     Raises:
-      NotTraced: If the inputs are unknown or a call raises an error.
+      NotTracedError: If the inputs are unknown or a call raises an error.
     """
     inputs = _inputs_of(model) if inputs is None else inputs
     errors: list[Exception] = []
@@ -77,7 +77,7 @@ def trace(
                 errors.append(error)
         if not _has_unknown(inputs):
             break
-    raise NotTraced(
+    raise NotTracedError(
         f"the model cannot be called with inputs {_described(inputs)}: "
         f"{type(errors[0]).__name__}: {str(errors[0])[:500]}"
     ) from errors[0]
@@ -93,7 +93,7 @@ def _inputs_of(model: Any) -> Any:
         return recorded
     shapes = getattr(model, "_build_shapes_dict", None)
     if not shapes:
-        raise NotTraced(
+        raise NotTracedError(
             "the inputs of the model are unknown; pass `inputs=`, for example "
             "a batch"
         )
@@ -118,9 +118,7 @@ class _Unknown:
 
 
 def _candidates(inputs: Any) -> Iterable[Any]:
-    if any(
-        getattr(x, "dtype", 0) is None for x in _flat(inputs)
-    ):
+    if any(getattr(x, "dtype", 0) is None for x in _flat(inputs)):
         yield _map(lambda x: (x.shape, "float32"), inputs)
         yield _map(lambda x: (x.shape, "int32"), inputs)
     else:
@@ -170,9 +168,7 @@ def _described(inputs: Any) -> str:
 def _trace(
     model: Any, weights: Sequence[Any], inputs: Any, batch_size: int, size: int
 ) -> StepGraph:
-    variables = list(
-        {id(v): v for v in [*weights, *model.variables]}.values()
-    )
+    variables = list({id(v): v for v in [*weights, *model.variables]}.values())
     specs = [tf.TensorSpec(tuple(v.shape), v.dtype) for v in variables]
     leaves: list[tf.TensorSpec] = []
 
@@ -291,13 +287,18 @@ class _Reader:
         same = _same_dims(op, shapes, out)
         kind = "sum" if op.type in _SUMS else "other"
         if op.type in ("Unpack", "Split", "SplitV", "IdentityN"):
-            return Op(kind, inputs, outputs, tuple(
-                pair
-                for o, tensor in enumerate(outputs)
-                for pair in _of_part(
-                    op, o, shapes, self._tensors[tensor].shape
-                )
-            ))
+            return Op(
+                kind,
+                inputs,
+                outputs,
+                tuple(
+                    pair
+                    for o, tensor in enumerate(outputs)
+                    for pair in _of_part(
+                        op, o, shapes, self._tensors[tensor].shape
+                    )
+                ),
+            )
         return Op(kind, inputs, outputs, tuple(same))
 
 
@@ -353,9 +354,7 @@ def _equation(op: Any, shapes: Any) -> tuple[list[str], str] | None:
             if "..." not in term:
                 return term
             missing = (
-                hidden
-                if rank is None
-                else rank - len(term.replace("...", ""))
+                hidden if rank is None else rank - len(term.replace("...", ""))
             )
             return term.replace("...", labels[hidden - missing :])
 
@@ -393,14 +392,14 @@ def _convolution(
     kernel = shapes[1]
     backward = "Backprop" in kind
     x = 2 if backward else 0
-    flops = 2 * math.prod(kernel[:-1]) * math.prod(
-        shapes[x] if backward else out
+    flops = (
+        2 * math.prod(kernel[:-1]) * math.prod(shapes[x] if backward else out)
     )
     if kind == "DepthwiseConv2dNative":
         flops //= max(kernel[-2], 1)
     elif backward:
-        flops = 2 * math.prod(kernel) // max(kernel[-1], 1) * math.prod(
-            shapes[x]
+        flops = (
+            2 * math.prod(kernel) // max(kernel[-1], 1) * math.prod(shapes[x])
         )
     same = [((x, 0), (0, 0))] if shapes[x][:1] == out[:1] else []
     columns, rows = len(kernel) - 1, len(kernel) - 2
@@ -464,9 +463,11 @@ def _same_dims(op: Any, shapes: Any, out: Any) -> list[tuple[Dim, Dim]]:
         axes = tf.get_static_value(op.inputs[1])
         if axes is None:
             return []
-        reduced = {int(a) % max(len(first), 1) for a in axes.reshape(-1)} if (
-            first
-        ) else set()
+        reduced = (
+            {int(a) % max(len(first), 1) for a in axes.reshape(-1)}
+            if (first)
+            else set()
+        )
         if op.get_attr("keep_dims"):
             kept = [(d, d) for d in range(len(first)) if d not in reduced]
         else:
@@ -497,13 +498,8 @@ def _same_dims(op: Any, shapes: Any, out: Any) -> list[tuple[Dim, Dim]]:
             or op.get_attr("shrink_axis_mask")
             or op.get_attr("ellipsis_mask")
         ):
-            return [
-                ((0, i), (0, o))
-                for i, o in _aligned(first, out)
-            ]
-        return [
-            ((0, d), (0, d)) for d in range(len(out)) if first[d] == out[d]
-        ]
+            return [((0, i), (0, o)) for i, o in _aligned(first, out)]
+        return [((0, d), (0, d)) for d in range(len(out)) if first[d] == out[d]]
     # Elementwise operations, with broadcasting.
     pairs: list[tuple[Dim, Dim]] = []
     for i, shape in enumerate(shapes):
@@ -564,14 +560,26 @@ def graph_of_layers(
             out = add((batch_size, *shape[1:]))
             x = add((batch_size,))
             same = [((1, 0), (0, 0)), ((0, 1), (0, 1))]
-            ops.append(Op("lookup", (ids[number[id(weight)]], x), (out,), tuple(same)))
+            ops.append(
+                Op("lookup", (ids[number[id(weight)]], x), (out,), tuple(same))
+            )
         elif isinstance(owner, keras.layers.Dense):
             out, x = add((batch_size, shape[1])), add((batch_size, shape[0]))
             same, contracted, flops = _of_equation(
-                ["ab", "bc"], "ac", [tensors[x].shape, shape], tensors[out].shape
+                ["ab", "bc"],
+                "ac",
+                [tensors[x].shape, shape],
+                tensors[out].shape,
             )
             ops.append(
-                Op("product", (x, ids[number[id(weight)]]), (out,), same, contracted, flops)
+                Op(
+                    "product",
+                    (x, ids[number[id(weight)]]),
+                    (out,),
+                    same,
+                    contracted,
+                    flops,
+                )
             )
         else:
             continue

@@ -260,12 +260,15 @@ def set_standing_context(context: MeshContext | None) -> None:
 
 
 class activated:  # noqa: N801 - context managers have lowercase names.
-    """Context manager in which new objects of this thread use `context`."""
+    """Context manager in which new objects of this thread use `context`.
 
-    def __init__(self, context: MeshContext):
+    If `context` is None, new objects are not placed on a mesh.
+    """
+
+    def __init__(self, context: MeshContext | None):
         self._context = context
 
-    def __enter__(self) -> MeshContext:
+    def __enter__(self) -> MeshContext | None:
         if not hasattr(_active, "stack"):
             _active.stack = []
         _active.stack.append(self._context)
