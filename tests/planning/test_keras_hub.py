@@ -11,7 +11,7 @@ from tf_layoutmap.planning import keras_models, search
 
 pytest.importorskip("keras_hub")
 
-from tests.real.hub import own_maps  # noqa: E402 - Requires keras_hub.
+from tests.real.hub import own_maps
 
 
 def bytes_with_adam(explanation):
