@@ -333,6 +333,8 @@ MUTATIONS = [
         "(label for label in other if label not in weight)",
         "iter(other)",
         ("tests/layout/keras3/test_transformers.py", "-k", "experts"),
+    ),
+    Mutation(
         "missing exclusion: a padded dimension stays sharded",
         "layout/ops/independent_dims.py",
         "if not paddings[i].any()",
