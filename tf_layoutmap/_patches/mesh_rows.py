@@ -94,6 +94,7 @@ def rows() -> list[Patch]:
     """Returns the patches of TensorFlow for tensors on a mesh."""
     from tf_layoutmap.layout.mesh import errors, transfer, variable
     from tf_layoutmap.layout.ops import (
+        batch_norms,
         convolutions,
         corrections,
         independent_dims,
@@ -211,7 +212,7 @@ def rows() -> list[Patch]:
             _NN,
             "fused_batch_norm_v3",
             "FusedBatchNormV3",
-            corrections.fused_batch_norm,
+            batch_norms.fused_batch_norm,
             "DTensor ends the process when it compiles the operation.",
             "test_corrections.py",
             always=True,
@@ -226,7 +227,7 @@ def rows() -> list[Patch]:
                 _NN,
                 name,
                 raw,
-                corrections.fused_batch_norm_v1,
+                batch_norms.fused_batch_norm_v1,
                 "DTensor ends the process when it compiles the operation, or "
                 "replicates it.",
                 "test_corrections.py",

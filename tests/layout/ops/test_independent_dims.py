@@ -10,7 +10,7 @@ from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh import shard_map, transfer
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
-from tf_layoutmap.layout.mesh.known_axes import known_axes
+from tf_layoutmap.layout.mesh.known_layouts import known_axes
 from tf_layoutmap.layout.ops import independent_dims
 from tf_layoutmap.layout.replication import report
 

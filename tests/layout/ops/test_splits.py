@@ -182,21 +182,21 @@ def test_known_layouts():
             "pinned": y,
             "elementwise": tf.tanh(y) + 1 - tf.cast(y, tf.float64),
             "transposed": tf.transpose(y, [2, 0, 1]),
-            "partly unknown": tracing.pin_unsharded_samples(x, mesh),
+            "samples": tracing.pin_unsharded_samples(x, mesh),
             "argument": x,
             "sum": tf.reduce_sum(y, 0),
         }.items():
-            found[name] = known_layouts.known_layout(one)
+            found[name] = known_layouts.known_axes(one)
         return y
 
     with tlm.layout.default_mesh(mesh, B):
         step.get_concrete_function(tf.TensorSpec((4, 2, 8), tf.float64))
-    free = dtensor.UNSHARDED
     assert found == {
-        "pinned": [B, free, M],
-        "elementwise": [B, free, M],
-        "transposed": [M, B, free],
-        "partly unknown": None,
+        "pinned": (B, None, M),
+        "elementwise": (B, None, M),
+        "transposed": (M, B, None),
+        # The relayout keeps the sharding of the samples.
+        "samples": (B, None, None),
         "argument": None,
         "sum": None,
     }

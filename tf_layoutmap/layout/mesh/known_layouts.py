@@ -1,72 +1,139 @@
-"""Known layouts, and layouts with an unsharded dimension.
+"""Layouts of tensors that are known while a function is traced.
 
-DTensor selects layouts only when it compiles a function. `known_layout` returns
-the layout of a tensor if a pinned layout determines it. `UnshardedDim` gathers
-one dimension of a tensor and keeps the sharding of other dimensions.
+DTensor assigns layouts when it compiles a function, so most layouts are unknown
+during tracing. `known_axes` searches the inputs of a tensor for a relayout or
+for the read of a variable, which set a layout. The result can be wrong, because
+DTensor also propagates layouts backwards. Use the result only to choose the
+layout of a relayout.
+
+`UnshardedDim` gathers one dimension of a tensor and keeps the sharding of other
+dimensions.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
 
-# Ops whose first input has the shape and the layout of the result.
-_SAME_LAYOUT = frozenset(
-    ("BiasAdd", "Cast", "Identity", "Neg", "Relu", "Elu", "Erf", "Exp", "Log")
-    + ("Rsqrt", "Sigmoid", "Softplus", "Sqrt", "Square", "StopGradient", "Tanh")
+# Mesh axis of each dimension of a tensor.
+Axes = tuple[str | None, ...]
+
+# Ops whose results have the layout of an input of the same shape.
+_ELEMENTWISE = frozenset(
+    """
+    Abs Add AddN AddV2 BiasAdd Cast Ceil CheckNumerics Div DivNoNan Elu EluGrad
+    Erf Exp Expm1 Floor Identity LeakyRelu LeakyReluGrad Log Log1p Maximum
+    Minimum Mul MulNoNan Neg Pow PreventGradient RealDiv Reciprocal Relu Relu6
+    Relu6Grad ReluGrad Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid
+    SigmoidGrad Sign Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad
+    Square SquaredDifference StopGradient Sub Tanh TanhGrad ZerosLike OnesLike
+    """.split()
 )
-_BINARY = frozenset(("Add", "AddV2", "Maximum", "Minimum", "Mul", "Sub"))
+# Maximum number of ops that are searched.
+_MAX_OPS = 64
 
 
-def known_layout(x: Any, depth: int = 16) -> list[str] | None:
-    """Returns the sharding specs of a symbolic tensor, if they are known.
-
-    DTensor selects layouts only when it compiles a function. During tracing,
-    the layout of a tensor is known if elementwise operations compute it from a
-    tensor with a pinned layout. DTensor can shard further dimensions of the
-    tensor.
+def known_axes(x: Any) -> Axes | None:
+    """Returns the mesh axis of each dimension of `x`; None if it is unknown.
 
     Args:
-      x: A symbolic tensor.
-      depth: Maximum number of operations between the pinned tensor and `x`.
-
-    Returns:
-      One sharding spec per dimension, or None.
+      x: An eager tensor, or a symbolic tensor of a function for a mesh.
     """
-    for _ in range(depth):
-        if not tf.is_symbolic_tensor(x):
+    if not tf.is_symbolic_tensor(x):
+        if not tracing.on_mesh(x):
             return None
-        op = x.op
-        if op.type == "Relayout":
-            layout = op.get_attr("layout").decode()
-            if f"{dtensor.MATCH}," in layout:
+        return _axes(dtensor.fetch_layout(x).sharding_specs)
+    visited: set[tuple[Any, int]] = set()
+    return _search(x, visited)
+
+
+def _axes(specs: Any) -> Axes:
+    return tuple(None if one == dtensor.UNSHARDED else one for one in specs)
+
+
+def _search(x: Any, visited: set[tuple[Any, int]]) -> Axes | None:
+    op, index = x.op, x.value_index
+    if (op, index) in visited or len(visited) == _MAX_OPS:
+        return None
+    visited.add((op, index))
+
+    def of(y: Any) -> Axes | None:
+        return _search(y, visited)
+
+    axes = None
+    if op.type == "Relayout":
+        axes = _of_relayout(op, of)
+    elif op.type == "ReadVariableOp":
+        axes = _of_variable(op)
+    elif op.type == "IdentityN":
+        axes = of(op.inputs[index])
+    elif op.type in _ELEMENTWISE:
+        known = (
+            of(y)
+            for y in op.inputs
+            if y.shape.is_fully_defined() and y.shape == x.shape
+        )
+        axes = next((one for one in known if one is not None), None)
+    elif op.type in ("ExpandDims", "Squeeze", "Transpose"):
+        axes = _of_view(op, of)
+    return None if axes is None or len(axes) != x.shape.rank else axes
+
+
+def _of_relayout(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
+    layout = dtensor.Layout.from_string(tf.compat.as_str(op.get_attr("layout")))
+    specs = list(layout.sharding_specs)
+    if dtensor.MATCH in specs:
+        before = of(op.inputs[0])
+        if before is None:
+            # Most of these relayouts keep the sharding of the samples.
+            batch = tracing.batch_dim_of_trace()
+            size = op.outputs[0].shape[0]
+            if (
+                dtensor.MATCH in specs[1:]
+                or batch is None
+                or not size
+                or size % layout.mesh.dim_size(batch)
+            ):
                 return None
-            return dtensor.Layout.from_string(layout).sharding_specs
-        if op.type in _BINARY:
-            inputs = [y for y in op.inputs if y.shape == x.shape]
-            if not inputs or not x.shape.is_fully_defined():
-                return None
-            if len(inputs) == 2:
-                specs = known_layout(inputs[0], depth - 1)
-                if specs is not None:
-                    return specs
-            x = inputs[-1]
-        elif op.type in _SAME_LAYOUT:
-            x = op.inputs[0]
-        elif op.type == "IdentityN":
-            x = op.inputs[x.value_index]
-        elif op.type == "Transpose":
-            order = tf.get_static_value(op.inputs[1])
-            specs = known_layout(op.inputs[0], depth - 1)
-            if order is None or specs is None:
-                return None
-            return [specs[i] for i in order]
-        else:
-            return None
+            before = (batch, *[None] * (len(specs) - 1))
+        return tuple(
+            old if new == dtensor.MATCH else new
+            for old, new in zip(before, _axes(specs))
+        )
+    return _axes(specs)
+
+
+def _of_variable(op: Any) -> Axes | None:
+    handle = op.inputs[0]
+    for outer, inner in getattr(op.graph, "captures", ()):
+        if inner is handle:
+            with tf.init_scope():
+                return known_axes(outer)
     return None
+
+
+def _of_view(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
+    x = op.inputs[0]
+    before = of(x)
+    if before is None:
+        return None
+    if op.type == "Squeeze":
+        dims = {d % len(before) for d in op.get_attr("squeeze_dims")}
+        dims = dims or {d for d, size in enumerate(x.shape) if size == 1}
+        return tuple(a for d, a in enumerate(before) if d not in dims)
+    positions = tf.get_static_value(op.inputs[1])
+    if positions is None:
+        return None
+    if op.type == "Transpose":
+        return tuple(before[d] for d in positions)
+    after = list(before)
+    after.insert(int(positions) % (len(before) + 1), None)
+    return tuple(after)
 
 
 class UnshardedDim:
@@ -90,11 +157,14 @@ class UnshardedDim:
         self._like = None
         rank = x.shape.rank
         dim %= rank
-        specs = None
         if not tf.is_symbolic_tensor(x):
-            layout = dtensor.fetch_layout(x)
-            self._mesh, specs = layout.mesh, layout.sharding_specs
-        elif (specs := known_layout(x)) is None:
+            self._mesh = dtensor.fetch_layout(x).mesh
+        axes = known_axes(x)
+        if axes is not None:
+            specs = [
+                dtensor.UNSHARDED if axis is None else axis for axis in axes
+            ]
+        else:
             # A layout can contain MATCH only once.
             specs = [dtensor.UNSHARDED] * rank
             if rank > 1:

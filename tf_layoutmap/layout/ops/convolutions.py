@@ -27,7 +27,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_axes import known_axes
+from tf_layoutmap.layout.mesh.known_layouts import known_axes
 from tf_layoutmap.layout.mesh.shard_map import (
     SCOPE,
     ShardedKernel,

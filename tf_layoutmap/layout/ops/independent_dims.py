@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import dtensor_ops
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_axes import known_axes
+from tf_layoutmap.layout.mesh.known_layouts import known_axes
 from tf_layoutmap.layout.ops.corrections import is_shape, static_array
 
 # Name scope of ops that gather a dimension that is sharded.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim, known_layout
+from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim, known_axes
 from tf_layoutmap.layout.mesh.shard_map import SCOPE
 from tf_layoutmap.layout.ops.corrections import STACK, is_shape
 
@@ -102,7 +102,7 @@ def unpack(
         not num
         or not tf.is_symbolic_tensor(x)
         or not _is_split_by_dtensor(x)
-        or known_layout(x) is None
+        or known_axes(x) is None
     ):
         return original(x, num, axis=axis, name=name)
     return [

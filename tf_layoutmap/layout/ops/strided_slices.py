@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_axes import known_axes
+from tf_layoutmap.layout.mesh.known_layouts import known_axes
 from tf_layoutmap.layout.ops.corrections import (
     is_shape,
     static_array,
