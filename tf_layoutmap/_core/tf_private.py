@@ -63,6 +63,8 @@ should_record_backprop = _private("eager.record", "should_record_backprop")
 
 # Records an operation on tapes with a gradient of this package.
 record_operation = _private("eager.record", "record_operation")
+gradients_util = importlib.import_module("tensorflow.python.ops.gradients_util")
+_private("ops.gradients_util", "_GradientsHelper")
 stop_recording = _private("eager.record", "stop_recording")
 
 # Maps an op to a function that computes the tangents of its outputs from the

@@ -289,6 +289,16 @@ def rows() -> list[Patch]:
             "does not gather its inputs.",
             "test_positions.py",
         ),
+        Patch(
+            GROUP,
+            "_core.tf_private:gradients_util",
+            "_GradientsHelper",
+            simplifications.symbolic_gradients,
+            "Products on a mesh read a matrix instead of its transpose, so "
+            "tf.gradients would not find them.",
+            TENSORFLOW,
+            _TESTS + "test_simplifications.py",
+        ),
         *(
             row
             for module, name, raw, ours, why in (

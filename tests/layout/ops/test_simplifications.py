@@ -246,3 +246,24 @@ def test_accuracies_do_not_gather_the_classes(name, monkeypatch):
     assert bool(argmaxes) == keeps_shards
     for key, values in histories[0].items():
         np.testing.assert_allclose(histories[1][key], values, 1e-5)
+
+
+def test_tf_gradients_reject_a_skipped_transposition():
+    x, w = numbers(4, 4), numbers(4, 4, seed=1)
+
+    def gradient_of(choose):
+        def step(x, w):
+            transposed = tf.transpose(w)
+            loss = tf.reduce_sum(tf.matmul(x, transposed) ** 2)
+            return tf.gradients(loss, choose(w, transposed))[0]
+
+        return tf.function(step)
+
+    layout = layout_of(MESH, None, None)
+    inputs = to_mesh(x, layout), to_mesh(w, layout)
+    with default_mesh(MESH):
+        found = gradient_of(lambda w, _: w)(*inputs)
+        with pytest.raises(ValueError, match="`xs`.*GradientTape"):
+            gradient_of(lambda _, transposed: transposed)(*inputs)
+    expected = gradient_of(lambda w, _: w)(x, w)
+    np.testing.assert_allclose(to_host(found), expected, rtol=1e-5)

@@ -25,6 +25,9 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import static_value
 
+# Attribute of the transpositions that a product has skipped.
+_SKIPPED = "_layoutmap_skipped"
+
 
 def _transposed_input(x: Any) -> Any:
     """Returns the matrix that `x` is the transpose of, or None."""
@@ -53,7 +56,8 @@ def matmul(
     """Computes the op `MatMul`; does not copy the transpose of `b`.
 
     Tapes record a product with the transposed tensor, because a program can
-    compute a gradient with respect to it.
+    compute a gradient with respect to it. `symbolic_gradients` checks that
+    `tf.gradients` does not need this product.
     """
     del mesh
     matrix = _transposed_input(b)
@@ -65,6 +69,7 @@ def matmul(
         return original(a, b, transpose_a, transpose_b, **options)
     with tf_private.stop_recording():
         product = original(a, matrix, transpose_a, not transpose_b, **options)
+    setattr(b.op, _SKIPPED, True)
 
     def gradient(dy: Any) -> list[Any]:
         # The matrix product is `op(a) @ op(b)`. `op` transposes a matrix or
@@ -102,10 +107,30 @@ def transposed(
         return original(x, perm, name=name)
     with tf_private.stop_recording():
         result = tf.identity(matrix, name=name)
+    setattr(x.op, _SKIPPED, True)
     tf_private.record_operation(
         "Transpose", [result], [x], lambda dy: [tf.transpose(dy)]
     )
     return result
+
+
+def symbolic_gradients(
+    original: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Computes `tf.gradients`; rejects transposed matrices as `xs`.
+
+    `tf.gradients` follows the inputs of ops, so it does not find the products
+    that read the matrix itself. Gradient tapes find all products.
+    """
+    for x in tf.nest.flatten(xs):
+        if tf.is_symbolic_tensor(x) and getattr(x.op, _SKIPPED, False):
+            raise ValueError(
+                "Argument `xs` of tf.gradients must not contain the result of "
+                "a tf.transpose that a matrix product on a mesh reads. "
+                f"Received: {x}. Use the gradient of the matrix before "
+                "tf.transpose, or a tf.GradientTape."
+            )
+    return original(ys, xs, *args, **kwargs)
 
 
 def power(
