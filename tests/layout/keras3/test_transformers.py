@@ -22,10 +22,14 @@ SERIES = np.random.default_rng(0).normal(size=(8, 6, 8))
 
 @pytest.fixture(autouse=True)
 def in_float64():
-    before = keras.config.floatx()
+    # An earlier test can have created the policy, which then does not follow
+    # `set_floatx`.
+    before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
-    keras.config.set_floatx(before)
+    keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(before[1])
 
 
 def replicated_shares(make, axes, strict=True):
@@ -182,6 +186,7 @@ def test_experts_stay_sharded(axes):
 
 def test_quantized_products_are_sharded_and_exact():
     keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
     x = pairs.FEATURES[:8]
 
     def make():

@@ -103,10 +103,13 @@ def assert_trains_alike(make, x, axes, mesh=None, library=keras):
 @pytest.fixture(autouse=True)
 def _float64():
     before = keras.config.floatx(), tf_keras.backend.floatx()
+    policy = keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     tf_keras.backend.set_floatx("float64")
     yield
     keras.config.set_floatx(before[0])
+    keras.config.set_dtype_policy(policy)
     tf_keras.backend.set_floatx(before[1])
 
 

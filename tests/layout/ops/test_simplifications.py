@@ -85,8 +85,8 @@ def test_products_with_a_transpose_match_plain_tensorflow(name):
 
 def tied_step(x, w):
     with tf.GradientTape() as tape:
-        tape.watch((x, w))
-        loss = tf.reduce_sum(tf.sin(tf.matmul(x * 1.0, tf.transpose(w * 1.0))))
+        tape.watch(x)
+        loss = tf.reduce_sum(tf.sin(tf.matmul(x * 1.0, tf.transpose(w))))
     return tape.gradient(loss, (x, w))
 
 
@@ -95,11 +95,12 @@ def test_tied_weights_are_not_copied_on_a_mesh(is_on_mesh):
     x, w = numbers(4, 4), numbers(8, 4, seed=1)
     step = tf.function(tied_step, autograph=False)
     if not is_on_mesh:
-        assert "Transpose" in used_ops(step, x, w)
+        assert "Transpose" in used_ops(step, tf.constant(x), tf.Variable(w))
         return
     layout = layout_of(MESH, "model", None)
     with default_mesh(MESH):
-        ops = used_ops(step, to_mesh(x, layout), to_mesh(w, layout))
+        table = dtensor.DVariable(to_mesh(w, layout))
+        ops = used_ops(step, to_mesh(x, layout), table)
     assert ops.count("MatMul") == 3
     assert "Transpose" not in ops
 
@@ -253,17 +254,18 @@ def test_tf_gradients_reject_a_skipped_transposition():
 
     def gradient_of(choose):
         def step(x, w):
-            transposed = tf.transpose(w)
+            matrix = tf.convert_to_tensor(w)
+            transposed = tf.transpose(matrix)
             loss = tf.reduce_sum(tf.matmul(x, transposed) ** 2)
-            return tf.gradients(loss, choose(w, transposed))[0]
+            return tf.gradients(loss, choose(matrix, transposed))[0]
 
         return tf.function(step)
 
     layout = layout_of(MESH, None, None)
-    inputs = to_mesh(x, layout), to_mesh(w, layout)
     with default_mesh(MESH):
-        found = gradient_of(lambda w, _: w)(*inputs)
+        inputs = to_mesh(x, layout), dtensor.DVariable(to_mesh(w, layout))
+        found = gradient_of(lambda matrix, _: matrix)(*inputs)
         with pytest.raises(ValueError, match="`xs`.*GradientTape"):
             gradient_of(lambda _, transposed: transposed)(*inputs)
-    expected = gradient_of(lambda w, _: w)(x, w)
+    expected = gradient_of(lambda matrix, _: matrix)(x, tf.Variable(w))
     np.testing.assert_allclose(to_host(found), expected, rtol=1e-5)

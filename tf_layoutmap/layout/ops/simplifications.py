@@ -29,8 +29,26 @@ from tf_layoutmap.layout.ops.corrections import static_value
 _SKIPPED = "_layoutmap_skipped"
 
 
+# Attribute of the transpositions that the gradient of a product creates.
+_IN_GRADIENT = "_layoutmap_in_gradient"
+# Ops that return their input, or convert it.
+_COPIES = frozenset(("Cast", "Identity", "IdentityN", "Relayout"))
+
+
+def _is_weight(x: Any) -> bool:
+    """Returns whether `x` is the value of a variable, possibly converted."""
+    while x.op.type in _COPIES:
+        x = x.op.inputs[x.value_index if x.op.type == "IdentityN" else 0]
+    return x.op.type == "ReadVariableOp"
+
+
 def _transposed_input(x: Any) -> Any:
-    """Returns the matrix that `x` is the transpose of, or None."""
+    """Returns the matrix that `x` is the transpose of, or None.
+
+    The matrix must be a weight. DTensor ends the process when it compiles some
+    programs in which a product reads a transposed matrix of activations, for
+    example the gradient of Keras' `Circle` loss.
+    """
     if (
         not tf.is_symbolic_tensor(x)
         or x.graph is not tf.compat.v1.get_default_graph()
@@ -38,6 +56,8 @@ def _transposed_input(x: Any) -> Any:
         or x.shape.rank != 2
         or not x.dtype.is_floating
     ):
+        return None
+    if not (getattr(x.op, _IN_GRADIENT, False) or _is_weight(x.op.inputs[0])):
         return None
     # The only other permutation of two dimensions is the identity.
     perm = static_value(x.op.inputs[1])
@@ -86,6 +106,8 @@ def matmul(
             db = tf.transpose(
                 tf.matmul(dy, a, transpose_a=True, transpose_b=transpose_a)
             )
+            if tf.is_symbolic_tensor(db):
+                setattr(db.op, _IN_GRADIENT, True)
         return [da, db]
 
     tf_private.record_operation("MatMul", [product], [a, b], gradient)

@@ -39,7 +39,7 @@ _trace: ThreadValue[_Trace | None] = ThreadValue(None)
 # fail only because later operations change the layout of the result.
 _KEEPING_LAYOUTS = frozenset(
     ("Transpose", "Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
-    + ("RelayoutLike", "Reshape", "BatchMatMulV2", "MatMul", "Einsum")
+    + ("Reshape", "BatchMatMulV2", "MatMul", "Einsum")
     + ("GatherV2",)
 )
 
