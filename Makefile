@@ -125,8 +125,8 @@ bench: build $(VENV)/.develop  ## Measures speed against TensorFlow's own ops an
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
-# FBGEMM's tables on the CPU are measured for comparison. They run in a separate
-# environment without TensorFlow.
+# FBGEMM's tables on the CPU and torch.nn.EmbeddingBag are measured for
+# comparison. They run in a separate environment without TensorFlow.
 PEERS := build/peers
 PEER_PACKAGES := torch==2.13.0 fbgemm-gpu-cpu==1.8.0 numpy
 
@@ -148,11 +148,14 @@ $(PEERS_JAX)/.packages:
 	touch $@
 
 .PHONY: bench-peers
-bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures tables against FBGEMM, and models on a mesh against JAX.
+bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures tables and DLRM against torch, and models on a mesh against JAX.
 	$(BAZEL) build //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
+	$(RUN) -m benchmarks criteo_dlrm \
+	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
+	    --json=build/peers_dlrm.json $(BENCH_FLAGS)
 
 .PHONY: bench-mesh
 bench-mesh: build $(VENV)/.develop $(PEERS_JAX)/.packages  ## Measures models on a mesh against JAX, in a separate venv.
