@@ -121,21 +121,16 @@ def test_experts_are_sharded_by_experts():
     assert item_of(plan, "experts")
 
 
-def test_the_gates_of_recurrent_layers_are_not_sharded():
+def test_the_gates_of_recurrent_layers_are_sharded_and_not_gathered():
     plan = plan_of(models.recurrent())
-    axes = axes_of(plan)
-    assert axes["lstm.cell.kernel"] == (None, None)
-    kinds = [i.kind for i in plan.solution.problem.items]
-    assert "recurrent" in kinds
-    reasons = [
-        choice.refused
-        for item in plan.solution.problem.items
-        if item.kind == "recurrent"
-        for choice in item.choices
-        if choice.refused
-    ]
-    assert any("splits the last dimension" in r for r in reasons)
-    assert any("gather weights" in r for r in reasons)
+    assert axes_of(plan)["lstm.cell.kernel"] == (None, "model")
+    layout_map = keras_models.layout_map_of(plan, mesh_of(**SIZES))
+    with tlm.layout_map_scope(layout_map) as used:
+        model = models.compiled(models.recurrent(), "adam")
+    models.losses(model)
+    measured = used.explain(model).measured
+    assert measured
+    assert all(one.gathered_bytes == 0 for one in measured)
 
 
 def test_a_table_can_be_sharded_over_both_axes_if_memory_is_short():
