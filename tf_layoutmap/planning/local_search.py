@@ -259,7 +259,7 @@ class Search:
         budget = np.maximum(self.budgets, 1)
         memory, load = self.first_memory.copy(), self.first_load.copy()
         chosen = [0] * len(self.columns)
-        # By memory or by time, depending on which is more important.
+        # The items that need the most time or memory are placed first.
         values = self.load if weight < 1 else self.memory
         order = sorted(
             range(len(self.columns)),

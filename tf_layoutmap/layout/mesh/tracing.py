@@ -164,6 +164,31 @@ def pin_like_a_batch(x: Any, mesh: Mesh | None, batch_dim: str | None) -> Any:
     )
 
 
+def axis_of_samples(
+    x: Any, mesh: Mesh, batch_dim: str | None, *other_axes: str | None
+) -> str | None:
+    """Returns the mesh axis that shards the samples of `x`, or None.
+
+    Args:
+      x: A tensor whose first dimension contains the samples. The sharding of an
+        eager tensor on a mesh replaces `batch_dim`.
+      mesh: `dtensor.Mesh` of `x`.
+      batch_dim: Mesh axis that shards batches, or None.
+      *other_axes: Mesh axes of other dimensions, which cannot shard the
+        samples.
+    """
+    if tf.executing_eagerly() and on_mesh(x):
+        spec = dtensor.fetch_layout(x).sharding_specs[0]
+        batch_dim = None if spec == dtensor.UNSHARDED else spec
+    if (
+        batch_dim is None
+        or batch_dim in other_axes
+        or x.shape[0] % mesh.dim_size(batch_dim)
+    ):
+        return None
+    return batch_dim
+
+
 def pin_images(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns `x` and its gradient sharded along `batch_dim`.
 

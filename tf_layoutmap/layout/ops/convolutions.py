@@ -83,16 +83,9 @@ class _Call:
           channels: Mesh axis of the channels.
           *axes: Mesh axes of the kernel, which cannot shard the batch.
         """
-        batch = self.batch_dim
-        if tf.executing_eagerly() and tracing.on_mesh(x):
-            spec = dtensor.fetch_layout(x).sharding_specs[0]
-            batch = None if spec == dtensor.UNSHARDED else spec
-        if (
-            batch is None
-            or batch in (channels, *axes)
-            or x.shape[0] % self.mesh.dim_size(batch)
-        ):
-            batch = None
+        batch = tracing.axis_of_samples(
+            x, self.mesh, self.batch_dim, channels, *axes
+        )
         return [batch, *[None] * (x.shape.rank - 2), channels]
 
 

@@ -31,8 +31,6 @@ from tf_layoutmap.layout.mesh.shard_map import local_size, shard_map
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.splits import UNSHARDED
 
-dtensor = tf.experimental.dtensor
-
 Axes = tuple[str | None, ...]
 # A product of the inputs of a gate and a part of the columns of a weight.
 Product = Callable[[Any, Any], Any]
@@ -104,7 +102,9 @@ class _ShardedCell:
                 results.append(product(x, weight[..., start : start + part]))
             return results[0] if len(results) == 1 else tf.concat(results, -1)
 
-        batch = self._batch_axis(xs[0], inner, outer)
+        batch = tracing.axis_of_samples(
+            xs[0], self.mesh, self.batch_dim, inner, outer
+        )
         between = [None] * (xs[0].shape.rank - 2)
         return shard_map(
             local,
@@ -122,7 +122,8 @@ class _ShardedCell:
 
     def gates(self, z: Any, num_gates: int) -> list[Any]:
         """Returns the gates of products, which are gathered first."""
-        axes = [self._batch_axis(z), *[None] * (z.shape.rank - 1)]
+        batch = tracing.axis_of_samples(z, self.mesh, self.batch_dim)
+        axes = [batch, *[None] * (z.shape.rank - 1)]
 
         def pinned(x: Any) -> Any:
             return tracing.pin_sharded(x, self.mesh, axes)
@@ -130,25 +131,6 @@ class _ShardedCell:
         with tf.name_scope(UNSHARDED):
             parts = tf.split(pinned(z), num_gates, axis=-1)
             return [pinned(part) for part in parts]
-
-    def _batch_axis(self, x: Any, *axes: str | None) -> str | None:
-        """Returns the axis that shards the samples of `x`, or None.
-
-        Args:
-          x: Input of a cell.
-          *axes: Mesh axes of the weight, which cannot shard the samples.
-        """
-        batch = self.batch_dim
-        if tf.executing_eagerly() and tracing.on_mesh(x):
-            spec = dtensor.fetch_layout(x).sharding_specs[0]
-            batch = None if spec == dtensor.UNSHARDED else spec
-        if (
-            batch is None
-            or batch in axes
-            or x.shape[0] % self.mesh.dim_size(batch)
-        ):
-            return None
-        return batch
 
 
 _cell: ThreadValue[_ShardedCell | None] = ThreadValue(None)
@@ -172,6 +154,47 @@ def sharded_weights(
     )
 
 
+def _products_of_cell(
+    sharded: _ShardedCell,
+    cell: Any,
+    inputs: Any,
+    h: Any,
+    training: Any,
+    input_product: Product = tf.matmul,
+    recurrent_product: Product = tf.matmul,
+    keys: tuple[Any, Any] = ("x", "h"),
+) -> Any:
+    """Returns the sums of both products and the bias of a cell with 4 gates.
+
+    Args:
+      sharded: The layouts of the weights.
+      cell: The cell.
+      inputs: Inputs of the cell.
+      h: Hidden state.
+      training: Whether dropout is applied.
+      input_product: Product of the inputs and the kernel.
+      recurrent_product: Product of `h` and the recurrent kernel.
+      keys: Values that identify the two products; see `shard_map`.
+    """
+    z = sharded.products(
+        _inputs_of_gates(cell, inputs, training, 4),
+        _tensor(cell.kernel),
+        sharded.kernel,
+        4,
+        input_product,
+        keys[0],
+    )
+    z += sharded.products(
+        _inputs_of_gates(cell, h, training, 4, is_recurrent=True),
+        _tensor(cell.recurrent_kernel),
+        sharded.recurrent_kernel,
+        4,
+        recurrent_product,
+        keys[1],
+    )
+    return z + _tensor(cell.bias) if cell.use_bias else z
+
+
 def lstm(
     original: Callable[..., Any],
     cell: Any,
@@ -186,14 +209,7 @@ def lstm(
         return original(cell, inputs, states, *args, **kwargs)
     training = args[0] if args else kwargs.get("training")
     h, c = states[0], states[1]
-    xs = _inputs_of_gates(cell, inputs, training, 4)
-    hs = _inputs_of_gates(cell, h, training, 4, is_recurrent=True)
-    z = sharded.products(xs, _tensor(cell.kernel), sharded.kernel, 4, key="x")
-    z += sharded.products(
-        hs, _tensor(cell.recurrent_kernel), sharded.recurrent_kernel, 4, key="h"
-    )
-    if cell.use_bias:
-        z += _tensor(cell.bias)
+    z = _products_of_cell(sharded, cell, inputs, h, training)
     c, o = cell._compute_carry_and_output_fused(sharded.gates(z, 4), c)
     h = o * cell.activation(c)
     return h, [h, c]
@@ -264,26 +280,16 @@ def conv_lstm(
         return original(cell, inputs, states, *args, **kwargs)
     training = args[0] if args else kwargs.get("training")
     h, c = states[0], states[1]
-    xs = _inputs_of_gates(cell, inputs, training, 4)
-    hs = _inputs_of_gates(cell, h, training, 4, is_recurrent=True)
-    z = sharded.products(
-        xs,
-        _tensor(cell.kernel),
-        sharded.kernel,
-        4,
+    z = _products_of_cell(
+        sharded,
+        cell,
+        inputs,
+        h,
+        training,
         lambda x, kernel: cell.input_conv(x, kernel, padding=cell.padding),
-        ("x", cell.strides, cell.padding, cell.dilation_rate),
-    )
-    z += sharded.products(
-        hs,
-        _tensor(cell.recurrent_kernel),
-        sharded.recurrent_kernel,
-        4,
         cell.recurrent_conv,
-        "conv h",
+        (("x", cell.strides, cell.padding, cell.dilation_rate), "conv h"),
     )
-    if cell.use_bias:
-        z += _tensor(cell.bias)
     z_i, z_f, z_c, z_o = sharded.gates(z, 4)
     i = cell.recurrent_activation(z_i)
     f = cell.recurrent_activation(z_f)

@@ -196,7 +196,7 @@ def argmax_of_shards(
 
     DTensor reduces a maximum and a minimum over shards. The result is the first
     position of the maximum. If the input contains NaN, the result can be the
-    size of the dimension, which is no position.
+    size of the dimension, which is not a valid index.
     """
     x = tf.convert_to_tensor(input)
     size = x.shape[-1] if x.shape.rank else None
