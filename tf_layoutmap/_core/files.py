@@ -13,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pathlib
 import re
 import shutil
 import uuid
@@ -277,6 +278,12 @@ def replacing_file(path: str) -> Iterator[str]:
         sync(new)
         rename(new, target)
         sync(os.path.dirname(target))
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes `text` to a file, which replaces an existing file atomically."""
+    with replacing_file(os.fspath(path)) as new:
+        pathlib.Path(new).write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -188,8 +187,7 @@ def main(arguments: Sequence[str]) -> int:
         print(reason)
     if options.json:
         text = json.dumps(plan.to_dict(), indent=1)
-        with files.replacing_file(options.json) as new:
-            pathlib.Path(new).write_text(text, encoding="utf-8")
+        files.write_text(options.json, text)
     if options.html:
         plan.save_html(options.html)
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
@@ -298,9 +297,7 @@ class Plan(partition.PartitionerByName):
         """
         from tf_layoutmap._core import files
 
-        html = self.html()
-        with files.replacing_file(os.fspath(path)) as new:
-            pathlib.Path(new).write_text(html, encoding="utf-8")
+        files.write_text(path, self.html())
 
     def to_dict(self) -> dict[str, object]:
         """Returns the plan as a dict that JSON can represent."""

@@ -9,7 +9,6 @@ a connection of this machine to itself is measured.
 from __future__ import annotations
 
 import os
-import pathlib
 import socket
 import threading
 import time
@@ -58,8 +57,7 @@ def machine(path: str | os.PathLike[str] | None = None) -> MachineCosts:
             try:
                 files.make_parent(where)
                 text = machine_costs.cache_text(where, key, found)
-                with files.replacing_file(where) as new:
-                    pathlib.Path(new).write_text(text, encoding="utf-8")
+                files.write_text(where, text)
             except OSError:
                 pass
         return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import pathlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -108,9 +106,7 @@ class IdReport:
           OSError: If the file cannot be written. After this error, an existing
             file is unchanged.
         """
-        html = self.html()
-        with files.replacing_file(os.fspath(path)) as new:
-            pathlib.Path(new).write_text(html, encoding="utf-8")
+        files.write_text(path, self.html())
 
 
 def inspect_ids(
