@@ -3,6 +3,9 @@
 import keras
 import numpy as np
 
+import tf_layoutmap as tlm
+from tf_layoutmap.planning import keras_models
+
 VOCABULARY, LENGTH, SAMPLES, CLASSES = 32, 8, 8, 4
 
 
@@ -148,15 +151,140 @@ def mixture():
     return keras.Model(tokens, keras.layers.Dense(VOCABULARY, name="head")(x))
 
 
+def with_head(backbone):
+    """Returns a language model with a backbone of keras-hub."""
+    inputs = {
+        name: keras.Input((LENGTH,), dtype=x.dtype, name=name)
+        for name, x in backbone.input.items()
+    }
+    logits = backbone.token_embedding(backbone(inputs), reverse=True)
+    return keras.Model(inputs, logits)
+
+
+class Patches(keras.layers.Layer):
+    """Projections of the patches of an image, with learned positions."""
+
+    def __init__(self, dim, size):
+        super().__init__()
+        self.project = keras.layers.Conv2D(dim, size, strides=size)
+        self.dim = dim
+
+    def build(self, shape):
+        self.project.build(shape)
+        _, rows, columns, _ = self.project.compute_output_shape(shape)
+        self.positions = self.add_weight(
+            shape=(rows * columns, self.dim), name="positions"
+        )
+        super().build(shape)
+
+    def call(self, x):
+        x = self.project(x)
+        x = keras.ops.reshape(x, (-1, *self.positions.shape))
+        return x + self.positions
+
+
+def vision_transformer():
+    """Returns a classifier of images with two transformer layers."""
+    images = keras.Input((8, 8, 3))
+    x = Patches(16, 4)(images)
+    for number in range(2):
+        block = Block(16, 4, 32)
+        block.name = f"block_{number}"
+        x = block(x)
+    x = keras.layers.GlobalAveragePooling1D()(x)
+    return keras.Model(images, keras.layers.Dense(CLASSES, name="head")(x))
+
+
+class Mixer(keras.Model):
+    """A subclassed MLP-Mixer with two layers, and dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = Patches(16, 2)
+        self.mixing = [
+            [keras.layers.Dense(n) for n in (32, 16, 64, 16)] for _ in range(2)
+        ]
+        self.norms = [keras.layers.LayerNormalization() for _ in range(4)]
+        self.dropout = keras.layers.Dropout(0.1)
+        self.head = keras.layers.Dense(CLASSES)
+        self(keras.Input((8, 8, 3), batch_size=SAMPLES))
+
+    def call(self, x):
+        x = self.patches(x)
+        for (one, two, three, four), first, second in zip(
+            self.mixing, self.norms[::2], self.norms[1::2]
+        ):
+            y = keras.ops.swapaxes(first(x), 1, 2)
+            y = two(keras.ops.gelu(one(y)))
+            x = x + keras.ops.swapaxes(y, 1, 2)
+            x = x + four(keras.ops.gelu(three(second(x))))
+        return self.head(keras.ops.mean(self.dropout(x), axis=1))
+
+
+def recommender():
+    """Returns a model with tables, numbers, and products of all features."""
+    dim = 8
+    inputs, vectors = {}, []
+    numbers = keras.Input((5,), name="numbers")
+    for name, rows in {"user": 40, "item": VOCABULARY}.items():
+        inputs[name] = keras.Input((), dtype="int32", name=name)
+        table = keras.layers.Embedding(rows, dim, name=f"{name}_table")
+        vectors.append(table(inputs[name]))
+    # The rows of this table are padded on a mesh.
+    inputs["words"] = keras.Input((3,), dtype="int32", name="words")
+    words = tlm.layers.ShardedEmbedding(
+        33, dim, optimizer="adagrad", name="words_table"
+    )
+    vectors.append(keras.ops.mean(words(inputs["words"]), axis=1))
+    x = keras.layers.Dense(32, "relu", name="bottom_1")(numbers)
+    vectors.append(keras.layers.Dense(dim, name="bottom_2")(x))
+    stacked = keras.ops.stack(vectors, axis=1)
+    products = keras.ops.matmul(stacked, keras.ops.swapaxes(stacked, 1, 2))
+    x = keras.ops.concatenate(
+        [vectors[-1], keras.layers.Flatten()(products)], axis=-1
+    )
+    x = keras.layers.Dense(64, "relu", name="top_1")(x)
+    inputs["numbers"] = numbers
+    return keras.Model(inputs, keras.layers.Dense(CLASSES, name="top_2")(x))
+
+
+def odd():
+    """Returns a model in which no axis of two devices divides a dimension."""
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    x = keras.layers.Embedding(VOCABULARY + 1, 15, name="words")(inputs)
+    x = keras.layers.Conv1D(7, 3, padding="same", name="convolution")(x)
+    x = keras.layers.GRU(5, name="gru")(x)
+    x = keras.layers.Dense(21, "relu", name="up")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
+
+
+def fewest_bytes(model, sizes, optimizer=None):
+    """Returns the bytes per device of the smallest layouts of a model."""
+    problem = keras_models.problem_of_model(
+        model, sizes, 10**9, optimizer, batch_size=SAMPLES
+    )
+    return sum(problem.fixed_memory.values()) + sum(
+        min(sum(c.memory.values()) for c in i.choices if c.refused is None)
+        for i in problem.items
+    )
+
+
 def batch_of(model):
     """Returns inputs and labels for a model."""
     rng = np.random.default_rng(0)
-    shape = tuple(model.inputs[0].shape)[1:]
-    x = (
-        rng.integers(0, VOCABULARY, (SAMPLES, *shape)).astype("int32")
-        if "int" in model.inputs[0].dtype
-        else rng.normal(size=(SAMPLES, *shape)).astype("float32")
-    )
+
+    def values(x):
+        shape = (SAMPLES, *x.shape[1:])
+        if "int" in x.dtype:
+            high = 2 if "mask" in x.name else VOCABULARY
+            return rng.integers(0, high, shape).astype(x.dtype)
+        return rng.normal(size=shape).astype("float32")
+
+    if isinstance(model, Mixer):
+        x, outputs = rng.normal(size=(SAMPLES, 8, 8, 3)), (SAMPLES, CLASSES)
+        return x.astype("float32"), rng.integers(0, outputs[-1], outputs[:1])
+    inputs = model.inputs[0] if len(model.inputs) == 1 else model.input
+    x = keras.tree.map_structure(values, inputs)
     classes = model.outputs[0].shape[-1]
     y = rng.integers(0, classes, (SAMPLES, *model.outputs[0].shape[1:-1]))
     return x, y

@@ -109,6 +109,20 @@ def gathers_weights(layer: Any) -> bool:
     return is_kind(cell, GATED_CELLS) and gate_axes(cell) is None
 
 
+def is_recurrent(layer: Any) -> bool:
+    """Returns whether `layer` is a recurrent layer or a recurrent cell.
+
+    Args:
+      layer: A layer of Keras 3 or tf_keras.
+    """
+    return is_kind(layer, _RECURRENT)
+
+
+def gathers_all_layouts(layer: Any) -> bool:
+    """Returns whether a call gathers the weights of a layer in every layout."""
+    return is_kind(layer, GATED_CELLS) and not dtensor_ops.has_local_blocks()
+
+
 def is_sharded_recurrent(layer: Any) -> bool:
     """Returns whether `layer` is recurrent and has sharded weights.
 

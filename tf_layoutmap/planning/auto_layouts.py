@@ -116,8 +116,16 @@ class AutoPlanner:
 
     def is_planned(self, variable: Any) -> bool:
         """Returns whether the layout of a pending variable is known."""
+        return self._without_plan(variable) or id(variable) in self._known
+
+    def _without_plan(self, variable: Any) -> bool:
+        """Returns whether the layout of a variable is not planned.
+
+        A slot variable has the layout of its table.
+        """
         owner, is_state = assignments.owner_of(variable)
-        return is_state or owner is None or id(variable) in self._known
+        is_slot = getattr(variable, "_slot_of", None) is not None
+        return is_state or owner is None or is_slot
 
     def plan_for_variable(self, context: Any, variable: Any) -> None:
         """Plans the model of a variable; None plans all complete models.
@@ -132,9 +140,9 @@ class AutoPlanner:
                     if self._is_complete(root):
                         self._plan(root, context)
                 return
-            owner, is_state = assignments.owner_of(variable)
-            if is_state or owner is None or id(variable) in self._known:
+            if self.is_planned(variable):
                 return
+            owner, _ = assignments.owner_of(variable)
             paths = ObjectPaths(context.registry.layers)
             for root in paths.outermost(owner):
                 if isinstance(root, keras.Model) and self._is_complete(root):

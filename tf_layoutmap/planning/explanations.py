@@ -222,7 +222,7 @@ def _about(
     title = f"{'The runner-up' if number == 0 else 'Another choice'} is "
     title += repr(other.name)
     if other.refused is not None:
-        return [f"The choice {other.name!r} {other.refused}."]
+        return [f"The choice {other.name!r} is not possible: {other.refused}."]
     found: list[str] = []
     if other.missing_bytes:
         faster = (

@@ -247,6 +247,10 @@ class _Reader:
     def _slot_bytes(self, weight: int, local: tuple[int, ...]) -> int:
         variable = self._weights.variables[weight]
         shape = self._shapes[weight]
+        # A table with its own optimizer.
+        num_bytes = getattr(variable, "num_slot_bytes", None)
+        if num_bytes is not None:
+            return num_bytes(local)
         return sum(
             slot.num_bytes(shape, local)
             for slot in self._slots.of_weight(len(shape), variable.dtype)
@@ -278,16 +282,13 @@ class _Reader:
     def problem(
         self, num_devices: int, memory: Any, pins: Mapping[str, str]
     ) -> Problem:
-        recurrent = frozenset(
+        gathered = frozenset(
             i
             for i, owner in enumerate(self._weights.owners)
-            if owner is not None
-            and not assignments.is_kind(owner, assignments.CONVOLUTIONS)
-            and not isinstance(owner, keras.layers.Embedding)
-            and assignments.gathers_weights(owner)
+            if owner is not None and assignments.gathers_all_layouts(owner)
         )
         groups = Grouping(
-            self._graph, self._shapes, self._mesh, self._check, recurrent
+            self._graph, self._shapes, self._mesh, self._check, gathered
         ).groups()
         if memory is None:
             groups = [_without_trades(group) for group in groups]
@@ -323,7 +324,7 @@ class _Reader:
             for w in group.weights
         )
         return (
-            group.kind,
+            self._kind(group),
             weights,
             tuple(
                 (
@@ -334,6 +335,17 @@ class _Reader:
                 for one in group.options
             ),
         )
+
+    def _kind(self, group: Group) -> str:
+        """Returns the kind of an item of a group."""
+        owners = [self._weights.owners[w] for w in group.weights]
+        is_recurrent = all(
+            owner is not None and assignments.is_recurrent(owner)
+            for owner in owners
+        )
+        if is_recurrent and group.kind in ("mlp", "matrix", "recurrent"):
+            return "recurrent"
+        return group.kind
 
     def _item(self, same: list[Group], used: set[str]) -> Item:
         """Returns an item of repeated groups."""
@@ -362,11 +374,12 @@ class _Reader:
         name = map_keys.name_of_item(
             [[self._names[w] for w in group.weights] for group in same]
         )
-        if same[0].kind == "vector":
+        kind = self._kind(same[0])
+        if kind == "vector":
             shape = self._shapes[weights[0]]
             name = f"vectors of shape {shape}"
         elif not name.strip("*."):
-            name = same[0].kind
+            name = kind
         if name in used:
             name = self._names[weights[0]]
         unique, number = name, 2
@@ -382,7 +395,7 @@ class _Reader:
         )
         return Item(
             unique,
-            same[0].kind,
+            kind,
             {self._names[w]: self._shapes[w] for w in weights},
             tuple(choices),
             {self._names[w]: key for w, key in keys.items()},
@@ -449,7 +462,7 @@ def _default_bytes(item: Item, pins: Mapping[str, str], small: float) -> int:
             if one.name == pinned or one.name.split()[0] == pinned
         ] or allowed
         return max(sum(one.memory.values()) for one in allowed)
-    if _replicated_bytes(item) <= small:
+    if item.choices[0].refused is None and _replicated_bytes(item) <= small:
         return _replicated_bytes(item)
     fastest = min(
         sharded or allowed, key=lambda one: math.fsum(one.seconds.values())

@@ -395,7 +395,12 @@ class Grouping:
         return found
 
     def _replicate(self, weights: Sequence[int]) -> Option:
-        return _replicated({w: (None,) * len(self._shapes[w]) for w in weights})
+        axes: dict[int, Axes] = {
+            w: (None,) * len(self._shapes[w]) for w in weights
+        }
+        return dataclasses.replace(
+            _replicated(axes), refused=self._problem(axes)
+        )
 
     def _divides(self, root: Dim, axis: str) -> str | None:
         parts = self._mesh.sizes[axis]
@@ -414,13 +419,13 @@ class Grouping:
         )
 
     def _refused(self, axes: Mapping[int, Axes]) -> str | None:
-        for weight, one in axes.items():
-            reason = self._check(weight, one)
-            if reason is not None:
-                return reason
         if not any(any(one) for one in axes.values()):
             return "no weight has such a dimension"
-        return None
+        return self._problem(axes)
+
+    def _problem(self, axes: Mapping[int, Axes]) -> str | None:
+        reasons = (self._check(weight, one) for weight, one in axes.items())
+        return next((one for one in reasons if one is not None), None)
 
     def _finished(
         self, kind: str, weights: Sequence[int], options: list[Option]

@@ -220,7 +220,7 @@ def _allowed(item: Item, pin: str | None) -> list[int]:
                 if pin is not None
                 else f"{item.name!r} cannot be stored: "
             )
-            + f"{refused.name!r} {refused.refused}."
+            + f"{refused.name!r} is not possible: {refused.refused}."
         )
     return allowed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -51,6 +53,10 @@ class SlotVariables:
     """The slot variables of an optimizer.
 
     A copy of the optimizer is built for a small variable of each rank.
+
+    Attributes:
+      fixed_bytes: Bytes of the variables that do not belong to a weight, such
+        as the learning rate.
     """
 
     def __init__(self, optimizer: Any):
@@ -72,33 +78,43 @@ class SlotVariables:
         self._class = type(optimizer)
         self._config = keras.saving.serialize_keras_object(optimizer)
         self._slots: dict[tuple[int, str], tuple[Slot, ...]] = {}
-        self.fixed_bytes = sum(_num_bytes(v) for v in self._copy().variables)
+        # Some variables that do not belong to a weight are created in `build`.
+        self.fixed_bytes = sum(_num_bytes(v) for v in self._built([]).variables)
 
-    def _copy(self) -> Any:
-        return keras.optimizers.deserialize(
-            self._config, custom_objects={self._class.__name__: self._class}
+    def _built(self, variables: list[keras.Variable]) -> Any:
+        """Returns a copy of the optimizer that is built for variables."""
+        # The function removes entries of the config.
+        optimizer = keras.optimizers.deserialize(
+            copy.deepcopy(self._config),
+            custom_objects={self._class.__name__: self._class},
         )
+        optimizer.build(variables)
+        return optimizer
 
     def of_weight(self, rank: int, dtype: str) -> tuple[Slot, ...]:
         """Returns the slot variables of a trainable weight."""
         if (rank, dtype) not in self._slots:
             sizes = _SIZES[:rank]
-            optimizer = self._copy()
-            before = {id(v) for v in optimizer.variables}
-            optimizer.build(
-                [keras.Variable(tf.zeros(sizes, dtype), dtype=dtype)]
-            )
-            self._slots[rank, dtype] = tuple(
-                Slot(
-                    tuple(
-                        sizes.index(size) if size in sizes else None
-                        for size in v.shape
-                    ),
-                    tf.as_dtype(v.dtype).size,
+
+            def count(num_weights: int) -> collections.Counter[Slot]:
+                weights = [
+                    keras.Variable(tf.zeros(sizes, dtype), dtype=dtype)
+                    for _ in range(num_weights)
+                ]
+                return collections.Counter(
+                    Slot(
+                        tuple(
+                            sizes.index(size) if size in sizes else None
+                            for size in v.shape
+                        ),
+                        tf.as_dtype(v.dtype).size,
+                    )
+                    for v in self._built(weights).variables
                 )
-                for v in optimizer.variables
-                if id(v) not in before
-            )
+
+            # The other variables do not depend on the number of weights.
+            slots = count(2) - count(1)
+            self._slots[rank, dtype] = tuple(slots.elements())
         return self._slots[rank, dtype]
 
 

@@ -400,7 +400,7 @@ def problem_for_workers(
                 sharded.memory,
                 sharded.seconds,
                 num_shards=count,
-                refused=f"does not support open vocabularies ({open_tables[0]})"
+                refused=f"it does not support open vocabularies ({open_tables[0]})"
                 if open_tables
                 else None,
             ),

@@ -18,6 +18,7 @@ from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
+from tf_layoutmap.layout.keras3 import backend_ops
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
@@ -83,7 +84,10 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def value(self):
-        return super().value if self._value is None else self._value
+        # The planner passes a placeholder.
+        if self._value is None or backend_ops.is_planning.get():
+            return super().value
+        return self._value
 
     @property
     def handle(self):

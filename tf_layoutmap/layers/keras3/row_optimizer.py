@@ -7,7 +7,7 @@ of Keras' optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -128,6 +128,16 @@ class TrainsItself(TakesGradients):
             value if scale is None else _divide(value, scale)
         )
         return value
+
+    def num_slot_bytes(self, local_shape: Sequence[int]) -> int:
+        """Returns the bytes of the slot variables of a shard of the table.
+
+        Args:
+          local_shape: Number of rows of the shard, and the size of a row.
+        """
+        rows, dim = local_shape
+        slots = self._optimizer._spec.slots
+        return 4 * rows * sum(slot.dim(dim) for slot in slots)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""

@@ -24,8 +24,8 @@ from tf_layoutmap.layers.keras3 import mesh_weights
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
+from tf_layoutmap.layout.keras3 import backend_ops, embedding_rows
 from tf_layoutmap.layout.keras3 import context as mesh_context
-from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
@@ -270,6 +270,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def call(
         self, inputs: TensorLike | tf.RaggedTensor
     ) -> tf.Tensor | tf.RaggedTensor:
+        if (
+            backend_ops.is_planning.get()
+            and self.optimizer
+            and self._key_table is None
+        ):
+            # The planner derives the layouts of the table from this op.
+            rows = tf.gather(self._embeddings.value, self._ids(inputs))
+            return tf.cast(rows, self.compute_dtype)
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
