@@ -8,7 +8,6 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout.meshes import mesh_of
 from tests.planning import models
-from tf_layoutmap.planning import keras_models
 
 SIZES = {"batch": 2, "model": 2}
 

@@ -400,7 +400,8 @@ def problem_for_workers(
                 sharded.memory,
                 sharded.seconds,
                 num_shards=count,
-                refused=f"it does not support open vocabularies ({open_tables[0]})"
+                refused="it does not support open vocabularies "
+                f"({open_tables[0]})"
                 if open_tables
                 else None,
             ),
