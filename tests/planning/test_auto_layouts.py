@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tf_keras
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import axes_of, mesh_of
@@ -208,3 +209,49 @@ def test_a_plan_is_equal_to_the_plan_of_the_scope():
     with tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)) as layout_map:
         models.transformer()
     assert layout_map.plan == plan
+
+
+def test_models_of_tf_keras_raise():
+    with pytest.raises(
+        TypeError, match="Keras 3.*tf_keras model 'old'.*Pass a tlm.LayoutMap"
+    ):
+        tlm.plan(
+            tf_keras.Sequential(
+                [tf_keras.layers.Dense(4, input_shape=(8,))], name="old"
+            ),
+            mesh=SIZES,
+            costs=tlm.MachineCosts.typical(),
+        )
+    with (
+        pytest.raises(
+            NotImplementedError,
+            match="\"auto\" requires.*Keras 3.*layer 'old'.*tlm.LayoutMap",
+        ),
+        tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)),
+    ):
+        tf_keras.layers.Dense(4, name="old")(tf_keras.Input((8,)))
+
+
+def test_slot_variables_of_a_table_get_the_planned_layout():
+    keras.utils.set_random_seed(1)
+    expected = models.losses(models.compiled(models.recommender(), "sgd"))
+    keras.utils.set_random_seed(1)
+    with tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)):
+        model = models.recommender()
+    table = model.get_layer("words_table")
+    assert axes_of(table.embeddings) == ("model", None)
+    assert axes_of(table.optimizer.accumulators) == ("model", None)
+    np.testing.assert_allclose(
+        models.losses(models.compiled(model, "sgd")), expected, rtol=1e-5
+    )
+
+
+def test_recurrent_models_are_planned_in_a_scope():
+    expected = losses_without_mesh(models.recurrent)
+    keras.utils.set_random_seed(1)
+    with tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)):
+        model = models.recurrent()
+    assert axes_of(model.get_layer("lstm").cell.kernel) == (None, "model")
+    np.testing.assert_allclose(
+        models.losses(models.compiled(model)), expected, rtol=1e-5
+    )

@@ -10,8 +10,9 @@ import pytest
 from rich import console
 
 from tests.planning.problems import problem_of, table_item
-from tf_layoutmap.planning import search
+from tf_layoutmap.planning import explanations, search
 from tf_layoutmap.planning.plan import Plan, Target
+from tf_layoutmap.planning.problem import Choice, Item
 
 
 def with_quantity(item, amount, extra=0.0):
@@ -124,14 +125,55 @@ def test_why_mentions_pins_and_unknown_names():
 def test_refused_choices_are_explained():
     item = table_item("words", 100, 1.0, 1)
     refused = dataclasses.replace(
-        item.choices[-1], refused="is not supported on one server"
+        item.choices[-1], refused="one server has no shards"
     )
     item = dataclasses.replace(item, choices=(item.choices[0], refused))
     plan = Plan(
         search.solve(problem_of([item], 1, 1000)),
         Target("servers", {"servers": 1}),
     )
-    assert "'rows over all' is not supported on one server" in plan.why("words")
+    assert (
+        "The choice 'rows over all' is not possible: one server has no shards."
+        in plan.why("words")
+    )
+
+
+def choice_of(name, num_bytes, seconds):
+    return Choice(name, "", {"weights": num_bytes}, {"rows": seconds})
+
+
+def test_the_runner_up_is_the_fastest_choice_that_fits():
+    choices = [
+        choice_of("replicate", 100, 1.0),
+        choice_of("rows", 10, 3.0),
+        choice_of("columns", 50, 2.0),
+        choice_of("blocks", 2000, 0.5),
+        choice_of("cells", 1500, 0.7),
+    ]
+    item = Item("words", "table", {"words": (25, 1)}, tuple(choices))
+    solution = search.solve(problem_of([item], 1, 1000))
+    found = explanations.alternatives_of(solution, item)
+    assert [one.name for one in found] == ["columns", "rows", "cells", "blocks"]
+
+
+def test_why_finds_the_item_of_an_outer_layer():
+    items = [
+        Item(
+            name, "mlp", {f"{name}.cell.kernel": (1,)}, (choice_of("a", 1, 1),)
+        )
+        for name in ("one", "two")
+    ]
+    items.append(
+        Item("two.last", "mlp", {"two.x.y.kernel": (1,)}, items[0].choices)
+    )
+    plan = Plan(
+        search.solve(problem_of(items, 1, 10)),
+        Target("servers", {"servers": 1}),
+    )
+    assert "stores 'one'" in plan.why("one.cell")
+    assert "stores 'two.last'" in plan.why("two.x")
+    with pytest.raises(ValueError, match="'no'"):
+        plan.why("no")
 
 
 def test_a_plan_is_a_partitioner_for_its_tables_only():
@@ -212,6 +254,9 @@ def test_the_page_contains_devices_memory_times_and_reasons():
     assert page.values.count(("class", "bar")) == 2 * page.tags.count("h3")
     # The two servers without tables are in one box.
     assert page.tags.count("h3") == 3
+    assert "each of server" in text
+    pinned = tables_plan(pins=dict.fromkeys(("words", "users"), "rows"))
+    assert "each of the 4 servers" in Page(pinned.html()).text
 
 
 def test_print_shows_all_items():

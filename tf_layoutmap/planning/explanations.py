@@ -67,7 +67,7 @@ def alternatives_of(solution: Solution, item: Item) -> list[Alternative]:
     for choice in different or others:
         key = (
             choice.refused is not None,
-            totals.missing(choice)[0],
+            max(totals.missing(choice)[0], 0),
             totals.step_seconds(choice),
         )
         word = choice.name.split(" ")[0] if different else ""

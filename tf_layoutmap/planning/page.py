@@ -37,7 +37,8 @@ table { border-collapse: collapse; margin: 1rem 0 2rem; }
 th, td { padding: .3rem .8rem; text-align: right; vertical-align: top;
          border-bottom: 1px solid #d8dde6; overflow-wrap: normal; }
 th:first-child, td:first-child, .choice, .reason { text-align: left; }
-td.reason { min-width: 18rem; }
+td.item { min-width: 9rem; overflow-wrap: anywhere; }
+td.reason { min-width: 22rem; }
 .wide { overflow-x: auto; }
 .devices { display: grid; gap: 1rem; margin: 1rem 0 2rem;
            grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); }
@@ -52,7 +53,7 @@ td.reason { min-width: 18rem; }
 .legend i { display: inline-block; width: .8em; height: .8em;
             border-radius: 2px; margin-right: .35em; }
 @media (min-width: 40.01rem) {
-  td:nth-child(n+2):nth-child(-n+5) { white-space: nowrap; }
+  td.memory, td.time { white-space: nowrap; }
 }
 @media (max-width: 40rem) {
   body { margin: 1rem auto; }
@@ -272,7 +273,9 @@ def _name(plan: Any, devices: Sequence[int]) -> str:
     if len(names) == 1:
         return names[0]
     if len(names) == len(plan.solution.problem.devices):
-        return f"each of {len(names)} devices"
+        nouns = {"servers": "servers", "workers": "processes"}
+        noun = nouns.get(plan.target.kind, "devices")
+        return f"each of the {len(names)} {noun}"
     return f"each of {', '.join(names[:3])}" + ", ..." * (len(names) > 3)
 
 

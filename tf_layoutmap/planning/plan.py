@@ -419,7 +419,14 @@ class Plan(partition.PartitionerByName):
             # The layer of a weight.
             if any(name == w.rpartition(".")[0] for w in item.weights):
                 return item
-        names = [item.name for item in self.solution.problem.items]
+        inside = [
+            item
+            for item in self.solution.problem.items
+            if any(w.startswith(f"{name}.") for w in item.weights)
+        ]
+        if len(inside) == 1:
+            return inside[0]
+        names = [item.name for item in inside or self.solution.problem.items]
         near = difflib.get_close_matches(str(name), names, 3) or names[:3]
         raise ValueError(
             f"Argument `name` must be the name of an item of the plan, such as "

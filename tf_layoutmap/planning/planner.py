@@ -112,6 +112,7 @@ def plan(
         then contains the missing bytes, and which changes would be sufficient.
     """
     if _is_keras_layer(model_or_feature_config):
+        _check_keras_3(model_or_feature_config)
         _check_unused(
             "a Keras model",
             servers=servers,
@@ -229,11 +230,23 @@ def read_costs(
 
 def _is_keras_layer(value: Any) -> bool:
     """Returns whether a value is a layer of Keras 3 or tf_keras."""
-    for name in ("keras", "tf_keras"):
-        module = sys.modules.get(name)
-        if module is not None and isinstance(value, module.layers.Layer):
-            return True
-    return False
+    return _is_layer_of("keras", value) or _is_layer_of("tf_keras", value)
+
+
+def _is_layer_of(package: str, value: Any) -> bool:
+    module = sys.modules.get(package)
+    return module is not None and isinstance(value, module.layers.Layer)
+
+
+def _check_keras_3(model: Any) -> None:
+    if not _is_layer_of("keras", model):
+        raise TypeError(
+            "Argument `model_or_feature_config` must be a model of Keras 3 or "
+            "a feature config, because layouts of tf_keras models are not "
+            f"planned. Received: tf_keras model {model.name!r} "
+            f"({type(model).__name__}). Pass a tlm.LayoutMap with a layout for "
+            "each weight to layout_map_scope, or create the model with Keras 3."
+        )
 
 
 def _check_unused(kind: str, **arguments: Any) -> None:

@@ -70,13 +70,26 @@ def scope(context: Any) -> Iterator[None]:
 def add_weight(
     original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Creates a weight; under a layout map, the value is created later."""
+    """Creates a weight; under a layout map, the value is created later.
+
+    Raises:
+      NotImplementedError: If the layouts of the scope are planned.
+    """
+    layout_map = tf_keras_private.layout_map_in_use()
     if (
         isinstance(layer, tf_keras.metrics.Metric)
         or kwargs.get("layout")
-        or (not isinstance(tf_keras_private.layout_map_in_use(), TfKerasMap))
+        or (not isinstance(layout_map, TfKerasMap))
     ):
         return original(layer, *args, **kwargs)
+    if layout_map.context.planner is not None:
+        raise NotImplementedError(
+            'The layout map "auto" requires models of Keras 3, because layouts '
+            "of tf_keras models are not planned. Received: layer "
+            f"{layer.name!r} of tf_keras. Pass a tlm.LayoutMap with a layout "
+            'for each weight instead of "auto", or create the model with '
+            "Keras 3."
+        )
     with tf_keras_private.lazy_init_scope():
         weight = original(layer, *args, **kwargs)
     mapping.draw_seed(getattr(weight, "_variable", weight))
