@@ -147,7 +147,7 @@ def _pattern(
         if (
             part.count(".") + part.count("/") < 1
             or part[0] == "\0"
-            or (start and end[start - 1] not in "._/")
+            or not _starts_word(part, templates)
         ):
             continue
         escaped = r"\d+".join(re.escape(p) for p in part.split("\0"))
@@ -162,6 +162,19 @@ def _pattern(
         if _matches(pattern, names) == wanted:
             return pattern
     return None
+
+
+def _starts_word(end: str, names: Sequence[str]) -> bool:
+    """Returns whether an end of several names does not start inside a word.
+
+    >>> _starts_word("y.kernel", ["query.kernel", "key.kernel"])
+    False
+    >>> _starts_word("key.kernel", ["a.key.kernel", "key.kernel"])
+    True
+    """
+    return end[0] in "._/" or all(
+        len(name) == len(end) or name[-len(end) - 1] in "._/" for name in names
+    )
 
 
 def _common_end(names: Sequence[str]) -> str:

@@ -214,6 +214,8 @@ def _choices(plan: Any) -> str:
     body = ""
     for row, item in zip(rows, plan.solution.problem.items):
         cells = [*row[:-1], explanations.reason(plan.solution, item)]
+        # The dimensions of a shape stay on one line.
+        cells[1] = cells[1].replace(" x ", "\xa0x\xa0")
         body += "<tr>" + "".join(
             f'<td class="{name}" data-name="{name}">{html.escape(cell)}</td>'
             for name, cell in zip(names, cells)
