@@ -1,6 +1,7 @@
 """`python -m tf_layoutmap plan` prints and writes the plan of a model."""
 
 import json
+import re
 
 import pytest
 
@@ -17,6 +18,17 @@ def tables():
     return {
         "words": tpu.FeatureConfig(tpu.TableConfig(40_000, 16, name="words"))
     }
+
+SIZE = 3
+
+def sized(rows):
+    return tables()
+
+def text():
+    return "words"
+
+def broken():
+    return 1 / 0
 
 def model():
     return keras.Sequential([keras.Input([16]), keras.layers.Dense(64)])
@@ -60,7 +72,10 @@ def test_a_plan_for_a_mesh_is_printed(capsys):
         (["--memory", "1GiB", "--optimizer", "adamw"], "sgd, adagrad, adam"),
         (["--memory", "1GiB", "--pin", "words"], "NAME=CHOICE"),
         (["--memory", "1GiB", "--why", "wrods"], "'wrods'"),
-        ([], "`memory`"),
+        (["--memory", "1 gigs"], "`memory`"),
+        (["--memory", "1GiB", "--mesh", "model=2"], "--servers or --workers"),
+        (["--memory", "1GiB", "--html", "no/such/folder/x.html"], "no/such"),
+        ([], "--memory 16GiB"),
     ],
 )
 def test_errors_are_printed(arguments, words, capsys):
@@ -68,9 +83,37 @@ def test_errors_are_printed(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-def test_a_target_without_a_function_is_an_error(capsys):
-    assert command.main(["planned_module", "--memory", "1"]) == 1
-    assert "module:function" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "target, words",
+    [
+        ("planned_module", "module:function"),
+        ("planed_module:tables", "no module 'planed_module'.*PYTHONPATH"),
+        ("planned_module:tabels", "Did you mean planned_module:tables?"),
+        ("planned_module:SIZE", "no function 'SIZE'"),
+        ("planned_module:sized", "Received: arguments rows"),
+        ("planned_module:text", "feature_config"),
+    ],
+)
+def test_a_wrong_target_is_an_error(target, words, capsys):
+    assert command.main([target, "--memory", "1MiB"]) == 1
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_model_without_a_mesh_is_an_error(capsys):
+    assert command.main(["planned_module:model", "--memory", "1MiB"]) == 1
+    assert "--mesh batch=2,model=4" in capsys.readouterr().err
+
+
+def test_errors_of_the_function_are_raised():
+    with pytest.raises(ZeroDivisionError):
+        command.main(["planned_module:broken", "--memory", "1MiB"])
+
+
+@pytest.mark.parametrize("option", ["--devices", "--servers", "--batch-size"])
+def test_numbers_must_be_positive(option, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["planned_module:tables", option, "0"])
+    assert "at least 1. Received: '0'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mesh", ["model", "model=0", "=2", "a=2,b"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
+import inspect
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_layoutmap._core import files
@@ -28,7 +30,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--devices",
-        type=int,
+        type=read_count,
         help='Number of devices of a mesh with one axis "model".',
     )
     where.add_argument(
@@ -37,16 +39,21 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="Axes of a mesh, such as batch=2,model=4.",
     )
     where.add_argument(
-        "--servers", type=int, help="Number of parameter servers."
+        "--servers", type=read_count, help="Number of parameter servers."
     )
     where.add_argument(
         "--workers",
-        type=int,
+        type=read_count,
         help="Number of processes of a MultiWorkerMirroredStrategy.",
     )
-    parser.add_argument("--memory", help="Bytes on each device, such as 16GiB.")
     parser.add_argument(
-        "--batch-size", type=int, help="Number of samples in a step."
+        "--memory",
+        help="Bytes on each device, such as 16GiB. Required for tables. "
+        "Without this option, each weight of a Keras model is sharded if a "
+        "step does not have to gather it.",
+    )
+    parser.add_argument(
+        "--batch-size", type=read_count, help="Number of samples in a step."
     )
     parser.add_argument(
         "--optimizer",
@@ -74,6 +81,15 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="Writes the plan to this file, for tlm.Plan.from_dict.",
     )
     return parser.parse_args(arguments)
+
+
+def read_count(text: str) -> int:
+    """Returns a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of at least 1. Received: {text!r}"
+        )
+    return int(text)
 
 
 def read_mesh(text: str) -> dict[str, int]:
@@ -120,15 +136,79 @@ def _prepare_devices(count: int) -> None:
     )
 
 
-def _load(target: str) -> Any:
-    module, colon, function = target.partition(":")
-    if not colon or not module or not function:
+def find_function(target: str) -> Callable[[], Any]:
+    """Returns the function that creates a model.
+
+    Args:
+      target: `module:function`.
+
+    Raises:
+      ValueError: If the module or the function does not exist, or if the
+        function has required arguments.
+    """
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
         raise ValueError(
             f"The model must be module:function. Received: {target!r}."
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
-    return getattr(importlib.import_module(module), function)()
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # The module may itself import a module that does not exist.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"There is no module {error.name!r}. Run the command in the folder "
+            "that contains the module, or set PYTHONPATH. Received: "
+            f"{target!r}."
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        functions = [
+            key for key, value in vars(module).items() if callable(value)
+        ]
+        near = difflib.get_close_matches(attribute, functions, 1)
+        raise ValueError(
+            f"Module {name!r} has no function {attribute!r}."
+            + (f" Did you mean {name}:{near[0]}?" if near else "")
+        )
+    required = [
+        key
+        for key, one in inspect.signature(function).parameters.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if required:
+        raise ValueError(
+            f"The function {target} must have no required arguments. Received: "
+            f"arguments {', '.join(required)}."
+        )
+    return function
+
+
+def _check_options(model: Any, options: argparse.Namespace, mesh: Any) -> None:
+    """Raises ValueError if an option is missing or does not fit the model."""
+    from tf_layoutmap.planning import planner
+
+    if planner.is_keras_layer(model):
+        if mesh is None:
+            raise ValueError(
+                "A Keras model requires the option --devices or --mesh, such "
+                "as --mesh batch=2,model=4."
+            )
+        return
+    if mesh is not None:
+        raise ValueError(
+            "A feature config requires the option --servers or --workers, or "
+            "neither for one process, and not --devices or --mesh."
+        )
+    if options.memory is None:
+        raise ValueError(
+            "A feature config requires the option --memory, such as "
+            "--memory 16GiB."
+        )
 
 
 def _table_optimizer(name: str) -> Any:
@@ -165,29 +245,44 @@ def main(arguments: Sequence[str]) -> int:
     from tf_layoutmap.planning import planner
 
     try:
+        function = find_function(options.model)
+        pins = read_pins(options.pin)
+    except ValueError as error:
+        return _failed(error)
+    # Errors of the function have a traceback.
+    model = function()
+    try:
+        _check_options(model, options, mesh)
         optimizer = options.optimizer
         if optimizer is not None and mesh is None:
             optimizer = _table_optimizer(optimizer)
         plan = planner.plan(
-            _load(options.model),
+            model,
             mesh=mesh,
             servers=options.servers,
             workers=options.workers,
             memory=options.memory,
             batch_size=options.batch_size,
             optimizer=optimizer,
-            pins=read_pins(options.pin),
+            pins=pins,
         )
         reasons = [plan.why(name) for name in options.why]
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
+    except (TypeError, ValueError) as error:
+        return _failed(error)
     plan.print()
     for reason in reasons:
         print(reason)
-    if options.json:
-        text = json.dumps(plan.to_dict(), indent=1)
-        files.write_text(options.json, text)
-    if options.html:
-        plan.save_html(options.html)
+    try:
+        if options.json:
+            text = json.dumps(plan.to_dict(), indent=1)
+            files.write_text(options.json, text)
+        if options.html:
+            plan.save_html(options.html)
+    except OSError as error:
+        return _failed(error)
     return 0
+
+
+def _failed(error: Exception) -> int:
+    print(error, file=sys.stderr)
+    return 1

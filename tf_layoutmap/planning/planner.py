@@ -111,7 +111,7 @@ def plan(
       ValueError: If an argument is invalid, or if no plan fits. The message
         then contains the missing bytes, and which changes would be sufficient.
     """
-    if _is_keras_layer(model_or_feature_config):
+    if is_keras_layer(model_or_feature_config):
         _check_keras_3(model_or_feature_config)
         _check_unused(
             "a Keras model",
@@ -228,7 +228,7 @@ def read_costs(
     return probe.machine(costs)
 
 
-def _is_keras_layer(value: Any) -> bool:
+def is_keras_layer(value: Any) -> bool:
     """Returns whether a value is a layer of Keras 3 or tf_keras."""
     return _is_layer_of("keras", value) or _is_layer_of("tf_keras", value)
 
