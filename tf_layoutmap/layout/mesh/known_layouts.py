@@ -136,6 +136,11 @@ def _of_view(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
     return tuple(after)
 
 
+def _can_be_like(rank: int, dim: int) -> bool:
+    """Returns whether DTensor can determine the layout of other dimensions."""
+    return rank > 3 and dim > 0
+
+
 class UnshardedDim:
     """The layout of a tensor, except that one dimension is unsharded.
 
@@ -169,7 +174,7 @@ class UnshardedDim:
             specs = [dtensor.UNSHARDED] * rank
             if rank > 1:
                 specs[1 if dim == 0 else 0] = dtensor.MATCH
-            if rank > 3 and dim > 0:
+            if _can_be_like(rank, dim):
                 # The compiler removes the values, unless DTensor adds up the
                 # values of several devices because the dimension is sharded.
                 self._like = tf.reduce_any(
@@ -179,6 +184,19 @@ class UnshardedDim:
             dtensor.UNSHARDED if i == dim else spec
             for i, spec in enumerate(specs)
         ]
+
+    @staticmethod
+    def keeps_sharding(x: Any, dim: int) -> bool:
+        """Returns whether all other dimensions of `x` keep their sharding.
+
+        Args:
+          x: As in `__init__`.
+          dim: As in `__init__`.
+        """
+        rank = x.shape.rank
+        return rank is not None and (
+            _can_be_like(rank, dim % rank) or known_axes(x) is not None
+        )
 
     def pin(self, x: Any) -> Any:
         """Returns `x` with this layout.
