@@ -1,5 +1,7 @@
 """Splits along sharded dimensions, against one device."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -203,6 +205,30 @@ def test_gradient_of_an_unstacked_tensor_of_unknown_layout(before, weight):
         np.testing.assert_allclose(
             transfer.to_host(one), other, rtol=1e-12, atol=1e-13
         )
+
+
+@pytest.mark.parametrize("split", [tf.split, tf.unstack])
+@pytest.mark.parametrize("before", UNKNOWN)
+def test_split_with_an_unknown_number_of_samples(before, split):
+    mesh = mesh_of(batch=2, model=2)
+    x = RNG.normal(size=(4, 6, 8, 2))
+    parts_of = functools.partial(
+        split, **({} if split is tf.unstack else {"num_or_size_splits": 2})
+    )
+
+    def product(x):
+        first, second = parts_of(tf.square(x), axis=-1)
+        return first * second
+
+    step = tf.function(
+        with_gradients(product),
+        input_signature=[tf.TensorSpec([None, 6, 8, 2], tf.float64)],
+    )
+    with tlm.layout.default_mesh(mesh, B):
+        found = step(transfer.to_mesh(x, layout_of(mesh, *before)))
+    expected = with_gradients(product)(tf.constant(x))
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        np.testing.assert_allclose(transfer.to_host(one), other, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")

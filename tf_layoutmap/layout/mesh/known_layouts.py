@@ -136,17 +136,17 @@ def _of_view(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
     return tuple(after)
 
 
-def _can_be_like(rank: int, dim: int) -> bool:
+def _can_be_like(shape: tf.TensorShape, dim: int) -> bool:
     """Returns whether DTensor can determine the layout of other dimensions."""
-    return rank > 3 and dim > 0
+    return shape.is_fully_defined() and shape.rank > 3 and dim % shape.rank > 0
 
 
 class UnshardedDim:
     """The layout of a tensor, except that one dimension is unsharded.
 
-    A tensor of up to three dimensions keeps only the sharding of its first
-    other dimension, unless its layout is known during tracing. For a tensor
-    with more dimensions, DTensor determines the layout.
+    A tensor of up to three dimensions, or of unknown size, keeps only the
+    sharding of its first other dimension, unless its layout is known during
+    tracing. For other tensors, DTensor determines the layout.
     """
 
     def __init__(self, x: Any, mesh: Mesh | None, dim: int):
@@ -174,7 +174,7 @@ class UnshardedDim:
             specs = [dtensor.UNSHARDED] * rank
             if rank > 1:
                 specs[1 if dim == 0 else 0] = dtensor.MATCH
-            if _can_be_like(rank, dim):
+            if _can_be_like(x.shape, dim):
                 # The compiler removes the values, unless DTensor adds up the
                 # values of several devices because the dimension is sharded.
                 self._like = tf.reduce_any(
@@ -193,10 +193,7 @@ class UnshardedDim:
           x: As in `__init__`.
           dim: As in `__init__`.
         """
-        rank = x.shape.rank
-        return rank is not None and (
-            _can_be_like(rank, dim % rank) or known_axes(x) is not None
-        )
+        return _can_be_like(x.shape, dim) or known_axes(x) is not None
 
     def pin(self, x: Any) -> Any:
         """Returns `x` with this layout.
