@@ -322,6 +322,29 @@ def tensors_used_by(graph: Any) -> list[Any]:
     return tensors
 
 
+_private("framework.ops", "Graph._get_function")
+
+
+def graphs_called_by(op: Any) -> list[Any]:
+    """Returns the graphs of the functions that an operation calls.
+
+    Args:
+      op: A `tf.Operation`.
+    """
+    names = [
+        one.name
+        for _, value in sorted(op.node_def.attr.items())
+        for one in (value.func, *value.list.func)
+        if one.name
+    ]
+    functions = (op.graph._get_function(name) for name in names)
+    return [
+        function.graph
+        for function in functions
+        if getattr(function, "graph", None) is not None
+    ]
+
+
 # Used to read the programs that DTensor has compiled.
 for _name in ("list_function_names", "get_function_def"):
     _private("eager.context", f"Context.{_name}")

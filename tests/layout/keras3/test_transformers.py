@@ -103,6 +103,10 @@ def test_bias_that_shards_another_dimension_does_not_gather_the_product():
 class Rotary(L.Layer):
     """Attention whose queries and keys are rotated."""
 
+    def __init__(self, is_interleaved=False, **kwargs):
+        super().__init__(**kwargs)
+        self.is_interleaved = is_interleaved
+
     def build(self, shape):
         self.projections = [
             L.EinsumDense("btd,dhe->bthe", (6, 2, 4), name=name)
@@ -119,12 +123,16 @@ class Rotary(L.Layer):
 
         def rotated(y):
             one, two = y[..., :2], y[..., 2:]
-            return keras.ops.concatenate(
-                [
-                    one * keras.ops.cos(angles) - two * keras.ops.sin(angles),
-                    two * keras.ops.cos(angles) + one * keras.ops.sin(angles),
-                ],
-                axis=-1,
+            parts = [
+                one * keras.ops.cos(angles) - two * keras.ops.sin(angles),
+                two * keras.ops.cos(angles) + one * keras.ops.sin(angles),
+            ]
+            y = keras.ops.concatenate(parts, axis=-1)
+            if not self.is_interleaved:
+                return y
+            parts = keras.ops.split(y, 2, axis=-1)
+            return keras.ops.reshape(
+                keras.ops.stack(parts, axis=-1), keras.ops.shape(y)
             )
 
         scores = keras.ops.transpose(
@@ -135,10 +143,16 @@ class Rotary(L.Layer):
         return keras.ops.einsum("bhts,bshe->bthe", weights, value)
 
 
-def test_rotated_heads_stay_sharded():
+# The gradient of `stack`, which interleaves the rotated parts, is `unstack`.
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize(
+    "axes", [(None, "model", None), ("batch", "model", None)]
+)
+def test_rotated_heads_stay_sharded(axes, is_interleaved):
     shares = replicated_shares(
-        lambda: pairs.sequential((6, 8), Rotary(name="rotary")),
-        {"rotary.*kernel": (None, "model", None)},
+        lambda: pairs.sequential((6, 8), Rotary(is_interleaved, name="rotary")),
+        {"rotary.*kernel": axes},
+        strict=axes[0] is None,
     )
     assert shares["'rotary'"] == 0
 

@@ -1,5 +1,7 @@
 """Splits along sharded dimensions, against one device."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -154,6 +156,79 @@ def test_eager_split_keeps_other_dimensions():
     )
     np.testing.assert_array_equal(transfer.to_host(second), x[:, 3:])
     assert dtensor.fetch_layout(first) == layout_of(mesh, B, None, None)
+
+
+UNKNOWN = [
+    (None, None, None, None),
+    (B, None, None, None),
+    (B, None, M, None),
+    (B, None, None, M),
+]
+
+
+@pytest.mark.parametrize("after", [(B, None, M), (B, M, None), (M, None, B)])
+@pytest.mark.parametrize("before", UNKNOWN)
+def test_unstacked_tensor_of_unknown_layout_has_any_consumer(before, after):
+    mesh = mesh_of(batch=2, model=2)
+    x = RNG.normal(size=(4, 6, 8, 2))
+
+    @tf.function
+    def run(x):
+        first, second = tf.unstack(tf.reshape(x, x.shape), axis=-1)
+        return dtensor.relayout(first, layout_of(mesh, *after)), second
+
+    with tlm.layout.default_mesh(mesh, B):
+        first, second = run(transfer.to_mesh(x, layout_of(mesh, *before)))
+    np.testing.assert_array_equal(transfer.to_host(first), x[..., 0])
+    np.testing.assert_array_equal(transfer.to_host(second), x[..., 1])
+
+
+@pytest.mark.parametrize("weight", [(M, None), (None, M), (B, M)])
+@pytest.mark.parametrize("before", UNKNOWN)
+def test_gradient_of_an_unstacked_tensor_of_unknown_layout(before, weight):
+    mesh = mesh_of(batch=2, model=2)
+    xs = RNG.normal(size=(4, 6, 8, 2)), RNG.normal(size=(8, 4))
+
+    def product(x, w):
+        first, second = tf.unstack(tf.reshape(x, x.shape), axis=-1)
+        return tf.matmul(first * second, w)
+
+    with tlm.layout.default_mesh(mesh, B):
+        found = tf.function(with_gradients(product))(
+            *(
+                transfer.to_mesh(x, layout_of(mesh, *axes))
+                for x, axes in zip(xs, (before, weight))
+            )
+        )
+    expected = with_gradients(product)(*map(tf.constant, xs))
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        np.testing.assert_allclose(
+            transfer.to_host(one), other, rtol=1e-12, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("split", [tf.split, tf.unstack])
+@pytest.mark.parametrize("before", UNKNOWN)
+def test_split_with_an_unknown_number_of_samples(before, split):
+    mesh = mesh_of(batch=2, model=2)
+    x = RNG.normal(size=(4, 6, 8, 2))
+    parts_of = functools.partial(
+        split, **({} if split is tf.unstack else {"num_or_size_splits": 2})
+    )
+
+    def product(x):
+        first, second = parts_of(tf.square(x), axis=-1)
+        return first * second
+
+    step = tf.function(
+        with_gradients(product),
+        input_signature=[tf.TensorSpec([None, 6, 8, 2], tf.float64)],
+    )
+    with tlm.layout.default_mesh(mesh, B):
+        found = step(transfer.to_mesh(x, layout_of(mesh, *before)))
+    expected = with_gradients(product)(tf.constant(x))
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        np.testing.assert_allclose(transfer.to_host(one), other, rtol=1e-12)
 
 
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")

@@ -88,6 +88,41 @@ def test_a_gathered_kernel_is_measured_in_bytes_and_printed():
     )
 
 
+@keras.saving.register_keras_serializable("tests")
+class GatheringInBranch(Gathering):
+    """A Dense layer that gathers its kernel if its inputs are positive."""
+
+    def call(self, inputs):
+        return tf.cond(
+            tf.reduce_sum(inputs) > 0,
+            lambda: super(GatheringInBranch, self).call(inputs),
+            lambda: inputs @ tf.convert_to_tensor(self.kernel),
+        )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_branches_of_conditionals_are_measured(strict):
+    mesh = mesh_of(batch=1, model=2)
+    layout_map = tlm.LayoutMap(mesh=mesh, strict=strict)
+    layout_map["layer.*kernel"] = (None, "model")
+    layer = GatheringInBranch(UNITS, use_bias=False, name="layer")
+    with tlm.layout_map_scope(layout_map):
+        model = keras.Sequential([keras.Input([FEATURES]), layer])
+    x = np.ones([BATCH, FEATURES])
+    if strict:
+        with pytest.raises(
+            errors.UnsupportedByDTensorError,
+            match="gathers sharded weights on every device: 0.3 KiB 'layer'",
+        ):
+            model.predict(x, verbose=0)
+        return
+    model.predict(x, verbose=0)
+    found = of_layer(layout_map.explain(model), "predict")
+    assert found.gathered_bytes == 4 * FEATURES * UNITS
+    # Each branch has one product.
+    assert found.flops == 2 * 2 * BATCH * FEATURES * UNITS
+
+
 def test_strict_raises_if_the_program_gathers_a_weight():
     with pytest.raises(
         errors.UnsupportedByDTensorError,

@@ -160,10 +160,13 @@ def apply(
         else nullcontext()
     )
     if context is not None:
-        grads = [
-            _with_layout_of_weight(_with_static_shape(g, v), v)
-            for g, v in zip(grads, variables)
-        ]
+        grads = [_with_static_shape(g, v) for g, v in zip(grads, variables)]
+        if optimizer.gradient_accumulation_steps:
+            # Keras adds each gradient to a dense accumulator in a branch of a
+            # conditional. The size of the table is not a constant there, so a
+            # sparse gradient would become a dense tensor of the full size.
+            grads = [_dense_for_mesh(v, g) for g, v in zip(grads, variables)]
+        grads = [_with_layout_of_weight(g, v) for g, v in zip(grads, variables)]
     mesh = None if context is None else context.mesh
     with (
         scope,

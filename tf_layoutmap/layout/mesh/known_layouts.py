@@ -136,12 +136,17 @@ def _of_view(op: Any, of: Callable[[Any], Axes | None]) -> Axes | None:
     return tuple(after)
 
 
+def _can_be_like(shape: tf.TensorShape, dim: int) -> bool:
+    """Returns whether DTensor can determine the layout of other dimensions."""
+    return shape.is_fully_defined() and shape.rank > 3 and dim % shape.rank > 0
+
+
 class UnshardedDim:
     """The layout of a tensor, except that one dimension is unsharded.
 
-    A tensor of up to three dimensions keeps only the sharding of its first
-    other dimension, unless its layout is known during tracing. For a tensor
-    with more dimensions, DTensor determines the layout.
+    A tensor of up to three dimensions, or of unknown size, keeps only the
+    sharding of its first other dimension, unless its layout is known during
+    tracing. For other tensors, DTensor determines the layout.
     """
 
     def __init__(self, x: Any, mesh: Mesh | None, dim: int):
@@ -169,7 +174,7 @@ class UnshardedDim:
             specs = [dtensor.UNSHARDED] * rank
             if rank > 1:
                 specs[1 if dim == 0 else 0] = dtensor.MATCH
-            if rank > 3 and dim > 0:
+            if _can_be_like(x.shape, dim):
                 # The compiler removes the values, unless DTensor adds up the
                 # values of several devices because the dimension is sharded.
                 self._like = tf.reduce_any(
@@ -179,6 +184,16 @@ class UnshardedDim:
             dtensor.UNSHARDED if i == dim else spec
             for i, spec in enumerate(specs)
         ]
+
+    @staticmethod
+    def keeps_sharding(x: Any, dim: int) -> bool:
+        """Returns whether all other dimensions of `x` keep their sharding.
+
+        Args:
+          x: As in `__init__`.
+          dim: As in `__init__`.
+        """
+        return _can_be_like(x.shape, dim) or known_axes(x) is not None
 
     def pin(self, x: Any) -> Any:
         """Returns `x` with this layout.

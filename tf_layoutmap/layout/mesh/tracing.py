@@ -106,10 +106,23 @@ def can_keep_layout(x: Any) -> bool:
     The tensor must be numeric, and its shape must be static, because DTensor
     cannot shard a dimension of unknown size.
     """
+    return has_known_size(x) and not x.dtype.is_bool
+
+
+def has_known_size(x: Any) -> bool:
+    """Returns whether `x` is a tensor of numbers or bools of static size.
+
+    A scalar has no dimension that could be sharded, and returns False.
+    """
     return (
         bool(x.shape.rank)
         and x.shape.is_fully_defined()
-        and (x.dtype.is_floating or x.dtype.is_integer or x.dtype.is_complex)
+        and (
+            x.dtype.is_floating
+            or x.dtype.is_integer
+            or x.dtype.is_complex
+            or x.dtype.is_bool
+        )
     )
 
 

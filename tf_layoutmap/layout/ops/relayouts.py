@@ -42,10 +42,13 @@ def relayout_like(
     the process would end.
     """
     layout_input = tf.convert_to_tensor(layout_input)
-    if mesh is not None and tracing.can_keep_layout(layout_input):
+    is_bool = layout_input.dtype.is_bool
+    if mesh is not None and tracing.has_known_size(layout_input):
         zero = dtensor.relayout(
             tf.zeros([], layout_input.dtype),
             dtensor.Layout.replicated(mesh, rank=0),
         )
-        layout_input = tf.add(layout_input, zero)
+        layout_input = (tf.logical_or if is_bool else tf.add)(
+            layout_input, zero
+        )
     return original(input, layout_input, name=name)

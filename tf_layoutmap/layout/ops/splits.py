@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim, known_axes
+from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim
 from tf_layoutmap.layout.mesh.shard_map import SCOPE
 from tf_layoutmap.layout.ops.corrections import STACK, is_shape
 
@@ -92,22 +92,23 @@ def unpack(
     axis: int = 0,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.unstack` as a split if the layout of the tensor is known.
+    """Computes `tf.unstack`; no consumer changes the layout of the results.
 
     DTensor requires that no consumer of the results shards them, and its
-    gradient keeps only the sharding of the first dimension. See `_split`.
+    gradient keeps only the sharding of the first dimension. If the sharding of
+    the tensor can be kept, the tensor is therefore split; see `_split`.
+    Otherwise the results have the layouts in which DTensor computes them.
     """
     x = tf.convert_to_tensor(value)
-    if (
-        not num
-        or not tf.is_symbolic_tensor(x)
-        or not _is_split_by_dtensor(x)
-        or known_axes(x) is None
-    ):
+    if not num or not tf.is_symbolic_tensor(x) or not _is_split_by_dtensor(x):
         return original(x, num, axis=axis, name=name)
-    return [
-        tf.squeeze(part, [axis]) for part in tf.split(x, num, axis, name=name)
-    ]
+    if UnshardedDim.keeps_sharding(x, axis):
+        parts = tf.split(x, num, axis, name=name)
+        return [tf.squeeze(part, [axis]) for part in parts]
+    parts = original(
+        tracing.with_layout_of_producer(x), num, axis=axis, name=name
+    )
+    return [tracing.with_layout_of_producer(part) for part in parts]
 
 
 def _is_split_by_dtensor(x: Any) -> bool:

@@ -8,8 +8,8 @@ that DTensor inserted. An all-gather of a weight means that the full weight is
 on each device during the step.
 
 Programs are read only when a report is requested, or if the layout map is
-strict. The operations of functions that a step calls, for example the branches
-of `tf.cond`, are not included.
+strict. The operations of functions that a step calls are included once, for
+example both branches of `tf.cond` and one iteration of `tf.while_loop`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import dataclasses
 import math
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,6 +36,7 @@ _VIEWS = frozenset(
 )
 # Part of the names of nodes with which DTensor moves data.
 _OF_DTENSOR = "/DTensor"
+_CONDITIONALS = ("If", "StatelessIf", "Case", "StatelessCase")
 _CONVOLUTIONS = ("Conv2D", "Conv3D")
 # Name of the axes of a weight whose layout the program does not contain.
 _UNKNOWN = "unknown"
@@ -178,9 +179,8 @@ def _measure(
         flops = _flops_of_op(op) * _num_parts(op.name)
         if flops:
             full[errors.layer_of(op.name, model)] += flops
-    for function in compiled:
-        nodes = _Nodes(function)
-        for node in function.node_def:
+    for nodes in _with_called_functions(map(_Nodes, compiled)):
+        for node in nodes:
             layer = errors.layer_of(node.name, model)
             local[layer] += nodes.flops(node)
             size, axes = nodes.gathered_weight(node)
@@ -207,7 +207,18 @@ def _measure(
 
 
 def _used_operations(graph: Any) -> list[Any]:
-    """Returns the operations that the compiler does not remove."""
+    """Returns the operations that the compiler does not remove.
+
+    The operations of functions that the graph calls are included.
+    """
+    found = _used_operations_of(graph)
+    for op in found:
+        for called in tf_private.graphs_called_by(op):
+            found += _used_operations_of(called)
+    return found
+
+
+def _used_operations_of(graph: Any) -> list[Any]:
     waiting = [
         *(x.op for x in graph.outputs),
         *graph.control_outputs,
@@ -262,19 +273,60 @@ def compiled_functions(name: str) -> list[Any]:
     ]
 
 
-class _Nodes:
-    """The nodes of a compiled function."""
+def _with_called_functions(functions: Iterable[_Nodes]) -> Iterator[_Nodes]:
+    for function in functions:
+        yield function
+        yield from _with_called_functions(function.called_functions())
 
-    def __init__(self, function: Any):
+
+class _Nodes:
+    """The nodes of a compiled function.
+
+    Args:
+      function: The `FunctionDef`.
+      caller: The nodes of the calling function, if the function is called by
+        another compiled function.
+      inputs: Names of the arguments in the calling function.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        caller: _Nodes | None = None,
+        inputs: Sequence[str] = (),
+    ):
         self._by_name = {node.name: node for node in function.node_def}
-        self._arguments = {
-            one.name: one for one in function.signature.input_arg
-        }
+        self._caller = caller
+        self._passed = dict(
+            zip((one.name for one in function.signature.input_arg), inputs)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._by_name.values())
+
+    def called_functions(self) -> Iterator[_Nodes]:
+        """Yields the functions that nodes of this function call."""
+        for node in self:
+            inputs = [one for one in node.input if not one.startswith("^")]
+            # The first input of a conditional is the condition.
+            inputs = inputs[node.op in _CONDITIONALS :]
+            for key in sorted(node.attr):
+                value = node.attr[key]
+                for one in (value.func, *value.list.func):
+                    if one.name:
+                        function = tf_private.function_def(one.name)
+                        yield _Nodes(function, self, inputs)
 
     def _source(self, name: str) -> tuple[Any, int]:
-        """Returns the node that computes an input, and the output index."""
+        """Returns the node that computes an input, and the output index.
+
+        If the input is an argument of the function, the node is in a calling
+        function.
+        """
         parts = name.split(":")
         node = self._by_name.get(parts[0])
+        if node is None and self._caller is not None and name in self._passed:
+            return self._caller._source(self._passed[name])
         return node, int(parts[-1]) if len(parts) > 1 else 0
 
     def shape(self, name: str) -> Shape:
