@@ -1,5 +1,7 @@
 """Tests the layouts that are planned for Keras models on a mesh."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -300,3 +302,22 @@ def test_weights_with_the_same_name_are_replicated():
     assert {
         v.name: v.axes for v in layout_map.explain(model).variables
     } == axes_of(plan)
+
+
+def test_a_smaller_batch_is_suggested_if_activations_do_not_fit():
+    model = models.transformer(vocabulary=1024, layers=1)
+    options = {
+        "mesh": SIZES,
+        "optimizer": "sgd",
+        "costs": tlm.MachineCosts.typical(),
+        "memory": models.fewest_bytes(model, SIZES, "sgd"),
+    }
+    with pytest.raises(search.PlanDoesNotFitError) as caught:
+        tlm.plan(model, batch_size=4 * models.SAMPLES, **options)
+    message = str(caught.value)
+    assert re.search(
+        "Each plan also needs [0-9,]+ bytes of activations", message
+    )
+    # `fewest_bytes` assumes this batch size.
+    assert "batches of 8 samples (batch_size=8)" in message
+    assert tlm.plan(model, batch_size=models.SAMPLES, **options)

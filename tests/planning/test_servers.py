@@ -20,4 +20,4 @@ def test_predicted_bytes_are_on_the_servers(tmp_path):
     assert found["choices"]["brands"].startswith("table on server")
     parts = ("weights", "slot variables", "keys", "closures")
     planned = [sum(one.get(p, 0) for p in parts) for one in found["planned"]]
-    assert found["resident"] == pytest.approx(planned, rel=0.05)
+    assert found["resident"] == pytest.approx(planned, rel=0.01)

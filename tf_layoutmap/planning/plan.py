@@ -422,7 +422,8 @@ class Plan(partition.PartitionerByName):
         inside = [
             item
             for item in self.solution.problem.items
-            if any(w.startswith(f"{name}.") for w in item.weights)
+            if item.kind != "vector"
+            and any(w.startswith(f"{name}.") for w in item.weights)
         ]
         if len(inside) == 1:
             return inside[0]

@@ -177,14 +177,17 @@ def _plan_model(
     notes = [f"The plan assumes batches of {batch_size:,} samples."]
 
     def build(
-        used: Any, rule: Any = optimizer, found: list[str] | None = None
+        used: Any,
+        rule: Any = optimizer,
+        samples: int = batch_size,
+        found: list[str] | None = None,
     ) -> Problem:
         return keras_models.problem_of_model(
             model,
             used,
             memory,
             rule,
-            batch_size,
+            samples,
             pins=pins,
             costs=costs,
             notes=found,
@@ -202,6 +205,13 @@ def _plan_model(
             yield f"{found}"
         if search.fits(build(mesh, "sgd"), pins):
             yield "the optimizer SGD"
+        samples = batch_size // 2
+        lowest = sizes.get("batch", sizes.get("data", 1))
+        while samples >= lowest:
+            if search.fits(build(mesh, samples=samples), pins):
+                yield f"batches of {samples:,} samples (batch_size={samples})"
+                return
+            samples //= 2
 
     problem = build(mesh, found=notes)
     solution = search.solve(problem, pins, suggest=suggest)

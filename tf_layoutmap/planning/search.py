@@ -264,6 +264,13 @@ def _does_not_fit(
             f"The largest item there is {name!r}, which needs {size:,} bytes "
             f"{sentence}."
         )
+    part, fixed = max(
+        problem.fixed_memory.items(), key=lambda one: one[1], default=("", 0)
+    )
+    if fixed > max(stored, default=(0,))[0]:
+        sentences.append(
+            f"Each plan also needs {fixed:,} bytes of {part} on each device."
+        )
     if pins and fits(problem):
         culprits = [
             name
