@@ -317,6 +317,65 @@ def test_network_trains_like_on_a_single_device_without_replicated_ops():
     assert layout_map.explain(model).replicated_ops == ()
 
 
+@keras.saving.register_keras_serializable("tests")
+class CausalConvolution(L.Layer):
+    """A depthwise convolution whose kernel is `[channels, size]`."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 3), name="kernel")
+
+    def call(self, x):
+        x = keras.ops.pad(x, [[0, 0], [2, 0], [0, 0]])
+        kernel = keras.ops.transpose(self.kernel)[..., None]
+        return keras.ops.depthwise_conv(x, kernel, padding="valid")
+
+
+def make_causal():
+    return keras.Sequential(
+        [
+            keras.Input((6, 4)),
+            L.Dense(8, name="d1"),
+            CausalConvolution(name="causal"),
+            L.GlobalAveragePooling1D(),
+            L.Dense(4),
+        ]
+    )
+
+
+SERIES = np.random.default_rng(0).normal(size=(32, 6, 4)).astype(np.float32)
+
+
+@pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
+@pytest.mark.parametrize("axes", [("model", None), (None, None)])
+def test_depthwise_kernel_of_another_layer_is_not_gathered(axes):
+    model = pairs.assert_trains_alike(
+        make_causal,
+        SERIES,
+        {"d1.kernel": (None, "model"), "causal.kernel": axes},
+        epochs=1,
+    )
+    layout_map = tlm.LayoutMap(mesh_of(batch=2, model=2))
+    for one in layout_map.explain(model).measured:
+        assert one.gathered_bytes == 0
+
+
+@pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
+@pytest.mark.parametrize("axes", [("model", None), (None, None)])
+def test_depthwise_convolution_of_sharded_channels_and_unsharded_samples(axes):
+    expected = pairs.plain(make_causal)(SERIES)
+    model = pairs.on_mesh(
+        make_causal, {"d1.kernel": (None, "model"), "causal.kernel": axes}
+    )
+    mesh = model.get_layer("d1").kernel.layout.mesh
+    with tlm.layout.default_mesh(mesh):
+        found = tf.function(model)(
+            transfer.to_mesh(SERIES, layout_of(mesh, None, None, None))
+        )
+    np.testing.assert_allclose(
+        transfer.to_host(found), expected, rtol=1e-5, atol=1e-5
+    )
+
+
 def test_network_predicts_eagerly_like_on_a_single_device():
     expected = pairs.plain(make_network)(pairs.IMAGES[:4])
     model = pairs.on_mesh(make_network, NETWORK)

@@ -275,13 +275,22 @@ def depthwise_convolution(
     """
     x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
     call = _running_call() or _call_of_samples(mesh, x, kernel, kwargs)
-    if call is None:
+    known = None
+    if call is None and mesh is not None and tf.is_symbolic_tensor(x):
+        # No sample is sharded, for example when tokens are generated.
+        call = _Call(mesh, None, ())
+    if call is None or SCOPE in tf.get_current_name_scope():
         return original(x, kernel, *args, **kwargs)
+    if not call.kernels and tf.is_symbolic_tensor(kernel):
+        # The kernel is not the kernel of a convolution layer.
+        known = known_axes(kernel)
     # In a separable convolution, it is possible that only the pointwise kernel
     # is sharded. DTensor has no rule for the gradients of this op, so the batch
     # is sharded in the same way.
     found = call.kernel("depthwise", kernel)
     channels, multiplier = (None, None) if found is None else found.axes
+    if known is not None and _divides(call.mesh, known[-2], x.shape[-1]):
+        channels, multiplier = known[-2:]
     if not call.kernels and tf.executing_eagerly():
         channels = (known_axes(x) or (None,))[-1]
     if not _fits(x, kernel, kwargs) or multiplier is not None:
@@ -295,6 +304,10 @@ def depthwise_convolution(
         images,
         key=_key(original, 1, args, kwargs),
     )
+
+
+def _divides(mesh: Mesh, axis: str | None, size: int | None) -> bool:
+    return axis is not None and bool(size) and size % mesh.dim_size(axis) == 0
 
 
 def dilated_depthwise_convolution(
