@@ -44,8 +44,9 @@ def main() -> int:
     parser.add_argument(
         "--deadline",
         type=float,
-        default=300,
-        help="time limit per case in seconds",
+        default=900,
+        help="time limit per case in seconds; InceptionResNetV2 and "
+        "NASNetMobile take several minutes",
     )
     parser.add_argument(
         "--json",
