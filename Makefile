@@ -169,8 +169,9 @@ bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers,
 
 .PHONY: bench-plan
 bench-plan: build $(VENV)/.develop  ## Compares predicted and measured step times of plans.
-	$(RUN) -m tf_layoutmap.local_cluster --ps 2 --workers 1 -- \
-	    $(RUN) -m benchmarks.plans $(BENCH_FLAGS)
+	$(RUN) -m benchmarks.plans.mesh $(BENCH_FLAGS)
+	TF_NUM_INTRAOP_THREADS=1 $(RUN) -m tf_layoutmap.local_cluster --ps 2 \
+	    --workers 1 -- $(RUN) -m benchmarks.plans.servers $(BENCH_FLAGS)
 
 # tf_layoutmap is already installed, so this command installs only the packages
 # of the extra.

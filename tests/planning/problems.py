@@ -41,13 +41,26 @@ def problem_of(items, num_devices, budget, **fixed):
 def brute_force(problem):
     """Returns the shortest step of all selections that fit; inf if none."""
     best = math.inf
+    fixed = sum(problem.fixed_seconds.values())
     for selection in itertools.product(*(one.choices for one in problem.items)):
         memory = [sum(problem.fixed_memory.values())] * len(problem.devices)
-        seconds = [sum(problem.fixed_seconds.values())] * len(problem.devices)
+        seconds = [0.0] * len(problem.devices)
+        used = set()
         for choice in selection:
             for device in devices_of(choice, problem):
                 memory[device] += sum(choice.memory.values())
                 seconds[device] += sum(choice.seconds.values())
+                used.add(device)
+        for device in used:
+            seconds[device] += sum(problem.use_seconds.values())
+        for name, parts in problem.shared_costs.items():
+            if any(name in choice.causes for choice in selection):
+                cost = sum(parts.values()) + sum(
+                    sum(choice.seconds_if.get(name, {}).values())
+                    for choice in selection
+                )
+                seconds = [one + max(cost, 0.0) for one in seconds]
         if all(m <= b for m, b in zip(memory, problem.budgets)):
-            best = min(best, max(seconds))
+            step = max(max(seconds), problem.sum_share * sum(seconds))
+            best = min(best, fixed + step)
     return best

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import tf_layoutmap as tlm
-from tf_layoutmap.planning import budgets, costs, planner, probe
+from tf_layoutmap.planning import budgets, costs, mesh_probe, planner, probe
 
 TYPICAL = tlm.MachineCosts.typical()
 
@@ -18,6 +18,7 @@ def test_costs_are_interpolated():
         row_seconds={10: 1.0, 20: 3.0},
         collective_latency={2: 1.0, 4: 2.0},
         collective_bytes_per_second={2: 10.0, 4: 5.0},
+        gather_bytes_per_second={2: 20.0},
     )
     assert one.seconds_per_row(5) == 1.0
     assert one.seconds_per_row(15) == 2.0
@@ -26,6 +27,8 @@ def test_costs_are_interpolated():
     assert one.seconds_of_collective(100, 1) == 0.0
     assert one.seconds_of_collective(100, 2) == pytest.approx(11.0)
     assert one.seconds_of_collective(100, 3) == pytest.approx(1.5 + 15.0)
+    assert one.seconds_of_gather(100, 1) == 0.0
+    assert one.seconds_of_gather(100, 2) == pytest.approx(1.0 + 5.0)
 
 
 def test_descending_costs_are_not_extrapolated():
@@ -51,8 +54,8 @@ def test_costs_are_equal_after_json():
 def test_costs_are_measured_once(tmp_path, monkeypatch):
     calls = []
 
-    def measure():
-        calls.append(1)
+    def measure(devices):
+        calls.append(devices)
         return TYPICAL
 
     monkeypatch.setattr(probe, "measure", measure)
@@ -69,16 +72,17 @@ def test_costs_are_measured_once(tmp_path, monkeypatch):
         "{",
         "[]",
         '{"version": 0, "costs": {}}',
-        '{"version": 1, "costs": 7}',
-        '{"version": 1, "costs": {"KEY": {"row_seconds": 1}}}',
+        '{"version": 2, "costs": 7}',
+        '{"version": 2, "costs": {"KEY": {"row_seconds": 1}}}',
     ],
 )
 def test_damaged_and_older_files_are_measured_again(
     text, tmp_path, monkeypatch
 ):
     path = tmp_path / "costs.json"
-    monkeypatch.setattr(probe, "measure", lambda: TYPICAL)
-    key = f"{costs.machine_name()}, {probe._devices_name()}"
+    monkeypatch.setattr(probe, "measure", lambda devices: TYPICAL)
+    devices = probe._mesh_devices()
+    key = f"{costs.machine_name()}, {probe._devices_name(devices)}"
     path.write_text(text.replace("KEY", key), encoding="utf-8")
     assert planner.read_costs(path) == TYPICAL
     assert costs.read_cache(str(path), key) == TYPICAL
@@ -95,7 +99,7 @@ def test_costs_of_other_machines_are_kept(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe, "measure", lambda: TYPICAL)
+    monkeypatch.setattr(probe, "measure", lambda devices: TYPICAL)
     (tmp_path / "file").write_text("")
     assert planner.read_costs(tmp_path / "file" / "costs.json") == TYPICAL
 
@@ -112,6 +116,35 @@ def test_the_path_of_the_cache(monkeypatch):
 def test_costs_of_another_type_raise():
     with pytest.raises(TypeError, match="MachineCosts, a path, or None"):
         planner.read_costs(3)
+
+
+def test_meshes_of_different_sizes_are_measured_separately(
+    tmp_path, monkeypatch
+):
+    measured = []
+
+    def measure(devices):
+        measured.append(len(devices))
+        return TYPICAL
+
+    monkeypatch.setattr(probe, "measure", measure)
+    names = [f"/job:localhost/device:CPU:{one}" for one in range(4)]
+    monkeypatch.setattr(
+        probe, "_mesh_devices", lambda count=None: names[:count]
+    )
+    for count in (2, 4, 2, None):
+        planner.read_costs(tmp_path / "costs.json", count)
+    assert measured == [2, 4]
+
+
+@pytest.mark.slow
+def test_collectives_of_all_devices_are_measured():
+    devices = probe._mesh_devices(4)
+    found = mesh_probe.measure(devices, time.perf_counter() + 60)
+    assert list(found.collective_latency) == [4, 2]
+    for one in dataclasses.astuple(found):
+        values = one.values() if isinstance(one, dict) else [one]
+        assert all(0 < value < 1e14 for value in values)
 
 
 @pytest.mark.slow
@@ -161,4 +194,4 @@ def test_collectives_of_a_cluster_are_not_measured(monkeypatch):
     )
     assert probe._mesh_devices() == []
     assert len(probe._server_devices()) == 1
-    assert list(probe._collectives(0.0)[0]) == [2]
+    assert list(probe._costs_without_mesh().collective_latency) == [2]

@@ -304,6 +304,25 @@ def test_weights_with_the_same_name_are_replicated():
     } == axes_of(plan)
 
 
+def test_sharded_columns_of_a_table_spread_to_all_layers():
+    """DTensor then shards all residual connections."""
+    model = models.transformer()
+    plans = {
+        pin: tlm.plan(
+            model,
+            mesh={"batch": 2, "model": 2},
+            memory="1GiB",
+            pins={"words": f"{pin} over model", "head": "replicate"},
+            costs=tlm.MachineCosts.typical(),
+        )
+        for pin in ("rows", "columns")
+    }
+    assert plans["rows"].solution.shared_costs == {}
+    assert len(plans["columns"].solution.shared_costs) == 1
+    assert "Activations remain sharded" in plans["columns"].why("words")
+    assert plans["rows"].step_seconds < plans["columns"].step_seconds
+
+
 def test_a_smaller_batch_is_suggested_if_activations_do_not_fit():
     model = models.transformer(vocabulary=1024, layers=1)
     options = {

@@ -63,7 +63,7 @@ def test_a_plan_is_equal_after_json():
     assert read.html() == plan.html()
     assert read.why("words") == plan.why("words")
     assert str(read) == str(plan)
-    with pytest.raises(ValueError, match="version 1.*Received: 7"):
+    with pytest.raises(ValueError, match="version 2.*Received: 7"):
         Plan.from_dict({**plan.to_dict(), "version": 7})
 
 

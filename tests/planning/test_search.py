@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.planning.problems import brute_force, problem_of, table_item
-from tf_layoutmap.planning import local_search, search
+from tf_layoutmap.planning import explanations, local_search, search
 from tf_layoutmap.planning.problem import Choice, Item
 
 # The selected plan of a small problem takes at most this factor of the time of
@@ -41,6 +41,48 @@ def problems(draw):
     )
 
 
+@st.composite
+def problems_with_servers(draw):
+    """Problems whose devices share processors, or are called one by one."""
+    return dataclasses.replace(
+        draw(problems()),
+        use_seconds={"latency": draw(st.sampled_from([0, 1, 5]))},
+        sum_share=draw(st.sampled_from([0.0, 0.4, 0.7, 1.0])),
+    )
+
+
+@st.composite
+def problems_with_shared_costs(draw):
+    seconds = st.integers(-4, 6)
+    items = []
+    for index in range(draw(st.integers(1, 5))):
+        choices = [
+            Choice(
+                str(number),
+                "",
+                {"weights": draw(st.integers(0, 6))},
+                {"compute": draw(st.integers(0, 6))},
+                causes=tuple(
+                    name for name in ("one", "two") if draw(st.booleans())
+                ),
+                seconds_if={
+                    name: {"collectives": draw(seconds)}
+                    for name in ("one", "two")
+                },
+            )
+            for number in range(draw(st.integers(1, 3)))
+        ]
+        items.append(Item(f"i{index}", "matrix", {}, tuple(choices)))
+    return problem_of(
+        items,
+        draw(st.integers(1, 3)),
+        draw(st.integers(0, 20)),
+        shared_costs={
+            name: {"collectives": draw(seconds)} for name in ("one", "two")
+        },
+    )
+
+
 def check_budgets(solution):
     for used, budget in zip(solution.memory(), solution.problem.budgets):
         assert sum(used.values()) <= budget
@@ -56,6 +98,53 @@ def test_small_problems_are_solved_exactly(problem):
     solution = search.solve(problem)
     check_budgets(solution)
     assert solution.step_seconds == pytest.approx(best, rel=1e-9)
+
+
+@hypothesis.given(
+    st.one_of(problems_with_servers(), problems_with_shared_costs())
+)
+def test_shared_costs_and_used_devices_are_minimized(problem):
+    best = brute_force(problem)
+    if best == float("inf"):
+        with pytest.raises(search.PlanDoesNotFitError):
+            search.solve(problem)
+        return
+    solution = search.solve(problem)
+    check_budgets(solution)
+    assert solution.step_seconds == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+@hypothesis.given(
+    st.one_of(problems_with_servers(), problems_with_shared_costs())
+)
+def test_other_choices_have_the_time_of_a_step_with_them(problem):
+    try:
+        solution = search.solve(problem)
+    except search.PlanDoesNotFitError:
+        return
+    for item in problem.items:
+        for other in explanations.alternatives_of(solution, item):
+            selected = {**solution.selected, item.name: other.name}
+            expected = dataclasses.replace(solution, selected=selected)
+            assert other.step_seconds == pytest.approx(expected.step_seconds)
+
+
+@hypothesis.given(problems_with_shared_costs())
+def test_the_local_search_includes_shared_costs(problem):
+    best = brute_force(problem)
+    hypothesis.assume(best < float("inf"))
+    with mock.patch.object(local_search, "EXACT_COMBINATIONS", 0):
+        try:
+            solution = search.solve(problem)
+        except search.PlanDoesNotFitError:
+            return
+    check_budgets(solution)
+    selection = [
+        dataclasses.replace(item, choices=(solution.choice_of(item),))
+        for item in problem.items
+    ]
+    only = dataclasses.replace(problem, items=tuple(selection))
+    assert solution.step_seconds == pytest.approx(brute_force(only), abs=1e-9)
 
 
 @hypothesis.given(problems())

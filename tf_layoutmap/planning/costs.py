@@ -17,7 +17,7 @@ from typing import Any, cast
 
 # Changes if the fields of `MachineCosts` or the measurements change. A file
 # with another version is measured again.
-VERSION = 1
+VERSION = 2
 
 # Environment variable with the path of the cache file.
 CACHE_VARIABLE = "TF_LAYOUTMAP_COSTS"
@@ -46,8 +46,13 @@ class MachineCosts:
       collective_latency: Time of a small all-reduce, by number of devices.
       collective_bytes_per_second: Bytes of the unsharded tensor per second of
         a large all-reduce, by number of devices.
+      gather_bytes_per_second: Bytes of the unsharded tensor per second of a
+        large all-gather, by number of devices.
       server_latency: Time of one small call to a parameter server.
       server_bytes_per_second: Bytes per second between a worker and a server.
+      server_sharing: How many times as long servers take if all of them work at
+        the same time. The value is 1 for separate machines, and more for
+        servers that share processors.
     """
 
     row_seconds: Mapping[int, float]
@@ -57,8 +62,10 @@ class MachineCosts:
     memory_bytes_per_second: float
     collective_latency: Mapping[int, float]
     collective_bytes_per_second: Mapping[int, float]
+    gather_bytes_per_second: Mapping[int, float]
     server_latency: float
     server_bytes_per_second: float
+    server_sharing: float = 1.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -94,6 +101,7 @@ class MachineCosts:
             memory_bytes_per_second=2e10,
             collective_latency={2: 4e-4, 4: 6e-4, 8: 1e-3},
             collective_bytes_per_second={2: 3e9, 4: 1.5e9, 8: 1e9},
+            gather_bytes_per_second={2: 6e9, 4: 3e9, 8: 2e9},
             server_latency=2e-4,
             server_bytes_per_second=1e9,
         )
@@ -122,11 +130,31 @@ class MachineCosts:
           num_devices: Number of devices that take part. The times of numbers
             that were not measured are interpolated.
         """
+        return self._of_collective(
+            num_bytes, num_devices, self.collective_bytes_per_second
+        )
+
+    def seconds_of_gather(self, num_bytes: float, num_devices: int) -> float:
+        """Returns the time of an all-gather; 0 for a single device.
+
+        Args:
+          num_bytes: Bytes of the gathered tensor.
+          num_devices: Number of devices that take part.
+        """
+        return self._of_collective(
+            num_bytes, num_devices, self.gather_bytes_per_second
+        )
+
+    def _of_collective(
+        self,
+        num_bytes: float,
+        num_devices: int,
+        bytes_per_second: Mapping[int, float],
+    ) -> float:
         if num_devices < 2:
             return 0.0
         seconds_per_byte = {
-            size: 1 / speed
-            for size, speed in self.collective_bytes_per_second.items()
+            size: 1 / speed for size, speed in bytes_per_second.items()
         }
         return _interpolated(
             self.collective_latency, num_devices

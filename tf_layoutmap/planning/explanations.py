@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from tf_layoutmap.planning import search
 from tf_layoutmap.planning.problem import Choice, Item, devices_of
 from tf_layoutmap.planning.search import Solution, matches
 
@@ -104,10 +105,16 @@ class _Totals:
         self._problem = solution.problem
         self._item = item
         self._selected = solution.choice_of(item)
+        self._solution = solution
         self._budgets = np.asarray(self._problem.budgets, np.int64)
         self._memory = np.asarray(solution.total_memory, np.int64)
         self._seconds = np.asarray(solution.total_seconds, np.float64)
+        self._fixed = math.fsum(self._problem.fixed_seconds.values())
         devices = list(devices_of(self._selected, self._problem))
+        self._use = math.fsum(self._problem.use_seconds.values())
+        self._counts = np.asarray(solution.items_per_device, np.int64)
+        self._seconds -= self._use * (self._counts > 0)
+        self._counts[devices] -= 1
         self._memory[devices] -= sum(self._selected.memory.values())
         self._seconds[devices] -= math.fsum(self._selected.seconds.values())
 
@@ -125,7 +132,12 @@ class _Totals:
 
     def step_seconds(self, choice: Choice) -> float:
         """Returns the predicted time of a step with a choice."""
-        return float(self._lines(choice)[0].max())
+        return self._step(self._lines(choice)[0])
+
+    def _step(self, seconds: np.ndarray) -> float:
+        return search.step_seconds(
+            seconds.tolist(), self._fixed, self._problem.sum_share
+        )
 
     def threshold(self, choice: Choice) -> float | None:
         """Returns the amount nearest to the item's from which `choice` wins."""
@@ -134,9 +146,8 @@ class _Totals:
 
         def difference(amount: float) -> float:
             delta = amount - self._item.amount
-            return float(
-                (theirs + their_slopes * delta).max()
-                - (ours + our_slopes * delta).max()
+            return self._step(theirs + their_slopes * delta) - self._step(
+                ours + our_slopes * delta
             )
 
         # The lines of two devices cross where the order of the choices may
@@ -165,8 +176,19 @@ class _Totals:
     def _lines(self, choice: Choice) -> tuple[np.ndarray, np.ndarray]:
         """Returns the times and their change per unit, by device."""
         devices = list(devices_of(choice, self._problem))
-        seconds = self._seconds.copy()
-        seconds[devices] += math.fsum(choice.seconds.values())
+        if not self._problem.shared_costs:
+            seconds = self._seconds.copy()
+            seconds[devices] += math.fsum(choice.seconds.values())
+            counts = self._counts.copy()
+            counts[devices] += 1
+            seconds += self._use * (counts > 0)
+        else:
+            selected = {
+                **self._solution.selected,
+                self._item.name: choice.name,
+            }
+            other = dataclasses.replace(self._solution, selected=selected)
+            seconds = np.asarray(other.total_seconds, np.float64)
         slopes = np.zeros_like(seconds)
         slopes[devices] = choice.seconds_per_unit
         return seconds, slopes
@@ -188,6 +210,13 @@ def sentences(solution: Solution, item: Item) -> list[str]:
         f" of the {format_time(solution.step_seconds)} of a step"
         f"{_assumed(item)}.",
     ]
+    shared = [solution.shared_costs.get(name, {}) for name in choice.causes]
+    more = math.fsum(value for one in shared for value in one.values())
+    if more:
+        found.append(
+            "Activations remain sharded after the item, so that other items "
+            f"exchange data for {format_time(more)} of a step."
+        )
     if item.name in solution.pins:
         found.append(
             f"The choice was fixed by `pins`: {solution.pins[item.name]!r}."

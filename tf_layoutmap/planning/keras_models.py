@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -30,7 +30,7 @@ from tf_layoutmap.planning.layout_choices import (
     MeshAxes,
     Option,
 )
-from tf_layoutmap.planning.layout_costs import Costs, LayoutCosts
+from tf_layoutmap.planning.layout_costs import Costs, LayoutCosts, Spread
 from tf_layoutmap.planning.plan import Plan, Target
 from tf_layoutmap.planning.planned_map import keys_and_axes as keys_and_axes
 from tf_layoutmap.planning.planned_map import layout_map_of as layout_map_of
@@ -47,6 +47,7 @@ DEFAULT_COSTS = MachineCosts(
     memory_bytes_per_second=5e9,
     collective_latency={2: 3e-5, 8: 1e-4},
     collective_bytes_per_second={2: 2e9, 8: 1e9},
+    gather_bytes_per_second={2: 4e9, 8: 2e9},
     server_latency=1e-4,
     server_bytes_per_second=1e9,
 )
@@ -234,14 +235,23 @@ class _Reader:
         self._itemsizes = [tf.as_dtype(v.dtype).size for v in weights.variables]
         self._trainable = [bool(v.trainable) for v in weights.variables]
         self._unnamed = map_keys.without_own_name(weights.names)
-        self._costs = LayoutCosts(
-            graph,
+        self._machine = costs
+
+    def _layout_costs(self, groups: Sequence[Group]) -> LayoutCosts:
+        return LayoutCosts(
+            self._graph,
             self._shapes,
             self._itemsizes,
             self._trainable,
             self._slot_bytes,
-            mesh,
-            costs,
+            self._mesh,
+            self._machine,
+            (
+                one.shared
+                for group in groups
+                for one in group.options
+                if one.shared is not None
+            ),
         )
 
     def _slot_bytes(self, weight: int, local: tuple[int, ...]) -> int:
@@ -298,9 +308,11 @@ class _Reader:
             if group.kind == "embedding":
                 key = (*key, number)
             merged.setdefault(key, []).append(group)
+        layout_costs = self._layout_costs(groups)
+        spreads = _spreads(layout_costs, groups)
         items, used = [], set()
         for same in merged.values():
-            items.append(self._item(same, used))
+            items.append(self._item(same, used, layout_costs, spreads))
         fixed = {
             "activations": self._activations(),
             "other variables": self._other_bytes(),
@@ -316,6 +328,11 @@ class _Reader:
             budgets.read_budgets(memory, num_devices),
             tuple(items),
             fixed,
+            layout_costs.fixed_seconds(groups),
+            {
+                name: layout_costs.seconds_of_spread(spread)
+                for name, spread in spreads.items()
+            },
         )
 
     def _signature(self, group: Group) -> tuple:
@@ -347,18 +364,40 @@ class _Reader:
             return "recurrent"
         return group.kind
 
-    def _item(self, same: list[Group], used: set[str]) -> Item:
-        """Returns an item of repeated groups."""
+    def _item(
+        self,
+        same: list[Group],
+        used: set[str],
+        layout_costs: LayoutCosts,
+        spreads: Mapping[str, Spread],
+    ) -> Item:
+        """Returns an item of repeated groups.
+
+        Args:
+          same: The groups.
+          used: Names of the items so far.
+          layout_costs: Memory and time of layouts.
+          spreads: The dimensions that can be sharded outside of a group.
+        """
         choices = []
         for number, option in enumerate(same[0].options):
             memory: dict[str, int] = {}
             seconds: dict[str, float] = {}
             layouts: dict[str, Axes] = {}
+            spread: set[Spread] = set()
+            more: dict[str, dict[str, float]] = {}
             for group in same:
                 one: Option = group.options[number]
-                _add(memory, self._costs.memory(one.axes))
+                _add(memory, layout_costs.memory(one.axes))
                 if one.refused is None:
-                    _add(seconds, self._costs.seconds(group, one))
+                    _add(seconds, layout_costs.seconds(group, one))
+                    spread |= layout_costs.spread(group, one)
+                    for name, outside in spreads.items():
+                        cost = layout_costs.seconds_with_spread(
+                            group, one, outside
+                        )
+                        if any(cost.values()):
+                            _add(more.setdefault(name, {}), cost)
                 layouts.update((self._names[w], a) for w, a in one.axes.items())
             choices.append(
                 Choice(
@@ -368,6 +407,10 @@ class _Reader:
                     seconds,
                     layouts=layouts,
                     refused=option.refused,
+                    causes=tuple(
+                        name for name, one in spreads.items() if one in spread
+                    ),
+                    seconds_if=more,
                 )
             )
         weights = [w for group in same for w in group.weights]
@@ -425,6 +468,21 @@ class _Reader:
             for v in self._model.non_trainable_variables
             if id(v) not in known
         )
+
+
+def _spreads(
+    layout_costs: LayoutCosts, groups: Sequence[Group]
+) -> dict[str, Spread]:
+    """Returns the dimensions that options shard outside of their group."""
+    found: set[Spread] = set()
+    for group in groups:
+        for option in group.options:
+            if option.refused is None:
+                found |= layout_costs.spread(group, option)
+    return {
+        f"activations {number} over {axis}": (root, axis)
+        for number, (root, axis) in enumerate(sorted(found))
+    }
 
 
 def _replicated_bytes(item: Item) -> int:

@@ -96,7 +96,12 @@ class Search:
         self.order = [index for _, index in rows]
         count = sum(len(table) for table, _ in rows)
         self.memory = np.zeros([count, self.num_devices], np.int64)
-        self.load = np.zeros([count, self.num_devices], np.int64)
+        # The columns of `load` are: the time of each device, the number of
+        # choices that cause each shared cost, and the additional time if the
+        # shared cost occurs.
+        shared = sorted(problem.shared_costs)
+        width = self.num_devices + 2 * len(shared)
+        self.load = np.zeros([count, width], np.int64)
         self.item_of = np.zeros([count], np.int64)
         self.choice_of_column = [0] * count
         self.columns: list[range] = []
@@ -106,16 +111,31 @@ class Search:
             for memory, load, devices, choice in table:
                 self.memory[column, list(devices)] = memory
                 self.load[column, list(devices)] = load
+                one = problem.items[self.order[position]].choices[choice]
+                for number, name in enumerate(shared, self.num_devices):
+                    self.load[column, number] = name in one.causes
+                    self.load[column, number + len(shared)] = _units(
+                        math.fsum(one.seconds_if.get(name, {}).values())
+                    )
                 self.item_of[column] = position
                 self.choice_of_column[column] = choice
                 column += 1
         self.first_memory = np.full(
             self.num_devices, sum(problem.fixed_memory.values()), np.int64
         )
-        self.first_load = np.full(
-            self.num_devices,
-            _units(math.fsum(problem.fixed_seconds.values())),
+        self.first_load = np.zeros([width], np.int64)
+        self._fixed = _units(math.fsum(problem.fixed_seconds.values()))
+        self.first_load[: self.num_devices] = self._fixed
+        self._shared = np.asarray(
+            [
+                _units(math.fsum(problem.shared_costs[name].values()))
+                for name in shared
+            ],
             np.int64,
+        )
+        self._use = _units(math.fsum(problem.use_seconds.values()))
+        self._sum_share = (
+            problem.sum_share * len(problem.devices) / self.num_devices
         )
         self.trials = 0
         self.good_load = (1 + _TOLERANCE) * self._least_load()
@@ -144,7 +164,8 @@ class Search:
 
     def _least_load(self) -> float:
         """Returns a lower bound of the time of the slowest device."""
-        return self._bound(self.load, self.first_load)
+        devices = slice(self.num_devices)
+        return self._bound(self.load[:, devices], self.first_load[devices])
 
     def _least_excess(self) -> float:
         """Returns a lower bound of the bytes above a budget."""
@@ -167,6 +188,25 @@ class Search:
             return key[0] <= self.least_bytes_over + self.num_devices
         return key[1] <= self.good_load
 
+    def _times(self, memory: np.ndarray, load: np.ndarray) -> np.ndarray:
+        """Returns the time of each device."""
+        times = load[..., : self.num_devices]
+        if self._use:
+            times = times + self._use * (memory > self.first_memory)
+        if len(self._shared):
+            causes, extra = np.split(load[..., self.num_devices :], 2, axis=-1)
+            occurring = (causes > 0) * np.maximum(extra + self._shared, 0)
+            times = times + occurring.sum(-1, keepdims=True)
+        return times
+
+    def _step(self, times: np.ndarray) -> np.ndarray:
+        """Returns the time of a step from the times of the devices."""
+        slowest = times.max(-1)
+        if not self._sum_share:
+            return slowest
+        work = self._sum_share * (times - self._fixed).sum(-1)
+        return np.maximum(slowest, self._fixed + work)
+
     def excess(self, memory: np.ndarray) -> np.ndarray:
         """Returns the largest number of bytes above a budget."""
         return np.maximum((memory - self.budgets).max(-1), 0)
@@ -174,13 +214,14 @@ class Search:
     def _keys(self, memory: np.ndarray, load: np.ndarray) -> list[Key]:
         """Returns the values that the search minimizes, most important first.
 
-        These are: the bytes above the budget, the time of the slowest device,
-        the balance of the times, and the share of the budgets that is used.
+        These are: the bytes above the budget, the time of a step, the balance
+        of the times, and the share of the budgets that is used.
         """
+        times = self._times(memory, load)
         return [
             lambda at: self.excess(memory[at]),
-            lambda at: load[at].max(-1),
-            lambda at: np.square(load[at].astype(np.float64)).sum(-1),
+            lambda at: self._step(times[at]),
+            lambda at: np.square(times[at].astype(np.float64)).sum(-1),
             lambda at: (memory[at] / np.maximum(self.budgets, 1)).max(-1),
         ]
 
@@ -210,7 +251,7 @@ class Search:
                 -1, self.num_devices
             )
             load = (load[:, None] + self.load[part]).reshape(
-                -1, self.num_devices
+                -1, self.load.shape[-1]
             )
         index = _argmin(len(memory), self._keys(memory, load))
         best = np.unravel_index(index, [len(one) for one in self.columns] or 1)
@@ -251,7 +292,7 @@ class Search:
           weight: Importance of the used share of the memory, compared with the
             time. The used share is rated in the same way.
         """
-        later_load = self._least_sums(self.load)
+        later_load = self._least_sums(self.load[:, : self.num_devices])
         later_memory = self._least_sums(self.memory)
         all_load = max(
             int(self.first_load.max()), sum(later_load) / self.num_devices, 1
@@ -260,7 +301,7 @@ class Search:
         memory, load = self.first_memory.copy(), self.first_load.copy()
         chosen = [0] * len(self.columns)
         # The items that need the most time or memory are placed first.
-        values = self.load if weight < 1 else self.memory
+        values = self.load[:, : self.num_devices] if weight < 1 else self.memory
         order = sorted(
             range(len(self.columns)),
             key=lambda one: -int(values[_part(self.columns[one])].max()),
@@ -272,10 +313,11 @@ class Search:
             part = _part(self.columns[position])
             new_memory = memory + self.memory[part]
             new_load = load + self.load[part]
+            times = self._times(new_memory, new_load)
             time = (
                 np.maximum(
-                    new_load.max(-1),
-                    (new_load.sum(-1) + rest_load) / self.num_devices,
+                    self._step(times),
+                    (times.sum(-1) + rest_load) / self.num_devices,
                 )
                 / all_load
             )
@@ -284,7 +326,7 @@ class Search:
                 (new_memory.sum(-1) + rest_memory) / budget.sum(),
             )
             rating = time + weight * share + 1e3 * np.maximum(share - 1, 0)
-            balance = np.square(new_load / all_load).sum(-1)
+            balance = np.square(times / all_load).sum(-1)
             best = _argmin(len(rating), [rating.take, balance.take, share.take])
             chosen[position] = part.start + best
             memory, load = new_memory[best], new_load[best]
@@ -302,7 +344,7 @@ class Search:
                 [
                     self.memory[part].sum(-1).take,
                     (new - self.budgets).max(-1).take,
-                    self.load[part].max(-1).take,
+                    self.load[part, : self.num_devices].max(-1).take,
                 ],
             )
             chosen.append(part.start + best)
@@ -350,13 +392,18 @@ class Search:
         """Returns the columns that change the most loaded device.
 
         This is the device with the most bytes above its budget. If there are no
-        such bytes, it is the slowest device.
+        such bytes, it is the slowest device. With shared costs, any choice can
+        change its time.
         """
         over = memory - self.budgets
         if over.max() > 0:
             effect = self.memory[:, int(np.argmax(over))]
         else:
-            effect = self.load[:, int(np.argmax(load))]
+            slowest = int(np.argmax(self._times(memory, load)))
+            effect = self.load[:, slowest]
+            if len(self._shared):
+                order = np.argsort(effect, kind="stable")
+                return order[columns[self.item_of[order]] != order]
         gain = effect[columns[self.item_of]] - effect
         found = np.flatnonzero(gain > 0)
         return found[np.argsort(-gain[found], kind="stable")]

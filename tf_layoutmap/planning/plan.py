@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +322,12 @@ class Plan(partition.PartitionerByName):
             ],
             "fixed_memory": dict(problem.fixed_memory),
             "fixed_seconds": dict(problem.fixed_seconds),
+            "shared_costs": {
+                name: dict(parts)
+                for name, parts in problem.shared_costs.items()
+            },
+            "use_seconds": dict(problem.use_seconds),
+            "sum_share": problem.sum_share,
             "items": [
                 {
                     **{
@@ -383,6 +389,9 @@ class Plan(partition.PartitionerByName):
             items,
             dict(values["fixed_memory"]),
             dict(values["fixed_seconds"]),
+            values["shared_costs"],
+            dict(values["use_seconds"]),
+            values["sum_share"],
         )
         return cls(
             Solution(
@@ -454,6 +463,10 @@ def _choice_dict(choice: Choice) -> dict[str, Any]:
     found["layouts"] = {
         name: list(axes) for name, axes in choice.layouts.items()
     }
+    found["causes"] = list(choice.causes)
+    found["seconds_if"] = {
+        name: dict(parts) for name, parts in choice.seconds_if.items()
+    }
     if choice.devices is not None:
         found["devices"] = list(choice.devices)
     return found
@@ -464,6 +477,7 @@ def _choice_of(values: Mapping[str, Any]) -> Choice:
     read["layouts"] = {
         name: tuple(axes) for name, axes in values["layouts"].items()
     }
+    read["causes"] = tuple(values["causes"])
     if "devices" in values:
         read["devices"] = tuple(values["devices"])
     return Choice(**read)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ def plan(
             optimizer=optimizer,
             batch_size=batch_size or _DEFAULT_MODEL_BATCH,
             pins=pins or {},
-            costs=read_costs(costs),
+            costs=costs,
         )
     _check_unused("a feature config", mesh=mesh)
     if memory is None:
@@ -163,7 +164,7 @@ def _plan_model(
     optimizer: Any,
     batch_size: int,
     pins: Mapping[str, str],
-    costs: MachineCosts,
+    costs: MachineCosts | str | os.PathLike[str] | None,
 ) -> Plan:
     """Returns the plan of a Keras model on a mesh."""
     # The modules are imported here, because they import Keras.
@@ -174,6 +175,7 @@ def _plan_model(
         mesh if isinstance(mesh, Mapping) else device_mesh.axis_sizes(mesh)
     )
 
+    speed = read_costs(costs, math.prod(sizes.values()))
     notes = [f"The plan assumes batches of {batch_size:,} samples."]
 
     def build(
@@ -189,7 +191,7 @@ def _plan_model(
             rule,
             samples,
             pins=pins,
-            costs=costs,
+            costs=speed,
             notes=found,
         )
 
@@ -220,8 +222,13 @@ def _plan_model(
 
 def read_costs(
     costs: MachineCosts | str | os.PathLike[str] | None,
+    num_devices: int | None = None,
 ) -> MachineCosts:
     """Returns the argument `costs`, or the costs of its file.
+
+    Args:
+      costs: See `plan`.
+      num_devices: Number of devices of the mesh; None for all devices.
 
     Raises:
       TypeError: If `costs` has another type.
@@ -235,7 +242,7 @@ def read_costs(
     # The probe is imported here, because only this function requires it.
     from tf_layoutmap.planning import probe
 
-    return probe.machine(costs)
+    return probe.machine(costs, num_devices)
 
 
 def is_keras_layer(value: Any) -> bool:

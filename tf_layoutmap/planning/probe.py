@@ -1,9 +1,10 @@
 """Measures `MachineCosts` in at most 10 seconds, once per machine.
 
 Rows are measured with steps of a `TPUEmbedding`, so that the times contain the
-work of the engine. Collectives are measured if the program has several logical
-devices. Servers are measured if the program is connected to servers; otherwise
-a connection of this machine to itself is measured.
+work of the engine. If the program has several logical devices, products, copies
+and collectives are measured on all devices of the mesh at the same time (see
+`mesh_probe.py`). Servers are measured if the program is connected to servers;
+otherwise a connection of this machine to itself is measured.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import files
 from tf_layoutmap.embedding import tpu_embedding
 from tf_layoutmap.planning import costs as machine_costs
+from tf_layoutmap.planning import mesh_probe
 from tf_layoutmap.planning.costs import MachineCosts
 
 # After this time, no further sizes are measured.
@@ -37,23 +39,30 @@ _MORE_TABLES = 8
 _STEPS = 9
 # Values that are used if a program has only one device.
 _DEFAULT_LATENCY, _DEFAULT_BYTES_PER_SECOND = 200e-6, 2e9
+# Bytes that a server copies to measure whether servers share processors.
+_COPIED_BYTES = 16 << 20
 
 _lock = threading.Lock()
 
 
-def machine(path: str | os.PathLike[str] | None = None) -> MachineCosts:
+def machine(
+    path: str | os.PathLike[str] | None = None, num_devices: int | None = None
+) -> MachineCosts:
     """Returns the costs of this machine from a cache file, or measures them.
 
     Args:
       path: Path of the cache file; see `costs.cache_path`. If the file cannot
         be written, the costs are measured in each process.
+      num_devices: Number of devices of the mesh; None for all local devices.
+        The program can have fewer devices.
     """
     where = machine_costs.cache_path(path)
     with _lock:
-        key = f"{machine_costs.machine_name()}, {_devices_name()}"
+        devices = _mesh_devices(num_devices)
+        key = machine_costs.machine_name() + ", " + _devices_name(devices)
         found = machine_costs.read_cache(where, key)
         if found is None:
-            found = _measured_in_thread()
+            found = _measured_in_thread(devices)
             try:
                 files.make_parent(where)
                 text = machine_costs.cache_text(where, key, found)
@@ -63,36 +72,53 @@ def machine(path: str | os.PathLike[str] | None = None) -> MachineCosts:
         return found
 
 
-def _measured_in_thread() -> MachineCosts:
+def _measured_in_thread(devices: Sequence[str]) -> MachineCosts:
     """Calls `measure` in a thread, outside of strategies and scopes."""
     with futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(measure).result()
+        return pool.submit(measure, devices).result()
 
 
-def _devices_name() -> str:
-    servers = len(_server_devices())
-    return f"{len(_mesh_devices())} devices, {servers} servers"
+def _devices_name(devices: Sequence[str] = ()) -> str:
+    return f"{len(devices)} devices, {len(_server_devices())} servers"
 
 
-def measure() -> MachineCosts:
-    """Measures the costs of this machine in at most 10 seconds."""
+def measure(devices: Sequence[str] = ()) -> MachineCosts:
+    """Measures the costs of this machine in at most 10 seconds.
+
+    Args:
+      devices: Names of the devices of a mesh; empty for no mesh.
+    """
     deadline = time.perf_counter() + _SECONDS
     with tf.init_scope():
-        bandwidth = _memory_bandwidth()
-        flops = _flops_per_second()
-        server_latency, server_speed = _server_costs()
-        latency, speed = _collectives(deadline)
+        latency, speed, sharing = _server_costs()
+        mesh = (
+            mesh_probe.measure(devices, deadline - 3)
+            if devices
+            else _costs_without_mesh()
+        )
         row_seconds, id_seconds, table_seconds = _rows(deadline)
     return MachineCosts(
         row_seconds,
         table_seconds,
         id_seconds,
-        flops,
-        bandwidth,
+        mesh.flops_per_second,
+        mesh.memory_bytes_per_second,
+        mesh.collective_latency,
+        mesh.collective_bytes_per_second,
+        mesh.gather_bytes_per_second,
         latency,
         speed,
-        server_latency,
-        server_speed,
+        sharing,
+    )
+
+
+def _costs_without_mesh() -> mesh_probe.MeshCosts:
+    return mesh_probe.MeshCosts(
+        _flops_per_second(),
+        _memory_bandwidth(),
+        {2: _DEFAULT_LATENCY},
+        {2: _DEFAULT_BYTES_PER_SECOND},
+        {2: 2 * _DEFAULT_BYTES_PER_SECOND},
     )
 
 
@@ -218,11 +244,14 @@ def _step_seconds(step: Callable[[Any], Any], batches: Sequence[Any]) -> float:
     return min(seconds)
 
 
-def _mesh_devices() -> list[str]:
+def _mesh_devices(num_devices: int | None = None) -> list[str]:
     """Returns the local logical devices of the type that meshes use.
 
     In a cluster, the list has no devices, because all processes of a mesh would
     have to measure together.
+
+    Args:
+      num_devices: Number of devices of the mesh; None for all devices.
     """
     for kind in ("GPU", "CPU"):
         found = [
@@ -230,55 +259,10 @@ def _mesh_devices() -> list[str]:
             for one in tf.config.list_logical_devices(kind)
             if "/job:localhost/" in one.name or "/job:" not in one.name
         ]
+        found = found[:num_devices]
         if len(found) > 1:
             return found
     return []
-
-
-def _collectives(
-    deadline: float,
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Returns the latency and the speed of an all-reduce by device count."""
-    devices = _mesh_devices()
-    latency: dict[int, float] = {}
-    speed: dict[int, float] = {}
-    size = 2
-    sizes = []
-    while size <= min(len(devices), 16):
-        sizes.append(size)
-        size *= 2
-    # The largest number is measured first, because it is used most often.
-    for count in reversed(sizes):
-        if latency and time.perf_counter() > deadline - 3:
-            break
-        small = _all_reduce_seconds(devices[:count], 16)
-        large_size = 1 << 19
-        large = _all_reduce_seconds(devices[:count], large_size)
-        latency[count] = small
-        speed[count] = 4 * large_size / max(large - small, 1e-7)
-    if not latency:
-        return {2: _DEFAULT_LATENCY}, {2: _DEFAULT_BYTES_PER_SECOND}
-    return dict(sorted(latency.items())), dict(sorted(speed.items()))
-
-
-def _all_reduce_seconds(devices: Sequence[str], size: int) -> float:
-    dtensor: Any = tf.experimental.dtensor
-    mesh = dtensor.create_mesh([("all", len(devices))], devices=list(devices))
-    sharded = dtensor.Layout(["all", dtensor.UNSHARDED], mesh)
-    replicated = dtensor.Layout.replicated(mesh, rank=1)
-    value = dtensor.call_with_layout(
-        tf.ones, sharded, [len(devices), size], tf.float32
-    )
-
-    @tf.function
-    def reduce(tensor: tf.Tensor) -> tf.Tensor:
-        return dtensor.relayout(tf.reduce_sum(tensor, 0), replicated)
-
-    def call() -> None:
-        # All devices have the result when the first one has been copied.
-        dtensor.unpack(reduce(value))[0].numpy()
-
-    return _best(call, 4)
 
 
 def _server_devices() -> list[str]:
@@ -289,27 +273,67 @@ def _server_devices() -> list[str]:
     ]
 
 
-def _server_costs() -> tuple[float, float]:
-    """Returns the latency of a call to a server, and bytes per second."""
+def _server_costs() -> tuple[float, float, float]:
+    """Returns the latency of a call to a server, bytes per second, and sharing.
+
+    See the fields of `MachineCosts`.
+    """
     servers = _server_devices()
     if servers:
-        return _remote_costs(servers[0])
-    return _loopback_costs()
+        return (*_remote_costs(servers), _sharing(servers))
+    return (*_loopback_costs(), 1.0)
 
 
-def _remote_costs(device: str) -> tuple[float, float]:
+def _remote_costs(devices: Sequence[str]) -> tuple[float, float]:
+    """Returns the time of a call per server, and bytes per second."""
     small_size, large_size = 16, 1 << 20
 
     @tf.function
     def send(tensor: tf.Tensor) -> tf.Tensor:
-        with tf.device(device):
+        with tf.device(devices[0]):
             return tensor + 1.0
+
+    @tf.function
+    def send_to_all(tensor: tf.Tensor) -> tf.Tensor:
+        found = []
+        for device in devices:
+            with tf.device(device):
+                found.append(tensor + 1.0)
+        return tf.add_n(found)
 
     small = tf.zeros([small_size])
     large = tf.zeros([large_size])
-    latency = _best(lambda: send(small).numpy())
+    latency = _best(lambda: send(small).numpy(), 20)
     seconds = _best(lambda: send(large).numpy())
-    return latency, 2 * 4 * large_size / max(seconds - latency, 1e-6)
+    if len(devices) > 1:
+        # A step calls all servers, one after another, without waiting.
+        more = _best(lambda: send_to_all(small).numpy(), 20) - latency
+        per_server = max(more / (len(devices) - 1), 0.1 * latency)
+    else:
+        per_server = latency
+    return per_server, 2 * 4 * large_size / max(seconds - latency, 1e-6)
+
+
+def _sharing(devices: Sequence[str]) -> float:
+    """Returns how many times as long servers take if all of them work."""
+    if len(devices) < 2:
+        return 1.0
+
+    def seconds_on(used: Sequence[str]) -> float:
+        @tf.function
+        def work(value: tf.Tensor) -> tf.Tensor:
+            found = []
+            for device in used:
+                with tf.device(device):
+                    x = tf.fill([_COPIED_BYTES // 4], value)
+                    for _ in range(4):
+                        x = tf.sin(x)
+                    found.append(x[0])
+            return tf.add_n(found)
+
+        return _best(lambda: work(tf.constant(0.5)).numpy())
+
+    return max(seconds_on(devices) / seconds_on(devices[:1]), 1.0)
 
 
 def _loopback_costs() -> tuple[float, float]:

@@ -37,6 +37,10 @@ class Choice:
       seconds_per_unit: Increase of the time of the item per unit of
         `Item.quantity`. Explanations use the value to compute the quantity
         above which another choice would be faster.
+      causes: Names of shared costs of the problem that occur if the choice is
+        selected.
+      seconds_if: Additional time on each device if a shared cost occurs, by
+        name of the shared cost and by part.
     """
 
     name: str
@@ -50,6 +54,10 @@ class Choice:
     num_shards: int = 1
     refused: str | None = None
     seconds_per_unit: float = 0.0
+    causes: tuple[str, ...] = ()
+    seconds_if: Mapping[str, Mapping[str, float]] = dataclasses.field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +96,13 @@ class Problem:
       items: The items, with unique names.
       fixed_memory: Bytes that each device needs in any case, by part.
       fixed_seconds: Time that each device needs per step in any case, by part.
+      shared_costs: Times that occur once if at least one selected choice causes
+        them, by name and by part. The choices must occupy all devices.
+      use_seconds: Time per step of a device that stores at least one item, by
+        part.
+      sum_share: Share of the sum of the times of all devices that a step takes
+        at least, without `fixed_seconds`. The share is 0 if the devices are
+        separate machines, and 1 if only one device can run at a time.
     """
 
     devices: tuple[str, ...]
@@ -99,6 +114,13 @@ class Problem:
     fixed_seconds: Mapping[str, float] = dataclasses.field(
         default_factory=dict[str, float]
     )
+    shared_costs: Mapping[str, Mapping[str, float]] = dataclasses.field(
+        default_factory=dict[str, Mapping[str, float]]
+    )
+    use_seconds: Mapping[str, float] = dataclasses.field(
+        default_factory=dict[str, float]
+    )
+    sum_share: float = 0.0
 
 
 def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:

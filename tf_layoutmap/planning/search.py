@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,10 +71,15 @@ class Solution:
         """Predicted time per step on each device."""
         return tuple(math.fsum(one.values()) for one in self._seconds)
 
-    @property
+    @functools.cached_property
     def step_seconds(self) -> float:
-        """Predicted time of a step, which is the time of the slowest device."""
-        return max(self.total_seconds)
+        """Predicted time of a step.
+
+        This is the time of the slowest device. If the devices share processors,
+        a step takes at least the time of the work of all devices.
+        """
+        fixed = math.fsum(self.problem.fixed_seconds.values())
+        return step_seconds(self.total_seconds, fixed, self.problem.sum_share)
 
     @functools.cached_property
     def _memory(self) -> list[dict[str, int]]:
@@ -82,7 +87,48 @@ class Solution:
 
     @functools.cached_property
     def _seconds(self) -> list[dict[str, float]]:
-        return self._parts("seconds", self.problem.fixed_seconds)
+        found = self._parts("seconds", self.problem.fixed_seconds)
+        for one, count in zip(found, self.items_per_device):
+            if count:
+                _add(one, self.problem.use_seconds)
+        shared = self._shared_seconds()
+        for one in found:
+            _add(one, shared)
+        return found
+
+    @functools.cached_property
+    def items_per_device(self) -> tuple[int, ...]:
+        """Number of items that each device stores."""
+        found = [0] * len(self.problem.devices)
+        for item in self.problem.items:
+            for device in devices_of(self.choice_of(item), self.problem):
+                found[device] += 1
+        return tuple(found)
+
+    def _shared_seconds(self) -> dict[str, float]:
+        """Returns the time of the shared costs that occur, by part."""
+        found: dict[str, float] = {}
+        for seconds in self.shared_costs.values():
+            _add(found, seconds)
+        return found
+
+    @functools.cached_property
+    def shared_costs(self) -> dict[str, dict[str, float]]:
+        """Times of the shared costs that occur, by name and by part."""
+        if not self.problem.shared_costs:
+            return {}
+        choices = [self.choice_of(item) for item in self.problem.items]
+        causes = {name for one in choices for name in one.causes}
+        found: dict[str, dict[str, float]] = {}
+        for name, seconds in self.problem.shared_costs.items():
+            if name not in causes:
+                continue
+            cost = dict(seconds)
+            for one in choices:
+                _add(cost, one.seconds_if.get(name, {}))
+            if math.fsum(cost.values()) > 0:
+                found[name] = cost
+        return found
 
     def _parts(self, attribute: str, fixed: Mapping[str, Any]) -> list[Any]:
         found: list[dict[str, Any]] = [
@@ -94,6 +140,29 @@ class Solution:
                 for part, value in getattr(choice, attribute).items():
                     found[device][part] = found[device].get(part, 0) + value
         return found
+
+
+def step_seconds(
+    seconds: Sequence[float], fixed: float, sum_share: float
+) -> float:
+    """Returns the time of a step from the times of the devices.
+
+    >>> step_seconds([3.0, 2.0], 1.0, 0.0), step_seconds([3.0, 2.0], 1.0, 1.0)
+    (3.0, 4.0)
+
+    Args:
+      seconds: Time of each device, which includes `fixed`.
+      fixed: Time of each device that does not depend on the choices.
+      sum_share: See `Problem.sum_share`.
+    """
+    return max(
+        *seconds, fixed + sum_share * math.fsum(one - fixed for one in seconds)
+    )
+
+
+def _add(total: dict[str, float], parts: Mapping[str, float]) -> None:
+    for part, value in parts.items():
+        total[part] = total.get(part, 0.0) + value
 
 
 def choice_named(item: Item, name: str) -> Choice:

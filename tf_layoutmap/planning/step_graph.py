@@ -295,7 +295,7 @@ class StepGraph:
         ]
         if not found:
             if len(activations) == 1 and len(op.outputs) == 1:
-                if activations[0] in origins and _is_view(self, op):
+                if activations[0] in origins and is_view(self, op):
                     origins[op.outputs[0]] = origins[activations[0]]
             return
         if not activations and len(found) == 1 and len(op.outputs) == 1:
@@ -304,7 +304,7 @@ class StepGraph:
             out = {
                 o: dims[d] for (k, d), (_, o) in op.same if k == i and d in dims
             }
-            if _is_view(self, op):
+            if is_view(self, op):
                 self._values[op.outputs[0]] = weight, out
                 return
         for _, (weight, _) in found:
@@ -428,7 +428,7 @@ class StepGraph:
         return not any(size % parts for size in self.sizes.get(root, ()))
 
 
-def _is_view(graph: StepGraph, op: Op) -> bool:
+def is_view(graph: StepGraph, op: Op) -> bool:
     """Returns whether an operation only casts, reshapes or transposes."""
     return (
         op.kind == "other"

@@ -23,6 +23,9 @@ QUANTITY = "unique rows per batch"
 _BYTES_PER_KEY = 16
 # Number of int64 counters of an open vocabulary.
 _NUM_COUNTERS = 10
+# Share of the time of a message that the server needs to read or write it. The
+# worker needs the rest, for any plan.
+_SERVER_SHARE = 0.5
 # Bytes of the variable of each server that records applied closures.
 _APPLIED_BYTES = 8 * 2054
 
@@ -119,7 +122,8 @@ def problem_for_servers(
     """Returns the problem of storing tables on parameter servers.
 
     A table is on one server, or its rows are sharded over all servers. The time
-    of a server contains the rows that it reads and writes, and the messages.
+    of a server contains the calls, the rows that it reads and writes, and its
+    share of the messages.
 
     Args:
       spec: The tables.
@@ -155,13 +159,17 @@ def problem_for_servers(
         tuple(items),
         fixed_memory={"closures": _APPLIED_BYTES},
         fixed_seconds={
-            # A step calls each server for the rows, and for the gradients.
-            "latency": 2 * costs.server_latency,
             "worker": sum(
                 _combine_seconds(table, work, costs)
+                + (1 - _SERVER_SHARE)
+                * work.unique
+                * _message_seconds(table, costs, wire_bytes)
                 for table, work in zip(spec.tables, lookups)
             ),
         },
+        # A step calls each server for the rows, and for the gradients.
+        use_seconds={"latency": 2 * costs.server_latency},
+        sum_share=min(costs.server_sharing / count, 1.0) if count > 1 else 0.0,
     )
 
 
@@ -207,9 +215,9 @@ def _server_seconds(
     return {
         "rows": costs.table_seconds
         + costs.seconds_of_rows(unique, _row_bytes(table)),
-        "network": unique
-        * _message_bytes(table, wire_bytes)
-        / costs.server_bytes_per_second,
+        "network": _SERVER_SHARE
+        * unique
+        * _message_seconds(table, costs, wire_bytes),
     }
 
 
@@ -221,8 +229,15 @@ def _server_slope(
 ) -> float:
     return (
         costs.seconds_per_row(_row_bytes(table))
-        + _message_bytes(table, wire_bytes) / costs.server_bytes_per_second
+        + _SERVER_SHARE * _message_seconds(table, costs, wire_bytes)
     ) / num_shards
+
+
+def _message_seconds(
+    table: config.TableSpec, costs: MachineCosts, wire_bytes: int
+) -> float:
+    """Returns the time of an id, its row and its gradient in messages."""
+    return _message_bytes(table, wire_bytes) / costs.server_bytes_per_second
 
 
 def _combine_seconds(

@@ -1,0 +1,223 @@
+"""Random plans, interleaved measurements, and the comparison with predictions.
+
+Each step is measured by its duration and by the processor time of all processes
+of the benchmark. The processor time is less affected by other programs. The
+devices share the processors, so that a step with more work takes longer.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from tf_layoutmap.planning.plan import Plan
+from tf_layoutmap.planning.search import Solution
+
+# Attempts to find a random plan within the budgets.
+_ATTEMPTS = 10_000
+
+
+@dataclasses.dataclass
+class Measured:
+    """A plan and the shortest times of a step, in seconds."""
+
+    plan: Plan
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+
+def parse_arguments(doc: str | None) -> argparse.Namespace:
+    """Returns the options of a benchmark."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument(
+        "--plans", type=int, default=50, help="Number of random plans."
+    )
+    parser.add_argument(
+        "--ranked",
+        type=int,
+        default=20,
+        help="Number of random plans whose rank correlation is computed.",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="Rounds over all plans."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=5, help="Steps of a plan in a round."
+    )
+    parser.add_argument(
+        "--only", default=None, help="Name of the only measured workload."
+    )
+    parser.add_argument(
+        "--json", default=None, help="Output file for all measurements."
+    )
+    return parser.parse_args()
+
+
+def random_plan(plan: Plan, rng: random.Random) -> Plan:
+    """Returns a random plan within the budgets of a plan.
+
+    With probabilities that are drawn once per plan, an item gets its first
+    choice, the preferred device, or a uniformly drawn choice. Therefore plans
+    with few and with many sharded items are drawn.
+    """
+    problem = plan.solution.problem
+    for _ in range(_ATTEMPTS):
+        first, preferred = rng.random(), rng.random()
+        device = rng.randrange(len(problem.devices))
+        selected: dict[str, str] = {}
+        for item in problem.items:
+            allowed = [one for one in item.choices if one.refused is None]
+            alone = [one for one in allowed if one.devices == (device,)]
+            if alone and rng.random() < preferred:
+                choice = alone[0]
+            elif not alone and rng.random() < first / 2:
+                choice = allowed[0]
+            else:
+                choice = rng.choice(allowed)
+            selected[item.name] = choice.name
+        solution = Solution(problem, selected)
+        if all(
+            used <= budget
+            for used, budget in zip(solution.total_memory, problem.budgets)
+        ):
+            return Plan(solution, plan.target)
+    raise RuntimeError("No random plan fits into the budgets.")
+
+
+def random_plans(plan: Plan, count: int, seed: int = 0) -> list[Plan]:
+    """Returns different random plans, which can include `plan`."""
+    rng = random.Random(seed)
+    found: dict[str, Plan] = {}
+    for _ in range(_ATTEMPTS):
+        one = random_plan(plan, rng)
+        found.setdefault(json.dumps(one.choices, sort_keys=True), one)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def cpu_seconds() -> float:
+    """Returns the processor time of this process and its sibling processes.
+
+    The programs of a local cluster are children of one process. In a process
+    that is not in a local cluster, only this process is counted.
+    """
+    if "TF_CONFIG" not in os.environ:
+        return time.process_time()
+    found = 0.0
+    parent = os.getppid()
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found += int(fields[11]) + int(fields[12])
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def measure(
+    plans: list[Plan],
+    build: Callable[[Plan], Callable[[int], None]],
+    options: argparse.Namespace,
+) -> list[Measured]:
+    """Returns the shortest times of steps in interleaved rounds.
+
+    Args:
+      plans: The plans.
+      build: Returns a function that runs a number of steps with a plan.
+      options: Options of the benchmark.
+    """
+    found = [Measured(plan) for plan in plans]
+    runs = []
+    for plan in plans:
+        run = build(plan)
+        run(2)
+        runs.append(run)
+    for number in range(options.rounds):
+        # The order changes, so that the state of the caches varies.
+        order = list(zip(found, runs))
+        random.Random(number).shuffle(order)
+        for one, run in order:
+            run(1)
+            cpu = cpu_seconds()
+            for _ in range(options.steps):
+                start = time.perf_counter()
+                run(1)
+                one.wall = min(one.wall, time.perf_counter() - start)
+            one.cpu = min(one.cpu, (cpu_seconds() - cpu) / options.steps)
+    return found
+
+
+def kendall(pairs: list[tuple[float, float]]) -> float:
+    """Returns Kendall's rank correlation of pairs of numbers.
+
+    >>> round(kendall([(1, 10), (2, 20), (3, 15)]), 3)
+    0.333
+    """
+    signs = [
+        np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])
+        for a, b in itertools.combinations(pairs, 2)
+    ]
+    return float(np.mean(signs))
+
+
+def compare(
+    name: str, chosen: Plan, others: list[Plan], build, options
+) -> None:
+    """Measures plans and prints the comparison with their predictions."""
+    start = time.perf_counter()
+    measured = measure([chosen, *others], build, options)
+    rows = sorted(measured, key=lambda one: one.wall)
+    scale = np.median([one.wall / one.plan.step_seconds for one in measured])
+    print(f"\n{name}: {chosen}", flush=True)
+    for one in rows:
+        parts = one.plan.solution.seconds()
+        slowest = max(parts, key=lambda part: sum(part.values()))
+        print(
+            f"{'chosen' if one is measured[0] else '':6} measured "
+            f"{1e3 * one.wall:7.2f} ms, processor {1e3 * one.cpu:7.2f} ms, "
+            f"predicted {1e3 * one.plan.step_seconds:7.2f} ms, measured / "
+            f"predicted {one.wall / one.plan.step_seconds / scale:.2f} of the "
+            "median "
+            + str({k: round(1e3 * v, 2) for k, v in slowest.items()})
+            + f" {[one.plan.choices[key] for key in sorted(chosen.choices)]}"
+        )
+    ranked = measured[1 : 1 + options.ranked]
+    for kind in ("wall", "cpu"):
+        times = [getattr(one, kind) for one in measured]
+        correlation = kendall(
+            [(one.plan.step_seconds, getattr(one, kind)) for one in ranked]
+        )
+        print(
+            f"{name}, {'time' if kind == 'wall' else 'processor time'}: "
+            f"Kendall {correlation:.2f} over {len(ranked)} plans; chosen / "
+            f"best of {len(others)} random plans "
+            f"{times[0] / min(times[1:]):.2f}; slowest / fastest random plan "
+            f"{max(times[1:]) / min(times[1:]):.2f}"
+        )
+    print(
+        f"{name}: {time.perf_counter() - start:.0f} s; load "
+        f"{os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+    if options.json:
+        path = pathlib.Path(options.json)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        known[name] = [
+            {
+                "choices": one.plan.choices,
+                "predicted": one.plan.step_seconds,
+                "measured": one.wall,
+                "processor": one.cpu,
+            }
+            for one in measured
+        ]
+        path.write_text(json.dumps(known, indent=1))

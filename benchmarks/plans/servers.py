@@ -1,0 +1,107 @@
+"""Compares predicted and measured step times of tables on parameter servers.
+
+    python -m tf_layoutmap.local_cluster --ps 2 --workers 1 -- \
+        python -m benchmarks.plans.servers
+
+All processes run on this machine. With TF_NUM_INTRAOP_THREADS=1, an operation
+uses one processor, so that two servers on two processors work like separate
+machines.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from benchmarks.plans import report
+
+tpu = tf.tpu.experimental.embedding
+
+# Rows, columns and ids per batch of each table.
+TABLES = (
+    (200_000, 64, 16_384),
+    (400_000, 16, 16_384),
+    (50_000, 128, 8192),
+    (100_000, 32, 8192),
+    (1_000, 16, 4096),
+    (20_000, 64, 8192),
+    (300_000, 32, 4096),
+    (5_000, 8, 1024),
+)
+
+
+def feature_config():
+    return [
+        tpu.FeatureConfig(
+            tpu.TableConfig(
+                rows,
+                dim,
+                tf.zeros_initializer(),
+                combiner="sum",
+                name=f"table_{index}",
+            )
+        )
+        for index, (rows, dim, _) in enumerate(TABLES)
+    ]
+
+
+def batches(count):
+    rng = np.random.default_rng(0)
+    return [
+        [
+            tf.constant(rng.integers(0, rows, [ids, 1]), tf.int64)
+            for rows, _, ids in TABLES
+        ]
+        for _ in range(count)
+    ]
+
+
+def main():
+    options = report.parse_arguments(__doc__)
+    strategy = tlm.ps.connect()
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    num_servers = sum(
+        "/job:ps/" in one.name for one in tf.config.list_logical_devices("CPU")
+    )
+    inputs = batches(8)
+    plan = tlm.plan(
+        feature_config(),
+        servers=num_servers,
+        memory="8GiB",
+        optimizer=tpu.Adagrad(0.1),
+        ids=tlm.inspect_ids(inputs[:4], feature_config()),
+    )
+
+    def build(one):
+        with strategy.scope():
+            embedding = tlm.TPUEmbedding(
+                feature_config(), tpu.Adagrad(0.1), partitioner=one
+            )
+
+        @tf.function
+        def step(ids):
+            embedding.enqueue(ids)
+            activations = embedding.dequeue()
+            embedding.apply_gradients([value + 1.0 for value in activations])
+
+        number = 0
+
+        def run(count):
+            nonlocal number
+            for _ in range(count):
+                coordinator.schedule(step, args=(inputs[number % len(inputs)],))
+                number += 1
+            coordinator.join()
+
+        return run
+
+    report.compare(
+        f"tables on {num_servers} servers",
+        plan,
+        report.random_plans(plan, options.plans),
+        build,
+        options,
+    )
+
+
+if __name__ == "__main__":
+    main()
