@@ -104,13 +104,17 @@ def assert_trains_alike(make, x, axes, mesh=None, library=keras):
 def _float64():
     before = keras.config.floatx(), tf_keras.backend.floatx()
     policy = keras.config.dtype_policy()
+    tf_keras_policy = tf_keras.mixed_precision.global_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     tf_keras.backend.set_floatx("float64")
+    # An earlier test can have set a policy, which does not follow `set_floatx`.
+    tf_keras.mixed_precision.set_global_policy("float64")
     yield
     keras.config.set_floatx(before[0])
     keras.config.set_dtype_policy(policy)
     tf_keras.backend.set_floatx(before[1])
+    tf_keras.mixed_precision.set_global_policy(tf_keras_policy)
 
 
 # Each case: layers, inputs, layouts.
