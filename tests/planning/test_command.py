@@ -40,7 +40,7 @@ def planned_module(tmp_path, monkeypatch):
     (tmp_path / "planned_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(costs.CACHE_VARIABLE, str(tmp_path / "costs.json"))
-    monkeypatch.setattr(probe, "measure", tlm.MachineCosts.typical)
+    monkeypatch.setattr(probe, "measure", lambda *_: tlm.MachineCosts.typical())
     # The devices of a test process are already set.
     monkeypatch.setattr(command, "_prepare_devices", lambda count: None)
 

@@ -276,20 +276,29 @@ def depthwise_convolution(
     x, kernel = tf.convert_to_tensor(input), tf.convert_to_tensor(filter)
     call = _running_call() or _call_of_samples(mesh, x, kernel, kwargs)
     known = None
-    if call is None and mesh is not None and tf.is_symbolic_tensor(x):
-        # No sample is sharded, for example when tokens are generated.
-        call = _Call(mesh, None, ())
-    if call is None or SCOPE in tf.get_current_name_scope():
-        return original(x, kernel, *args, **kwargs)
-    if not call.kernels and tf.is_symbolic_tensor(kernel):
+    if tf.is_symbolic_tensor(kernel) and not (call and call.kernels):
         # The kernel is not the kernel of a convolution layer.
         known = known_axes(kernel)
+    on = mesh if call is None else call.mesh
+    if known and not (on and _divides(on, known[-2], x.shape[-1])):
+        known = None
+    if call is None:
+        if (
+            mesh is None
+            or SCOPE in tf.get_current_name_scope()
+            or not tf.is_symbolic_tensor(x)
+        ):
+            return original(x, kernel, *args, **kwargs)
+        # No sample is sharded, for example when tokens are generated.
+        call = _Call(mesh, None, ())
+        if known is None:
+            return _pinned(original, call, x, kernel, *args, **kwargs)
     # In a separable convolution, it is possible that only the pointwise kernel
     # is sharded. DTensor has no rule for the gradients of this op, so the batch
     # is sharded in the same way.
     found = call.kernel("depthwise", kernel)
     channels, multiplier = (None, None) if found is None else found.axes
-    if known is not None and _divides(call.mesh, known[-2], x.shape[-1]):
+    if known is not None:
         channels, multiplier = known[-2:]
     if not call.kernels and tf.executing_eagerly():
         channels = (known_axes(x) or (None,))[-1]
