@@ -50,8 +50,6 @@ class MeshVariable(keras.Variable):
     # Whether rows of padding are added if the mesh does not divide the number
     # of rows evenly.
     pads_rows = False
-    # The table to which a slot variable belongs.
-    _slot_of: MeshVariable | None = None
 
     def __init__(
         self,
