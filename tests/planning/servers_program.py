@@ -15,12 +15,12 @@ import sys
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding import tables
+from tests.planning.resident_variables import variables_of
 
 tpu = tf.tpu.experimental.embedding
 
 NUM_SERVERS, BATCH_SIZE, NUM_STEPS, DIM = 2, 32, 4, 8
-# By the name of a table: the number of rows, and the tower.
+# Number of rows and tower of each table.
 TABLES = {
     "queries": (2000, "query"),
     "countries": (7, "query"),
@@ -89,15 +89,8 @@ def loss(activations):
 def resident_bytes(embedding):
     """Returns the bytes of all variables of each server, read from it."""
     found = collections.Counter()
-    variables = {id(one): one for one in embedding.variables}
-    for by_name in embedding._variables.values():
-        for value in by_name.values():
-            for part in getattr(value, "copies", None) or tables.shards_of(
-                value
-            ):
-                variables[id(part)] = part
     applied = embedding._state.backend._started.applied_closures._applied
-    for variable in [*variables.values(), *applied]:
+    for variable in [*variables_of(embedding), *applied]:
         device = tf.DeviceSpec.from_string(variable.device)
         assert device.job == "ps"
         found[device.task] += variable.read_value().numpy().nbytes

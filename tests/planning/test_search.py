@@ -88,8 +88,7 @@ def check_budgets(solution):
         assert sum(used.values()) <= budget
 
 
-@hypothesis.given(problems())
-def test_small_problems_are_solved_exactly(problem):
+def check_is_solved_exactly(problem, **tolerance):
     best = brute_force(problem)
     if best == float("inf"):
         with pytest.raises(search.PlanDoesNotFitError):
@@ -97,21 +96,19 @@ def test_small_problems_are_solved_exactly(problem):
         return
     solution = search.solve(problem)
     check_budgets(solution)
-    assert solution.step_seconds == pytest.approx(best, rel=1e-9)
+    assert solution.step_seconds == pytest.approx(best, rel=1e-9, **tolerance)
+
+
+@hypothesis.given(problems())
+def test_small_problems_are_solved_exactly(problem):
+    check_is_solved_exactly(problem)
 
 
 @hypothesis.given(
     st.one_of(problems_with_servers(), problems_with_shared_costs())
 )
 def test_shared_costs_and_used_devices_are_minimized(problem):
-    best = brute_force(problem)
-    if best == float("inf"):
-        with pytest.raises(search.PlanDoesNotFitError):
-            search.solve(problem)
-        return
-    solution = search.solve(problem)
-    check_budgets(solution)
-    assert solution.step_seconds == pytest.approx(best, rel=1e-9, abs=1e-9)
+    check_is_solved_exactly(problem, abs=1e-9)
 
 
 @hypothesis.given(

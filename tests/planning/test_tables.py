@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.servers import local
+from tests.planning.resident_variables import variables_of
 from tf_layoutmap.embedding import inputs, tables
 from tf_layoutmap.embedding.spec import config, open_tables, table_dtypes
 from tf_layoutmap.planning import search, table_choices
@@ -50,14 +51,7 @@ def plan(rows, **options):
 def bytes_by_device(embedding):
     """Returns the bytes of all variables of an embedding on each device."""
     found = collections.Counter()
-    variables = {id(one): one for one in embedding.variables}
-    for by_name in embedding._variables.values():
-        for value in by_name.values():
-            for part in getattr(value, "copies", None) or tables.shards_of(
-                value
-            ):
-                variables[id(part)] = part
-    for one in variables.values():
+    for one in variables_of(embedding):
         size = one.dtype.size * int(np.prod(one.shape))
         found[int(one.device.rpartition(":")[2])] += size
     return found

@@ -325,19 +325,23 @@ def tensors_used_by(graph: Any) -> list[Any]:
 _private("framework.ops", "Graph._get_function")
 
 
+def names_of_functions(node: Any) -> list[str]:
+    """Returns the names of the functions that a `NodeDef` calls."""
+    return [
+        one.name
+        for _, value in sorted(node.attr.items())
+        for one in (value.func, *value.list.func)
+        if one.name
+    ]
+
+
 def graphs_called_by(op: Any) -> list[Any]:
     """Returns the graphs of the functions that an operation calls.
 
     Args:
       op: A `tf.Operation`.
     """
-    names = [
-        one.name
-        for _, value in sorted(op.node_def.attr.items())
-        for one in (value.func, *value.list.func)
-        if one.name
-    ]
-    functions = (op.graph._get_function(name) for name in names)
+    functions = map(op.graph._get_function, names_of_functions(op.node_def))
     return [
         function.graph
         for function in functions

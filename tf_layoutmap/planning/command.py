@@ -160,8 +160,8 @@ def find_function(target: str) -> Callable[[], Any]:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
-            f"There is no module {error.name!r}. Run the command in the folder "
-            "that contains the module, or set PYTHONPATH. Received: "
+            f"Python found no module {error.name!r}. Run the command in the "
+            "folder that contains the module, or set PYTHONPATH. Received: "
             f"{target!r}."
         ) from error
     function = getattr(module, attribute, None)

@@ -310,12 +310,8 @@ class _Nodes:
             inputs = [one for one in node.input if not one.startswith("^")]
             # The first input of a conditional is the condition.
             inputs = inputs[node.op in _CONDITIONALS :]
-            for key in sorted(node.attr):
-                value = node.attr[key]
-                for one in (value.func, *value.list.func):
-                    if one.name:
-                        function = tf_private.function_def(one.name)
-                        yield _Nodes(function, self, inputs)
+            for name in tf_private.names_of_functions(node):
+                yield _Nodes(tf_private.function_def(name), self, inputs)
 
     def _source(self, name: str) -> tuple[Any, int]:
         """Returns the node that computes an input, and the output index.
