@@ -134,7 +134,7 @@ class LayoutCosts:
                 compute += self._seconds_of_update(weight, axes)
             for use in self._graph.uses[weight]:
                 compute += self._seconds_of_product(use, axes)
-                collectives += self._seconds_of_use(weight, use, axes, option)
+                collectives += self._seconds_of_use(use, axes)
             if group.kind == "recurrent" and any(self._without_batch(axes)):
                 collectives += self._gather(
                     math.prod(self._shapes[weight]) * self._itemsizes[weight],
@@ -274,9 +274,7 @@ class LayoutCosts:
             found += uses * self._gather(size, batch)
         return found
 
-    def _seconds_of_use(
-        self, weight: int, use: Use, axes: Axes, option: Option
-    ) -> float:
+    def _seconds_of_use(self, use: Use, axes: Axes) -> float:
         """Returns the time of the collectives of one product."""
         op = self._graph.ops[use.op]
         if op.kind == "lookup":
