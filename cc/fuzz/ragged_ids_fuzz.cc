@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cc/core/base/status.h"
@@ -83,8 +84,22 @@ void CheckIds(InputReader* input) {
   batch.splits = splits;
   batch.weights = weights;
 
-  RaggedIds checked;
+  RaggedIds checked, view;
   const Status status = RaggedIds::Make(spec, batch, &checked);
+  const auto owner = std::make_shared<int>();
+  if (RaggedIds::MakeView(spec, batch, owner, &view)) {
+    FUZZ_CHECK(status.ok());
+    FUZZ_CHECK(view.num_outputs() == checked.num_outputs());
+    view.lookup_rows().With([&](auto ids) {
+      FUZZ_CHECK(ids.size() == checked.rows().size());
+      for (int64_t i = 0; i < ids.size(); ++i) {
+        FUZZ_CHECK(static_cast<uint32_t>(ids[i]) == checked.rows()[i]);
+      }
+    });
+    for (int64_t o = 0; o <= view.num_outputs(); ++o) {
+      FUZZ_CHECK(view.splits()[o] == checked.splits()[o]);
+    }
+  }
   if (!status.ok()) {
     FUZZ_CHECK(status.message().find("ads") != std::string::npos);
     FUZZ_CHECK(checked.rows().empty() && checked.num_samples() == 0);

@@ -107,7 +107,8 @@ bool HostEngine::IsUpdating() const {
 template <typename Tid>
 Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
                              const ParallelFor& parallel_for,
-                             std::shared_ptr<const Batch>* batch) const {
+                             std::shared_ptr<const Batch>* batch,
+                             const std::shared_ptr<const void>& owner) const {
   if (features.size() != config_.features.size()) {
     return InvalidArgument(
         "A batch must have " + to_string(config_.features.size()) +
@@ -122,12 +123,19 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
     num_ids += static_cast<int64_t>(feature.ids.size() + feature.splits.size());
   }
   const int64_t num_features = static_cast<int64_t>(features.size());
-  // The check takes about 4 ns per id and about 4 ns per row split.
-  parallel_for(num_features, 1 + 4 * num_ids / num_features,
+  // Without a copy, the check takes about 1 ns per id and per row split.
+  // Otherwise, it takes about 4 ns.
+  const int64_t cost = owner == nullptr ? 4 : 1;
+  parallel_for(num_features, 1 + cost * num_ids / num_features,
                [&](int64_t begin, int64_t end) {
                  for (int64_t f = begin; f < end; ++f) {
-                   statuses[f] = RaggedIds::Make(config_.features[f],
-                                                 features[f], &(*made)[f]);
+                   RaggedIds& ids = (*made)[f];
+                   const FeatureSpec& spec = config_.features[f];
+                   if (owner != nullptr &&
+                       RaggedIds::MakeView(spec, features[f], owner, &ids)) {
+                     continue;
+                   }
+                   statuses[f] = RaggedIds::Make(spec, features[f], &ids);
                  }
                });
   // Returns the error of the first invalid feature, so that the result does not
@@ -404,10 +412,10 @@ HostEngine::Description HostEngine::Describe() const {
 
 template Status HostEngine::MakeBatch<int32_t>(
     const std::vector<FeatureInput<int32_t>>&, const ParallelFor&,
-    std::shared_ptr<const Batch>*) const;
+    std::shared_ptr<const Batch>*, const std::shared_ptr<const void>&) const;
 template Status HostEngine::MakeBatch<int64_t>(
     const std::vector<FeatureInput<int64_t>>&, const ParallelFor&,
-    std::shared_ptr<const Batch>*) const;
+    std::shared_ptr<const Batch>*, const std::shared_ptr<const void>&) const;
 template Status HostEngine::Enqueue<int32_t>(
     int32_t, bool, const std::vector<FeatureInput<int32_t>>&,
     const ParallelFor&);

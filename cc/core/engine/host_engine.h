@@ -104,11 +104,14 @@ class HostEngine {
   // Makes all later calls fail until `Reset`. The error message contains `why`.
   void Poison(const std::string& why);
 
-  // Checks the ids of a batch and computes their rows and gains.
+  // Checks the ids of a batch and computes their rows and gains. If `owner` is
+  // not null, the batch may refer to the ids and splits instead of copying them
+  // (see `RaggedIds::MakeView`). Such a batch must not be used for training.
   template <typename Tid>
   Status MakeBatch(const std::vector<FeatureInput<Tid>>& features,
                    const ParallelFor& parallel_for,
-                   std::shared_ptr<const Batch>* batch) const;
+                   std::shared_ptr<const Batch>* batch,
+                   const std::shared_ptr<const void>& owner = nullptr) const;
   Status MakeBatch(const PackedInput& input, const ParallelFor& parallel_for,
                    std::shared_ptr<const Batch>* batch) const;
 

@@ -42,4 +42,15 @@ void CombineGains(Combiner combiner, Span<const int64_t> splits,
   }
 }
 
+void CombineOutputGains(Combiner combiner, Span<const int64_t> splits,
+                        Span<float> gains) {
+  for (int64_t o = 0; o + 1 < splits.size(); ++o) {
+    const double num_ids = static_cast<double>(splits[o + 1] - splits[o]);
+    const double divisor = combiner == Combiner::kSum     ? 1
+                           : combiner == Combiner::kSqrtn ? std::sqrt(num_ids)
+                                                          : num_ids;
+    gains[o] = divisor == 0 ? 0.0f : static_cast<float>(1 / divisor);
+  }
+}
+
 }  // namespace layoutmap

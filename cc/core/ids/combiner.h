@@ -28,6 +28,11 @@ Status ParseCombiner(const std::string& name, Combiner* combiner);
 void CombineGains(Combiner combiner, Span<const int64_t> splits,
                   Span<const float> weights, Span<float> gains);
 
+// Computes the gain of each output, [num_outputs], for ids without weights. All
+// ids of an output have this gain, and it equals the result of `CombineGains`.
+void CombineOutputGains(Combiner combiner, Span<const int64_t> splits,
+                        Span<float> gains);
+
 }  // namespace layoutmap
 
 #endif  // TF_LAYOUTMAP_CORE_IDS_COMBINER_H_

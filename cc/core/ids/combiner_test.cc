@@ -57,6 +57,24 @@ TEST(CombinerTest, DivisorsAreSummedInDouble) {
   EXPECT_EQ(gains[1], static_cast<float>(1.0 / (16777216.0 + 1024.0)));
 }
 
+TEST(CombinerTest, GainsOfOutputsEqualTheGainsOfTheirIds) {
+  std::vector<int64_t> splits = {0};
+  for (int64_t size = 0; size < 200; ++size) {
+    splits.push_back(splits.back() + size);
+  }
+  for (Combiner combiner :
+       {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
+    const std::vector<float> gains = Gains(combiner, splits, {});
+    std::vector<float> of_outputs(splits.size() - 1, -7.0f);
+    CombineOutputGains(combiner, splits, of_outputs);
+    for (size_t o = 0; o + 1 < splits.size(); ++o) {
+      for (int64_t i = splits[o]; i < splits[o + 1]; ++i) {
+        EXPECT_EQ(gains[i], of_outputs[o]);
+      }
+    }
+  }
+}
+
 TEST(CombinerTest, CombinersAreParsedByName) {
   Combiner combiner;
   EXPECT_TRUE(ParseCombiner("sum", &combiner).ok());

@@ -54,6 +54,24 @@ Status CheckRowSplits(const FeatureSpec& spec, Span<const int64_t> splits,
   return Status();
 }
 
+// Returns whether `splits` would pass `CheckRowSplits`. The loop combines sign
+// bits, so that the compiler can vectorize it.
+bool AreRowSplits(Span<const int64_t> splits, int64_t num_samples,
+                  int64_t num_ids) {
+  if (num_samples < 0 || splits.size() != num_samples + 1 || splits[0] != 0 ||
+      splits[num_samples] != num_ids) {
+    return false;
+  }
+  // Splits outside [0, num_ids] could overflow the differences.
+  uint64_t signs = 0;
+  for (int64_t s = 0; s < num_samples; ++s) {
+    const auto split = static_cast<uint64_t>(splits[s]);
+    const auto next = static_cast<uint64_t>(splits[s + 1]);
+    signs |= next | (static_cast<uint64_t>(num_ids) - next) | (next - split);
+  }
+  return signs >> 63 == 0;
+}
+
 Status SplitsOfIndices(const FeatureSpec& spec, Span<const int64_t> indices,
                        int64_t num_samples, std::vector<int64_t>* splits) {
   const std::string where = "Feature '" + spec.feature + "': the indices of a ";
@@ -171,8 +189,7 @@ int64_t SampleOf(Span<const int64_t> splits, int64_t i) {
   return std::upper_bound(splits.begin(), splits.end(), i) - splits.begin() - 1;
 }
 
-// Converts ids to rows. The loop has no branches, so its speed is limited only
-// by memory bandwidth. If any id is out of range, a second loop clips the
+// Converts ids to rows. If any id is out of range, a second loop clips the
 // out-of-range ids, marks them in `dropped` (one flag per id), or finds the
 // first of them for the error message.
 template <typename Tid>
@@ -182,12 +199,10 @@ Status MakeRows(const FeatureSpec& spec, Span<const Tid> ids,
   const int64_t num_rows = spec.num_rows;
   rows->resize(ids.size());
   uint32_t* out = rows->data();
-  bool bad = false;
   for (int64_t i = 0; i < ids.size(); ++i) {
-    bad |= IsOutside(ids[i], num_rows);
     out[i] = static_cast<uint32_t>(ids[i]);
   }
-  if (!bad) return Status();
+  if (!AnyOutside(ids, num_rows)) return Status();
   if (spec.out_of_range == OutOfRange::kClip && spec.num_rows > 0) {
     for (int64_t i = 0; i < ids.size(); ++i) {
       if (!IsOutside(ids[i], num_rows)) continue;
@@ -349,6 +364,40 @@ Status RaggedIds::Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
   return Status();
 }
 
+template <typename Tid>
+bool RaggedIds::MakeView(const FeatureSpec& spec,
+                         const FeatureInput<Tid>& input,
+                         const std::shared_ptr<const void>& owner,
+                         RaggedIds* ids) {
+  assert(owner != nullptr);
+  if (spec.max_sequence_length > 0 || !input.weights.empty() ||
+      input.form == Form::kSparse || spec.num_rows < 0 ||
+      spec.num_rows > kMaxNumRows || input.ids.size() > kMaxNumIds ||
+      input.num_samples > kMaxNumIds || AnyOutside(input.ids, spec.num_rows)) {
+    return false;
+  }
+  RaggedIds made;
+  if (input.form == Form::kRagged) {
+    if (!AreRowSplits(input.splits, input.num_samples, input.ids.size())) {
+      return false;
+    }
+    made.shared_splits_ = input.splits;
+  } else if (!MakeSplits(spec, input, &made.splits_).ok()) {
+    return false;
+  }
+  made.num_samples_ = input.num_samples;
+  made.counts_.num_ids = input.ids.size();
+  made.owner_ = owner;
+  made.is_view_ = true;
+  made.viewed_rows_ = input.ids;
+  if (spec.combiner != Combiner::kSum) {
+    made.gains_.resize(input.num_samples);
+    CombineOutputGains(spec.combiner, made.splits(), made.gains_);
+  }
+  *ids = std::move(made);
+  return true;
+}
+
 RaggedIds RaggedIds::OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                             Span<const int64_t> splits,
                             std::shared_ptr<const void> owner) {
@@ -418,6 +467,15 @@ template Status MakeSplits<int32_t>(const FeatureSpec&,
 template Status MakeSplits<int64_t>(const FeatureSpec&,
                                     const FeatureInput<int64_t>&,
                                     std::vector<int64_t>*);
+
+template bool RaggedIds::MakeView<int32_t>(const FeatureSpec&,
+                                           const FeatureInput<int32_t>&,
+                                           const std::shared_ptr<const void>&,
+                                           RaggedIds*);
+template bool RaggedIds::MakeView<int64_t>(const FeatureSpec&,
+                                           const FeatureInput<int64_t>&,
+                                           const std::shared_ptr<const void>&,
+                                           RaggedIds*);
 
 template Status RaggedIds::Make<int32_t>(const FeatureSpec&,
                                          const FeatureInput<int32_t>&,

@@ -4,11 +4,13 @@
 #ifndef TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
 #define TF_LAYOUTMAP_CORE_IDS_RAGGED_IDS_H_
 
+#include <cassert>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cc/core/base/row_ids.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/combiner.h"
@@ -94,6 +96,15 @@ class RaggedIds {
   static Status Make(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                      RaggedIds* ids);
 
+  // Checks `input` like `Make`, and refers to its ids and splits instead of
+  // copying them. Only lookups can use the result. `owner` keeps the memory of
+  // the ids and splits alive, and nobody may change this memory. Returns false
+  // if `input` is invalid or must be copied. The caller must then call `Make`.
+  template <typename Tid>
+  static bool MakeView(const FeatureSpec& spec, const FeatureInput<Tid>& input,
+                       const std::shared_ptr<const void>& owner,
+                       RaggedIds* ids);
+
   // Creates ids from rows that the caller has checked. The feature must not be
   // a sequence and must not have weights. The spans are views of memory that
   // `owner` keeps alive.
@@ -115,15 +126,24 @@ class RaggedIds {
   int64_t num_samples() const { return num_samples_; }
 
   // Validated global rows. The rows of output `o` have the indices [splits[o],
-  // splits[o + 1]).
+  // splits[o + 1]). Objects that `MakeView` created have only `lookup_rows`.
   Span<const uint32_t> rows() const {
+    assert(!is_view_);
     return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
   }
+  RowIds lookup_rows() const { return is_view_ ? viewed_rows_ : rows(); }
   Span<const int64_t> splits() const {
-    return owner_ == nullptr ? Span<const int64_t>(splits_) : shared_splits_;
+    return shared_splits_.empty() ? Span<const int64_t>(splits_)
+                                  : shared_splits_;
   }
-  // One factor per row. Empty if all factors are 1.
-  Span<const float> gains() const { return gains_; }
+  // One factor per row. Empty if all factors are 1, or if there is one factor
+  // per output.
+  Span<const float> gains() const {
+    return is_view_ ? Span<const float>() : Span<const float>(gains_);
+  }
+  Span<const float> output_gains() const {
+    return is_view_ ? Span<const float>(gains_) : Span<const float>();
+  }
   const IdCounts& counts() const { return counts_; }
 
   // Replaces `rows()[i]`, the index of a key, by rows[i]. If rows[i] is
@@ -148,10 +168,12 @@ class RaggedIds {
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
-  // If `OfRows` created the object, these members are used instead of `rows_`
-  // and `splits_`.
+  // If `OfRows` or `MakeView` created the object, these members are used
+  // instead of `rows_` and `splits_`.
   std::shared_ptr<const void> owner_;
+  bool is_view_ = false;
   Span<const uint32_t> shared_rows_;
+  RowIds viewed_rows_;
   Span<const int64_t> shared_splits_;
   std::vector<float> gains_;
   IdCounts counts_;

@@ -3,10 +3,13 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/ids/check_ids.h"
 #include "cc/core/ids/combiner.h"
 #include "gtest/gtest.h"
 
@@ -80,6 +83,90 @@ TEST(RaggedIdsTest, RaggedSparseAndDenseFormsAreEquivalent) {
     EXPECT_EQ(ToVector(ids.rows()), (Rows{3, 9, 0, 3}));
     EXPECT_EQ(ToVector(ids.splits()), (Splits{0, 2, 4}));
     EXPECT_TRUE(ids.gains().empty());
+  }
+}
+
+// Calls `MakeView` for ids that this function keeps alive.
+bool MakeView(const FeatureSpec& spec, const Input& input, RaggedIds* ids) {
+  const auto owner = std::make_shared<Input>(input);
+  return RaggedIds::MakeView(spec, owner->View(), owner, ids);
+}
+
+TEST(RaggedIdsTest, ViewsEqualCopies) {
+  const std::vector<int64_t> values = {3, 9, 0, 3};
+  const Input ragged = {Form::kRagged, values, {0, 1, 1, 4}, 3, {}};
+  const Input dense = {Form::kDense, values, {}, 2, {}};
+  const Input empty = {Form::kRagged, {}, {0}, 0, {}};
+  for (const Input& input : {ragged, dense, empty}) {
+    for (Combiner combiner :
+         {Combiner::kSum, Combiner::kMean, Combiner::kSqrtn}) {
+      const RaggedIds copy = MakeOk(Spec(combiner), input);
+      RaggedIds view;
+      ASSERT_TRUE(MakeView(Spec(combiner), input, &view));
+      Rows rows;
+      view.lookup_rows().With(
+          [&](auto ids) { rows.assign(ids.begin(), ids.end()); });
+      EXPECT_EQ(rows, ToVector(copy.rows()));
+      EXPECT_EQ(ToVector(view.splits()), ToVector(copy.splits()));
+      EXPECT_EQ(view.num_samples(), copy.num_samples());
+      EXPECT_EQ(view.num_outputs(), copy.num_outputs());
+      EXPECT_EQ(view.counts().num_ids, copy.counts().num_ids);
+      EXPECT_TRUE(view.gains().empty());
+      EXPECT_EQ(view.output_gains().size(),
+                combiner == Combiner::kSum ? 0 : view.num_outputs());
+      for (int64_t o = 0; o < view.output_gains().size(); ++o) {
+        for (int64_t i = copy.splits()[o]; i < copy.splits()[o + 1]; ++i) {
+          EXPECT_EQ(view.output_gains()[o], copy.gains()[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(RaggedIdsTest, OtherInputsMustBeCopied) {
+  const int64_t lowest = std::numeric_limits<int64_t>::min();
+  const Input good = {Form::kRagged, {4, 5, 6}, {0, 2, 3}, 2, {}};
+  std::vector<Input> others(11, good);
+  others[0].ids = {4, 10, 6};
+  others[1].ids = {4, 5, -1};
+  others[2].ids = {lowest, 5, 6};
+  others[3].splits = {0, 4, 3};
+  others[4].splits = {1, 2, 3};
+  others[5].splits = {0, 2, 2};
+  others[6].splits = {0, 3};
+  others[7].splits = {0, lowest, 3};
+  others[8].weights = {1, 1, 1};
+  others[9].form = Form::kSparse;
+  others[10].num_samples = -1;
+  RaggedIds ids = MakeOk(Spec(), good);
+  for (size_t i = 0; i < others.size(); ++i) {
+    EXPECT_FALSE(MakeView(Spec(), others[i], &ids)) << i;
+  }
+  EXPECT_FALSE(MakeView(Spec(Combiner::kSum, 3), good, &ids));
+  FeatureSpec without_rows = Spec();
+  without_rows.num_rows = 0;
+  EXPECT_FALSE(MakeView(without_rows, good, &ids));
+  EXPECT_EQ(ToVector(ids.rows()), (Rows{4, 5, 6}));
+  EXPECT_TRUE(MakeView(Spec(), good, &ids));
+}
+
+TEST(RaggedIdsTest, RangeChecksCoverAllIntegers) {
+  const auto any = [](auto id, int64_t num_rows) {
+    const std::vector<decltype(id)> ids = {0, id};
+    return AnyOutside(Span<const decltype(id)>(ids), num_rows);
+  };
+  for (int64_t num_rows : {int64_t{0}, int64_t{1}, int64_t{7}, int64_t{1} << 31,
+                           int64_t{1} << 32}) {
+    for (int64_t id : {num_rows - 1, num_rows, int64_t{0}, int64_t{-1},
+                       std::numeric_limits<int64_t>::min(),
+                       std::numeric_limits<int64_t>::max(), int64_t{1} << 31}) {
+      const bool expected = num_rows == 0 || IsOutside(id, num_rows);
+      EXPECT_EQ(any(id, num_rows), expected) << id << ", " << num_rows;
+      const auto narrow = static_cast<int32_t>(id);
+      EXPECT_EQ(any(narrow, num_rows),
+                num_rows == 0 || IsOutside(narrow, num_rows))
+          << narrow << ", " << num_rows;
+    }
   }
 }
 

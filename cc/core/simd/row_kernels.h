@@ -53,9 +53,9 @@ struct Quantization {
 };
 
 // Prefetch distance of the loops that expand rows. Lookups and updates use the
-// distances in cc/core/simd/row_tuning.h. The caller of a kernel computes the
-// pointers to the rows, and `row_of` has `ahead` more elements than the kernel
-// processes, so that the kernel can prefetch rows.
+// distances in cc/core/simd/row_tuning.h. The caller of an update or an
+// expansion computes the pointers to the rows, and `row_of` has `ahead` more
+// elements than the kernel processes, so that the kernel can prefetch rows.
 constexpr int64_t kAhead = 16;
 
 // Arguments of a lookup:
@@ -63,20 +63,28 @@ constexpr int64_t kAhead = 16;
 //   out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row
 //
 // The rows are added in the order of i. If `quantization` is not null, the
-// kernel quantizes each row before it adds the row. The index of `row_of` and
-// `gains` is i - first.
+// kernel quantizes each row before it adds the row.
 struct LookupArgs {
   RowType row_type = RowType::kFloat32;
-  const void* const* row_of;
-  const float* gains;  // If null, all gains are 1.
+  // Row i is row ids[i] of the contiguous rows at `table`. If `table` is null,
+  // row i is at row_of[i - first]. With `quantization`, `table` must be null.
+  const void* table = nullptr;
+  const void* ids = nullptr;
+  IdType id_type = IdType::kUint32;
+  const void* const* row_of = nullptr;
+  // One gain per id, with the index i, or one gain per output, with the index
+  // o. If both are null, all gains are 1.
+  const float* gains = nullptr;
+  const float* output_gains = nullptr;
   const int64_t* splits;
-  int64_t first;
+  int64_t first = 0;
   // The kernel computes the outputs [begin, end).
   int64_t begin;
   int64_t end;
   int64_t dim;
-  // Number of additional elements of `row_of`.
+  // Prefetch distance. The kernel prefetches only rows i < `known`.
   int64_t ahead;
+  int64_t known;
   // Pointer to row 0 of the output.
   float* out;
   // If null, rows are not quantized.

@@ -9,7 +9,7 @@ namespace layoutmap {
 RowTuning LookupTuning(RowType row_type) {
   // For 16-bit rows, the computation takes longer, so the prefetch distance is
   // shorter.
-  return {row_type == RowType::kFloat32 ? 24 : 16, 0, 2048};
+  return {row_type == RowType::kFloat32 ? 40 : 16, 0, 2048};
 }
 
 RowTuning UpdateTuning(RowType row_type, int64_t dim) {

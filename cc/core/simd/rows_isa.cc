@@ -88,26 +88,73 @@ struct Quantize {
   Quantization q;
 };
 
-// Sums the columns that start at column c over the rows [0, num_rows). The
+// The rows of a lookup, whose addresses are in an array.
+template <typename Type>
+struct RowsAt {
+  explicit RowsAt(const LookupArgs& a) : row_of(a.row_of), first(a.first) {}
+  const typename Type::Stored* operator()(int64_t i) const {
+    return static_cast<const typename Type::Stored*>(row_of[i - first]);
+  }
+
+  const void* const* row_of;
+  int64_t first;
+};
+
+// The rows of a lookup in a table with contiguous rows.
+template <typename Type, typename Id>
+struct RowsOfTable {
+  explicit RowsOfTable(const LookupArgs& a)
+      : table(static_cast<const typename Type::Stored*>(a.table)),
+        ids(static_cast<const Id*>(a.ids)),
+        dim(a.dim) {}
+  const typename Type::Stored* operator()(int64_t i) const {
+    return table + static_cast<int64_t>(ids[i]) * dim;
+  }
+
+  const typename Type::Stored* table;
+  const Id* ids;
+  int64_t dim;
+};
+
+// The ids [begin, end) of one output.
+struct OutputIds {
+  OutputIds(const LookupArgs& a, int64_t o)
+      : begin(a.splits[o]), end(a.splits[o + 1]) {
+    // Without later rows, the loop prefetches the current row.
+    ahead = end + a.ahead <= a.known ? a.ahead : 0;
+    if (a.output_gains != nullptr) {
+      gains = a.output_gains + o;
+      gain_step = 0;
+    } else if (a.gains != nullptr) {
+      gains = a.gains;
+    }
+  }
+  float gain(int64_t i) const { return gains[i * gain_step]; }
+
+  int64_t begin;
+  int64_t end;
+  int64_t ahead;
+  const float* gains = nullptr;
+  int64_t gain_step = 1;
+};
+
+// Sums the columns that start at column c over the rows of an output. The
 // number of columns is the width of `sum`.
-template <typename Type, int kRegisters, typename Change>
-inline void SumRows(const Change& change, const void* const* row_of,
-                    const float* gains, int64_t num_rows, int64_t ahead,
-                    int64_t c, Vector* sum) {
-  typedef const typename Type::Stored* Row;
+template <typename Type, int kRegisters, typename Change, typename Rows>
+inline void SumRows(const Change& change, const Rows& rows,
+                    const OutputIds& ids, int64_t c, Vector* sum) {
   for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
-  for (int64_t i = 0; i < num_rows; ++i) {
-    PrefetchColumns<0>(static_cast<Row>(row_of[i + ahead]) + c,
-                       kRegisters * kLanes);
-    const Row row = static_cast<Row>(row_of[i]) + c;
+  for (int64_t i = ids.begin; i < ids.end; ++i) {
+    PrefetchColumns<0>(rows(i + ids.ahead) + c, kRegisters * kLanes);
+    const typename Type::Stored* const row = rows(i) + c;
     Vector value;
-    if (gains == nullptr) {
+    if (ids.gains == nullptr) {
       for (int r = 0; r < kRegisters; ++r) {
         Type::Read(row + r * kLanes, &value);
         sum[r] += change(value);
       }
     } else {
-      const float gain = gains[i];
+      const float gain = ids.gain(i);
       for (int r = 0; r < kRegisters; ++r) {
         Type::Read(row + r * kLanes, &value);
         sum[r] += gain * change(value);
@@ -116,66 +163,67 @@ inline void SumRows(const Change& change, const void* const* row_of,
   }
 }
 
-template <typename Type, int kRegisters, typename Change>
-inline int64_t LookupColumns(const Change& change, const void* const* row_of,
-                             const float* gains, int64_t num_rows, int64_t c,
-                             const LookupArgs& a, float* out) {
+template <typename Type, int kRegisters, typename Change, typename Rows>
+inline int64_t LookupColumns(const Change& change, const Rows& rows,
+                             const OutputIds& ids, int64_t c, int64_t dim,
+                             float* out) {
   constexpr int64_t kWidth = kRegisters * kLanes;
-  for (; c + kWidth <= a.dim; c += kWidth) {
+  for (; c + kWidth <= dim; c += kWidth) {
     Vector sum[kRegisters];
-    SumRows<Type, kRegisters>(change, row_of, gains, num_rows, a.ahead, c, sum);
+    SumRows<Type, kRegisters>(change, rows, ids, c, sum);
     for (int r = 0; r < kRegisters; ++r) Store(out + c + r * kLanes, sum[r]);
   }
   return c;
 }
 
-#if defined(__AVX512F__)
 // Processes half a register of columns if that many columns remain.
-template <typename Change>
-inline int64_t LookupHalf(const Change& change, const void* const* row_of,
-                          const float* gains, int64_t num_rows, int64_t c,
-                          const LookupArgs& a, float* out) {
-  if (a.row_type != RowType::kFloat32 || c + kHalfLanes > a.dim) return c;
-  HalfVector sum = {};
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const auto* const ahead = static_cast<const float*>(row_of[i + a.ahead]);
-    PrefetchColumns<0>(ahead + c, kHalfLanes);
-    HalfVector value;
-    Read(static_cast<const float*>(row_of[i]) + c, &value);
-    sum += (gains == nullptr ? 1.0f : gains[i]) * change(value);
+template <typename Type>
+struct HalfRegister {
+  template <typename Change, typename Rows>
+  static int64_t Lookup(const Change&, const Rows&, const OutputIds&, int64_t c,
+                        int64_t, float*) {
+    return c;
   }
-  Write(out + c, sum);
-  return c + kHalfLanes;
-}
-#else
-template <typename Change>
-inline int64_t LookupHalf(const Change&, const void* const*, const float*,
-                          int64_t, int64_t c, const LookupArgs&, float*) {
-  return c;
-}
+};
+#if defined(__AVX512F__)
+template <>
+struct HalfRegister<Float32> {
+  template <typename Change, typename Rows>
+  static int64_t Lookup(const Change& change, const Rows& rows,
+                        const OutputIds& ids, int64_t c, int64_t dim,
+                        float* out) {
+    if (c + kHalfLanes > dim) return c;
+    HalfVector sum = {};
+    for (int64_t i = ids.begin; i < ids.end; ++i) {
+      PrefetchColumns<0>(rows(i + ids.ahead) + c, kHalfLanes);
+      HalfVector value;
+      Read(rows(i) + c, &value);
+      sum += (ids.gains == nullptr ? 1.0f : ids.gain(i)) * change(value);
+    }
+    Write(out + c, sum);
+    return c + kHalfLanes;
+  }
+};
 #endif
 
-template <typename Type, typename Change>
-void LookupAll(const Change& change, const LookupArgs& a) {
+template <typename Type, typename Change, typename Rows>
+void LookupOutputs(const Change& change, const Rows& rows,
+                   const LookupArgs& a) {
   for (int64_t o = a.begin; o < a.end; ++o) {
-    const int64_t first = a.splits[o] - a.first;
-    const int64_t num_rows = a.splits[o + 1] - a.splits[o];
-    const void* const* row_of = a.row_of + first;
-    const float* gains = a.gains == nullptr ? nullptr : a.gains + first;
+    const OutputIds ids(a, o);
     float* out = a.out + o * a.dim;
     int64_t c = 0;
-    c = LookupColumns<Type, 8>(change, row_of, gains, num_rows, c, a, out);
-    c = LookupColumns<Type, 4>(change, row_of, gains, num_rows, c, a, out);
-    c = LookupColumns<Type, 2>(change, row_of, gains, num_rows, c, a, out);
-    c = LookupColumns<Type, 1>(change, row_of, gains, num_rows, c, a, out);
-    c = LookupHalf(change, row_of, gains, num_rows, c, a, out);
+    c = LookupColumns<Type, 8>(change, rows, ids, c, a.dim, out);
+    c = LookupColumns<Type, 4>(change, rows, ids, c, a.dim, out);
+    c = LookupColumns<Type, 2>(change, rows, ids, c, a.dim, out);
+    c = LookupColumns<Type, 1>(change, rows, ids, c, a.dim, out);
+    c = HalfRegister<Type>::Lookup(change, rows, ids, c, a.dim, out);
     for (; c < a.dim; ++c) {
       float sum = 0;
-      for (int64_t i = 0; i < num_rows; ++i) {
+      for (int64_t i = ids.begin; i < ids.end; ++i) {
         float value;
-        Type::Read(static_cast<const typename Type::Stored*>(row_of[i]) + c,
-                   &value);
-        sum += (gains == nullptr ? 1.0f : gains[i]) * change(value);
+        Type::Read(rows(i) + c, &value);
+        sum += (ids.gains == nullptr ? 1.0f : ids.gain(i)) * change(value);
       }
       out[c] = sum;
     }
@@ -184,8 +232,21 @@ void LookupAll(const Change& change, const LookupArgs& a) {
 
 template <typename Type>
 void LookupType(const LookupArgs& a) {
-  if (a.quantization == nullptr) return LookupAll<Type>(Unchanged(), a);
-  LookupAll<Type>(Quantize{*a.quantization}, a);
+  if (a.quantization != nullptr) {
+    return LookupOutputs<Type>(Quantize{*a.quantization}, RowsAt<Type>(a), a);
+  }
+  if (a.table == nullptr) {
+    return LookupOutputs<Type>(Unchanged(), RowsAt<Type>(a), a);
+  }
+  switch (a.id_type) {
+    case IdType::kUint32:
+      return LookupOutputs<Type>(Unchanged(), RowsOfTable<Type, uint32_t>(a),
+                                 a);
+    case IdType::kInt32:
+      return LookupOutputs<Type>(Unchanged(), RowsOfTable<Type, int32_t>(a), a);
+    case IdType::kInt64:
+      return LookupOutputs<Type>(Unchanged(), RowsOfTable<Type, int64_t>(a), a);
+  }
 }
 
 void Lookup(const LookupArgs& a) {

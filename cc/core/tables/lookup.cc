@@ -8,6 +8,7 @@
 
 #include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_ids.h"
 #include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
@@ -18,52 +19,67 @@
 namespace layoutmap {
 namespace {
 
+template <typename T, typename Id>
+void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
+                 Span<const Id> ids, const RowKernels& kernels,
+                 LookupArgs args) {
+  const Span<const int64_t> splits = task.splits;
+  const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
+  const int64_t begin = args.begin, end = args.end, last = splits[end];
+  const RowTuning tuning =
+      task.tuning.tile > 0 ? task.tuning : LookupTuning(args.row_type);
+  args.ahead = tuning.ahead;
+  // This loop prefetches the first rows. The kernel prefetches the other rows.
+  const int64_t prefetch_end = std::min(splits[begin] + tuning.ahead, last);
+  for (int64_t i = splits[begin]; i < prefetch_end; ++i) {
+    PrefetchRow(table.row(ids[i]), row_bytes);
+  }
+  if (table.shards.size() == 1 && task.quantization == nullptr) {
+    args.table = table.shards[0];
+    args.ids = ids.data();
+    args.known = last;
+    return kernels.lookup(args);
+  }
+  std::vector<const void*> row_of;
+  row_of.reserve(tuning.tile + tuning.ahead);
+  for (int64_t o = begin; o < end; o = args.end) {
+    const int64_t first = splits[o];
+    int64_t next = o + 1;
+    while (next < end && splits[next + 1] - first <= tuning.tile) ++next;
+    // The pointers include the first rows of the next tile, which the kernel
+    // prefetches.
+    const int64_t known = std::min(splits[next] + tuning.ahead, last);
+    row_of.resize(known - first);
+    table.WithRow([&](auto row) {
+      for (int64_t i = first; i < known; ++i) row_of[i - first] = row(ids[i]);
+    });
+    args.row_of = row_of.data();
+    args.first = first;
+    args.known = known;
+    args.begin = o;
+    args.end = next;
+    kernels.lookup(args);
+  }
+}
+
 template <typename T>
 void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
                  RowType row_type, const RowKernels& kernels, int64_t begin,
                  int64_t end) {
-  const Span<const int64_t> splits = task.splits;
-  const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
-  const RowTuning tuning =
-      task.tuning.tile > 0 ? task.tuning : LookupTuning(row_type);
-  std::vector<const void*> row_of;
-  row_of.reserve(tuning.tile + tuning.ahead);
-  // After the last row, the kernel prefetches this address, which must be
-  // valid.
-  const void* const valid_address = task.out.data;
-  const int64_t last = splits[end];
-  // This loop prefetches the first rows. The kernel prefetches the rows of a
-  // later tile while it processes the preceding tile.
-  const int64_t prefetch_end = std::min(splits[begin] + tuning.ahead, last);
-  for (int64_t i = splits[begin]; i < prefetch_end; ++i) {
-    PrefetchRow(table.row(task.rows[i]), row_bytes);
-  }
-  while (begin < end) {
-    const int64_t first = splits[begin];
-    int64_t next = begin + 1;
-    while (next < end && splits[next + 1] - first <= tuning.tile) ++next;
-    const int64_t size = splits[next] - first;
-    const int64_t known = std::min(size + tuning.ahead, last - first);
-    row_of.resize(size + tuning.ahead);
-    table.WithRow([&](auto row) {
-      for (int64_t i = 0; i < known; ++i) row_of[i] = row(task.rows[first + i]);
-    });
-    std::fill(row_of.begin() + known, row_of.end(), valid_address);
-    LookupArgs args;
-    args.row_type = row_type;
-    args.row_of = row_of.data();
-    args.gains = task.gains.empty() ? nullptr : task.gains.data() + first;
-    args.splits = splits.data();
-    args.first = first;
-    args.begin = begin;
-    args.end = next;
-    args.dim = table.dim;
-    args.ahead = tuning.ahead;
-    args.out = task.out.data;
-    args.quantization = task.quantization;
-    kernels.lookup(args);
-    begin = next;
-  }
+  LookupArgs args;
+  args.row_type = row_type;
+  args.id_type = task.rows.type();
+  args.gains = task.gains.empty() ? nullptr : task.gains.data();
+  args.output_gains =
+      task.output_gains.empty() ? nullptr : task.output_gains.data();
+  args.splits = task.splits.data();
+  args.begin = begin;
+  args.end = end;
+  args.dim = table.dim;
+  args.out = task.out.data;
+  args.quantization = task.quantization;
+  task.rows.With(
+      [&](auto ids) { LookupRange(task, table, ids, kernels, args); });
 }
 
 void RunTask(const LookupTask& task, const RowKernels& kernels, int64_t begin,
@@ -84,6 +100,8 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   for (const LookupTask& task : tasks) {
     assert(task.out.num_rows == task.splits.size() - 1);
     assert(task.gains.empty() || task.gains.size() == task.rows.size());
+    assert(task.output_gains.empty() ||
+           task.output_gains.size() == task.out.num_rows);
     // Estimated costs: reading rows from memory takes about 1 ns per 4 floats.
     // Writing outputs, which mostly stay in the cache, takes about 1 ns per 16
     // floats.
@@ -94,23 +112,34 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   });
 }
 
-void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
+void Lookup(const ShardedView<const float>& table, const RowIds& rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization) {
-  LookupAll({{&table, nullptr, RowType::kFloat32, rows, splits, gains, out,
-              quantization}},
-            kernels, parallel_for);
+  LookupTask task;
+  task.table = &table;
+  task.rows = rows;
+  task.splits = splits;
+  task.gains = gains;
+  task.out = out;
+  task.quantization = quantization;
+  LookupAll({task}, kernels, parallel_for);
 }
 
 void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
-            Span<const uint32_t> rows, Span<const int64_t> splits,
+            const RowIds& rows, Span<const int64_t> splits,
             Span<const float> gains, const RowKernels& kernels,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization) {
-  LookupAll(
-      {{nullptr, &table, row_type, rows, splits, gains, out, quantization}},
-      kernels, parallel_for);
+  LookupTask task;
+  task.half_table = &table;
+  task.row_type = row_type;
+  task.rows = rows;
+  task.splits = splits;
+  task.gains = gains;
+  task.out = out;
+  task.quantization = quantization;
+  LookupAll({task}, kernels, parallel_for);
 }
 
 }  // namespace layoutmap

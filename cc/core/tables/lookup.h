@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_ids.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/simd/row_kernels.h"
@@ -25,7 +26,7 @@ namespace layoutmap {
 // 1. The rows are added in id order, so results are bitwise identical for any
 // number of workers. If `quantization` is not null, each row is quantized
 // before it is added.
-void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
+void Lookup(const ShardedView<const float>& table, const RowIds& rows,
             Span<const int64_t> splits, Span<const float> gains,
             const RowKernels& kernels, const ParallelFor& parallel_for,
             MatrixView<float> out, const Quantization* quantization = nullptr);
@@ -33,7 +34,7 @@ void Lookup(const ShardedView<const float>& table, Span<const uint32_t> rows,
 // Does the same for 16-bit rows, which are converted to float before they are
 // added.
 void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
-            Span<const uint32_t> rows, Span<const int64_t> splits,
+            const RowIds& rows, Span<const int64_t> splits,
             Span<const float> gains, const RowKernels& kernels,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization = nullptr);
@@ -45,9 +46,12 @@ struct LookupTask {
       // Used if `table` is null.
       nullptr;
   RowType row_type = RowType::kFloat32;
-  Span<const uint32_t> rows;
+  RowIds rows;
   Span<const int64_t> splits;
+  // One gain per id, or one gain per output. If both are empty, all gains are
+  // 1.
   Span<const float> gains;
+  Span<const float> output_gains;
   MatrixView<float> out = {};
   const Quantization* quantization = nullptr;
   // If `tile` is 0, the default tuning is used.

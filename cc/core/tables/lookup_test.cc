@@ -1,5 +1,6 @@
 #include "cc/core/tables/lookup.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -8,6 +9,7 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/base/row_ids.h"
 #include "cc/core/base/views.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/simd/row_kernels.h"
@@ -117,6 +119,59 @@ TEST(LookupTest, EveryPlacementLooksUpTheRightRows) {
   TestTable table(MakePartition(Placement::kOffsets, {0, 0, 4, 4, 16, 17, 17}),
                   5, 77);
   ExpectMatchesReference(&table, RandomIds(sizes, 17, 78));
+}
+
+TEST(LookupTest, IdsCanHaveAnyIntegerType) {
+  for (int64_t num_shards : {1, 3}) {
+    for (int64_t dim : {1, 8, 24, 64, 300}) {
+      TestTable table(
+          MakePartition(Placement::kDiv, EvenOffsets(50, num_shards)), dim,
+          dim);
+      const Ids ids = RandomIds({0, 3, 70, 1, 1, 0, 45}, 50, 7);
+      const std::vector<int32_t> narrow(ids.rows.begin(), ids.rows.end());
+      const std::vector<int64_t> wide(ids.rows.begin(), ids.rows.end());
+      const std::vector<float> expected = ReferenceLookup(&table, ids, true);
+      const int64_t num_outputs = ids.splits.size() - 1;
+      for (CpuLevel level : LevelsOfThisCpu()) {
+        for (const RowIds& rows :
+             {RowIds(ids.rows), RowIds(Span<const int32_t>(narrow)),
+              RowIds(Span<const int64_t>(wide))}) {
+          std::vector<float> out(num_outputs * dim, -7.0f);
+          Lookup(table.View(), rows, ids.splits, ids.gains,
+                 RowKernelsFor(level), UnevenFor(2, dim),
+                 {out.data(), num_outputs, dim});
+          ExpectBitwiseEqual(out, expected);
+        }
+      }
+    }
+  }
+}
+
+TEST(LookupTest, OutputGainEqualsTheSameGainOfEachId) {
+  for (int64_t num_shards : {1, 3}) {
+    TestTable table(MakePartition(Placement::kDiv, EvenOffsets(50, num_shards)),
+                    43, 1);
+    Ids ids = RandomIds({0, 3, 70, 1, 1, 0, 45}, 50, 7);
+    std::vector<float> output_gains;
+    for (size_t o = 0; o + 1 < ids.splits.size(); ++o) {
+      output_gains.push_back(0.3f * o - 0.7f);
+      std::fill(ids.gains.begin() + ids.splits[o],
+                ids.gains.begin() + ids.splits[o + 1], output_gains.back());
+    }
+    const ShardedView<const float> view = table.View();
+    for (CpuLevel level : LevelsOfThisCpu()) {
+      std::vector<float> out(output_gains.size() * table.dim(), -7.0f);
+      LookupTask task;
+      task.table = &view;
+      task.rows = ids.rows;
+      task.splits = ids.splits;
+      task.output_gains = output_gains;
+      task.out = {out.data(), static_cast<int64_t>(output_gains.size()),
+                  table.dim()};
+      LookupAll({task}, RowKernelsFor(level), UnevenFor(3, 1));
+      ExpectBitwiseEqual(out, ReferenceLookup(&table, ids, true));
+    }
+  }
 }
 
 TEST(LookupTest, LongAndShortSamplesCanBeMixed) {

@@ -69,6 +69,17 @@ Form InputForm(const Tensor& splits) {
   return splits.NumElements() == 0 ? Form::kDense : Form::kRagged;
 }
 
+// Returns an object that keeps the memory of the ids and splits alive.
+std::shared_ptr<const void> InputTensors(OpKernelContext* ctx) {
+  auto tensors = std::make_shared<std::vector<Tensor>>();
+  for (const char* name : {"ids", "splits"}) {
+    OpInputList list;
+    if (!ctx->input_list(name, &list).ok()) return nullptr;
+    tensors->insert(tensors->end(), list.begin(), list.end());
+  }
+  return tensors;
+}
+
 }  // namespace
 
 template <typename Tid>
@@ -115,7 +126,7 @@ template <typename Tid>
 absl::Status BatchInputs::MakeBatch(OpKernelContext* ctx,
                                     const HostEngine& engine,
                                     std::shared_ptr<const Batch>* batch,
-                                    Status* made) const {
+                                    Status* made, bool lookup_only) const {
   if (is_packed_) {
     PackedInput input;
     TF_RETURN_IF_ERROR(ReadPackedInput(ctx, mark_, &input));
@@ -124,16 +135,17 @@ absl::Status BatchInputs::MakeBatch(OpKernelContext* ctx,
   }
   std::vector<FeatureInput<Tid>> features;
   TF_RETURN_IF_ERROR(ReadFeatureInputs(ctx, &features));
-  *made = engine.MakeBatch(features, TfParallelFor(ctx), batch);
+  *made = engine.MakeBatch(features, TfParallelFor(ctx), batch,
+                           lookup_only ? InputTensors(ctx) : nullptr);
   return absl::OkStatus();
 }
 
 template absl::Status BatchInputs::MakeBatch<int32_t>(
-    OpKernelContext*, const HostEngine&, std::shared_ptr<const Batch>*,
-    Status*) const;
+    OpKernelContext*, const HostEngine&, std::shared_ptr<const Batch>*, Status*,
+    bool) const;
 template absl::Status BatchInputs::MakeBatch<int64_t>(
-    OpKernelContext*, const HostEngine&, std::shared_ptr<const Batch>*,
-    Status*) const;
+    OpKernelContext*, const HostEngine&, std::shared_ptr<const Batch>*, Status*,
+    bool) const;
 
 template absl::Status ReadFeatureInputs<int64_t>(
     OpKernelContext*, std::vector<FeatureInput<int64_t>>*);

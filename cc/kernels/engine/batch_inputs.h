@@ -29,12 +29,14 @@ class BatchInputs {
   absl::Status Read(tensorflow::OpKernelConstruction* ctx);
 
   // Creates the batch. Returns an error if the tensors are malformed. If the
-  // engine detects an error in the ids, `made` is set to this error.
+  // engine detects an error in the ids, `made` is set to this error. If
+  // `lookup_only` is true, the batch may refer to the tensors instead of
+  // copying their values, and it must not be used for training.
   template <typename Tid>
   absl::Status MakeBatch(tensorflow::OpKernelContext* ctx,
                          const HostEngine& engine,
-                         std::shared_ptr<const Batch>* batch,
-                         Status* made) const;
+                         std::shared_ptr<const Batch>* batch, Status* made,
+                         bool lookup_only = false) const;
 
  private:
   bool is_packed_ = false;

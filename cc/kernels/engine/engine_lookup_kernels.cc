@@ -53,7 +53,7 @@ class EnqueueStepOp : public EngineOp {
     std::shared_ptr<const Batch> batch;
     Status made;
     TF_RETURN_IF_ERROR(
-        inputs_.MakeBatch<Tid>(ctx, engine.engine(), &batch, &made));
+        inputs_.MakeBatch<Tid>(ctx, engine.engine(), &batch, &made, !training));
     return ToTf(engine.engine().EnqueueBatch(
         replica, training, made, std::move(batch), TfParallelFor(ctx)));
   }
@@ -146,9 +146,10 @@ class ActivationsOp : public EngineOp {
       } else {
         task.half_table = &half_tables[t];
       }
-      task.rows = ids.rows();
+      task.rows = ids.lookup_rows();
       task.splits = ids.splits();
       task.gains = ids.gains();
+      task.output_gains = ids.output_gains();
       task.out = {activations[f].flat<float>().data(), ids.num_outputs(),
                   config.tables[t].dim};
       task.quantization = config.tables[t].Quantized();
