@@ -12,7 +12,9 @@ namespace layoutmap {
 namespace {
 
 int64_t UnitsBefore(const ItemLoop& loop, int64_t item) {
-  return loop.splits[item] - loop.splits[0] + item * loop.per_item;
+  const int64_t size =
+      loop.splits.empty() ? 0 : loop.splits[item] - loop.splits[0];
+  return size + item * loop.per_item;
 }
 
 // Returns the first item that starts at or after `cost`.

@@ -13,13 +13,17 @@
 namespace layoutmap {
 
 // A loop over items of different sizes. Item i costs (splits[i + 1] - splits[i]
-// + per_item) units. Each unit takes about `unit_cost` nanoseconds.
+// + per_item) units. Each unit takes about `unit_cost` nanoseconds. If `splits`
+// is empty, there are `num_even_items` items of size 0.
 struct ItemLoop {
   Span<const int64_t> splits;
   int64_t per_item = 1;
   int64_t unit_cost = 1;
+  int64_t num_even_items = 0;
 
-  int64_t num_items() const { return splits.size() - 1; }
+  int64_t num_items() const {
+    return splits.empty() ? num_even_items : splits.size() - 1;
+  }
 };
 
 // Calls `work(loop, begin, end)` with item ranges that cover each item of each

@@ -1,5 +1,6 @@
 #include "cc/core/engine/host_engine.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -147,11 +148,21 @@ Status HostEngine::MakeBatch(const std::vector<FeatureInput<Tid>>& features,
 
 Status HostEngine::MakeBatch(const PackedInput& input,
                              const ParallelFor& parallel_for,
-                             std::shared_ptr<const Batch>* batch) const {
+                             std::shared_ptr<const Batch>* batch,
+                             const std::shared_ptr<const void>& owner) const {
+  auto made = std::make_shared<Batch>();
+  const bool is_simple = std::all_of(
+      config_.tables.begin(), config_.tables.end(), [](const TableSpec& table) {
+        return table.partition.num_shards() == 1 && !table.is_quantized;
+      });
+  if (owner != nullptr && is_simple &&
+      ViewPackedIds(config_.features, input, owner, parallel_for, made.get())) {
+    *batch = std::move(made);
+    return Status();
+  }
   UnpackedIds unpacked;
   LM_RETURN_IF_ERROR(
       UnpackedIds::Make(config_.features, input, parallel_for, &unpacked));
-  auto made = std::make_shared<Batch>();
   if (unpacked.TakeRows(config_.features, parallel_for, made.get())) {
     *batch = std::move(made);
     return Status();

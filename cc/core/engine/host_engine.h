@@ -113,7 +113,8 @@ class HostEngine {
                    std::shared_ptr<const Batch>* batch,
                    const std::shared_ptr<const void>& owner = nullptr) const;
   Status MakeBatch(const PackedInput& input, const ParallelFor& parallel_for,
-                   std::shared_ptr<const Batch>* batch) const;
+                   std::shared_ptr<const Batch>* batch,
+                   const std::shared_ptr<const void>& owner = nullptr) const;
 
   // These functions count the batches and updates of steps that TokenSteps
   // stores (cc/core/engine/token_steps.h), so that `Describe` includes them. If

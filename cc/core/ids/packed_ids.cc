@@ -315,6 +315,68 @@ std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {
   return features;
 }
 
+bool ViewPackedIds(const std::vector<FeatureSpec>& specs,
+                   const PackedInput& input,
+                   const std::shared_ptr<const void>& owner,
+                   const ParallelFor& parallel_for,
+                   std::vector<RaggedIds>* features) {
+  const auto num_features = static_cast<int64_t>(specs.size());
+  const int64_t num_samples = input.ids.num_rows, num_columns = input.ids.dim;
+  const int64_t num_sizes = 1 + num_features;
+  if (num_samples == 0 || !MayBeRows(specs, input) ||
+      !CheckShape(specs, input).ok()) {
+    return false;
+  }
+  // The header is the mark and the numbers of ids. All samples must have the
+  // header of the first sample.
+  const int64_t* const header = input.ids.row(0);
+  std::vector<int64_t> totals(num_features);
+  if (!CountIds(specs, input, 0, 1, totals.data()).ok()) return false;
+  // The last row of the table of each id in a sample.
+  std::vector<uint64_t> last_rows;
+  for (int64_t f = 0; f < num_features; ++f) {
+    last_rows.insert(last_rows.end(), totals[f], specs[f].num_rows - 1);
+    if (totals[f] > INT32_MAX / num_samples) return false;
+  }
+  const auto num_ids = static_cast<int64_t>(last_rows.size());
+  std::vector<uint8_t> differs((num_samples + kSamplesPerChunk - 1) /
+                               kSamplesPerChunk);
+  // The sign bits detect ids outside of their tables, see `AnyOutside`.
+  const auto check = [&](int64_t chunk) {
+    const int64_t first = chunk * kSamplesPerChunk;
+    const int64_t end = std::min(first + kSamplesPerChunk, num_samples);
+    const uint64_t* const last = last_rows.data();
+    uint64_t difference = 0, signs = 0;
+    for (int64_t s = first; s < end; ++s) {
+      const int64_t* const sizes = input.ids.row(s);
+      const int64_t* const ids = sizes + num_sizes;
+      for (int64_t i = 0; i < num_sizes; ++i) {
+        difference |= static_cast<uint64_t>(sizes[i] ^ header[i]);
+      }
+      for (int64_t i = 0; i < num_ids; ++i) {
+        const auto id = static_cast<uint64_t>(ids[i]);
+        signs |= id | (last[i] - id);
+      }
+    }
+    differs[chunk] = difference != 0 || signs >> 63 != 0;
+  };
+  parallel_for(static_cast<int64_t>(differs.size()),
+               kSamplesPerChunk * num_columns, [&](int64_t begin, int64_t end) {
+                 for (int64_t chunk = begin; chunk < end; ++chunk) check(chunk);
+               });
+  if (std::count(differs.begin(), differs.end(), 1) > 0) return false;
+  features->clear();
+  EvenIds even = {num_sizes, num_columns, 0};
+  for (int64_t f = 0; f < num_features; ++f) {
+    even.size = totals[f];
+    features->push_back(RaggedIds::EvenView(
+        specs[f], {input.ids.data, num_samples * num_columns}, even,
+        num_samples, owner));
+    even.first += even.size;
+  }
+  return true;
+}
+
 Status IdPacker::Make(const std::vector<std::string>& names,
                       const std::vector<FeatureInput<int64_t>>& features,
                       IdPacker* packer) {

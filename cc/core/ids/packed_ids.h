@@ -78,6 +78,16 @@ class UnpackedIds {
   std::unique_ptr<float[]> weights_;
 };
 
+// Creates views of the features of a packed batch, without unpacking it.
+// Returns false if the ids must be unpacked: if the batch is invalid or has
+// weights or sequences, or if samples have different numbers of ids of a
+// feature. `owner` keeps the memory of the batch alive.
+bool ViewPackedIds(const std::vector<FeatureSpec>& specs,
+                   const PackedInput& input,
+                   const std::shared_ptr<const void>& owner,
+                   const ParallelFor& parallel_for,
+                   std::vector<RaggedIds>* features);
+
 // Builds a packed batch from features with optional weights.
 class IdPacker {
  public:

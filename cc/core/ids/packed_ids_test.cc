@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -132,6 +134,85 @@ std::vector<FeatureSpec> SpecsWithoutSequences(OutOfRange out_of_range) {
   specs[2].combiner = Combiner::kSqrtn;
   for (FeatureSpec& spec : specs) spec.out_of_range = out_of_range;
   return specs;
+}
+
+bool View(const Packed& packed, const std::vector<FeatureSpec>& specs,
+          std::vector<RaggedIds>* views) {
+  const auto owner = std::make_shared<Packed>(packed);
+  return ViewPackedIds(specs, owner->View(), owner, UnevenFor(3), views);
+}
+
+// Returns the specs of two features that are not sequences.
+std::vector<FeatureSpec> SimpleSpecs() {
+  std::vector<FeatureSpec> specs = Specs();
+  specs.pop_back();
+  specs[1].num_rows = 100;
+  return specs;
+}
+
+TEST(PackedIdsTest, ViewsEqualUnpackedIds) {
+  for (int64_t num_samples : {1, 3, 300, 600}) {
+    for (int64_t more_columns : {0, 3}) {
+      std::mt19937 random(1);
+      Ids features(2);
+      for (int64_t s = 0; s < num_samples; ++s) {
+        features[0].push_back({static_cast<int64_t>(random() % 10)});
+        features[1].push_back({static_cast<int64_t>(random() % 100), 99, 0});
+      }
+      const Packed packed(features, more_columns);
+      std::vector<RaggedIds> views, unpacked;
+      ASSERT_TRUE(View(packed, SimpleSpecs(), &views));
+      ASSERT_TRUE(Make(packed, &unpacked, SimpleSpecs()).ok());
+      ASSERT_EQ(views.size(), 2);
+      for (size_t f = 0; f < 2; ++f) {
+        const EvenIds& even = views[f].even();
+        std::vector<uint32_t> rows;
+        views[f].lookup_rows().With([&](auto ids) {
+          for (int64_t o = 0; o < views[f].num_outputs(); ++o) {
+            for (int64_t i = 0; i < even.size; ++i) {
+              rows.push_back(
+                  static_cast<uint32_t>(ids[even.first + o * even.stride + i]));
+            }
+          }
+        });
+        EXPECT_EQ(rows, ToVector(unpacked[f].rows()));
+        EXPECT_EQ(views[f].num_samples(), num_samples);
+        EXPECT_EQ(views[f].num_outputs(), unpacked[f].num_outputs());
+        EXPECT_EQ(views[f].counts().num_ids, unpacked[f].counts().num_ids);
+        for (const float gain : views[f].output_gains()) {
+          EXPECT_EQ(gain, unpacked[f].gains()[0]);
+        }
+      }
+      EXPECT_TRUE(views[0].output_gains().empty());
+      EXPECT_EQ(views[1].output_gains().size(), num_samples);
+    }
+  }
+}
+
+TEST(PackedIdsTest, OtherBatchesMustBeUnpacked) {
+  const Ids features = {{{1}, {2}, {3}}, {{5, 99}, {7, 8}, {0, 1}}};
+  const Packed good(features);
+  std::vector<RaggedIds> views;
+  EXPECT_TRUE(View(good, SimpleSpecs(), &views));
+  std::vector<Packed> others(7, good);
+  const int64_t last = 2 * good.num_columns;
+  others[0].ids[last] = kMark + 1;
+  others[1].ids[last + 1] = 0;
+  others[2].ids[last + 3] = 10;
+  others[3].ids[last + 4] = -1;
+  others[4].ids[last + 5] = std::numeric_limits<int64_t>::min();
+  others[5].weights.assign(good.ids.size(), 1.0f);
+  others[6].ids[2] = 9;
+  for (size_t i = 0; i < others.size(); ++i) {
+    EXPECT_FALSE(View(others[i], SimpleSpecs(), &views)) << i;
+  }
+  EXPECT_FALSE(View(Packed(Ids(2)), SimpleSpecs(), &views));
+  EXPECT_FALSE(
+      View(Packed(Ids{{{1}, {2, 3}}, {{4}, {5}}}), SimpleSpecs(), &views));
+  EXPECT_FALSE(View(Packed(Ids{{{1}}, {{2}}, {{3}}}), Specs(), &views));
+  std::vector<FeatureSpec> empty_table = SimpleSpecs();
+  empty_table[0].num_rows = 0;
+  EXPECT_FALSE(View(good, empty_table, &views));
 }
 
 TEST(PackedIdsTest, IdsAreConvertedToRowsWhileTheyAreRead) {

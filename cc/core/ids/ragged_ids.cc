@@ -398,6 +398,27 @@ bool RaggedIds::MakeView(const FeatureSpec& spec,
   return true;
 }
 
+RaggedIds RaggedIds::EvenView(const FeatureSpec& spec, Span<const int64_t> ids,
+                              const EvenIds& even, int64_t num_samples,
+                              std::shared_ptr<const void> owner) {
+  assert(spec.max_sequence_length == 0 && owner != nullptr);
+  RaggedIds made;
+  made.num_samples_ = num_samples;
+  made.counts_.num_ids = num_samples * even.size;
+  made.owner_ = std::move(owner);
+  made.is_view_ = made.is_even_ = true;
+  made.even_ = even;
+  made.viewed_rows_ = ids;
+  made.splits_.clear();
+  if (spec.combiner != Combiner::kSum) {
+    float gain;
+    CombineOutputGains(spec.combiner, std::vector<int64_t>{0, even.size},
+                       {&gain, 1});
+    made.gains_.assign(num_samples, gain);
+  }
+  return made;
+}
+
 RaggedIds RaggedIds::OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                             Span<const int64_t> splits,
                             std::shared_ptr<const void> owner) {

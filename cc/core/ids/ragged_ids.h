@@ -105,6 +105,13 @@ class RaggedIds {
                        const std::shared_ptr<const void>& owner,
                        RaggedIds* ids);
 
+  // Creates a view of checked ids of a feature whose outputs all have the same
+  // number of ids. The feature must not be a sequence and must not have
+  // weights. Only lookups can use the result.
+  static RaggedIds EvenView(const FeatureSpec& spec, Span<const int64_t> ids,
+                            const EvenIds& even, int64_t num_samples,
+                            std::shared_ptr<const void> owner);
+
   // Creates ids from rows that the caller has checked. The feature must not be
   // a sequence and must not have weights. The spans are views of memory that
   // `owner` keeps alive.
@@ -122,20 +129,25 @@ class RaggedIds {
 
   // Returns the number of activation rows: `max_sequence_length` per sample for
   // a sequence, and one per sample for other features.
-  int64_t num_outputs() const { return splits().size() - 1; }
+  int64_t num_outputs() const {
+    return is_even_ ? num_samples_ : splits().size() - 1;
+  }
   int64_t num_samples() const { return num_samples_; }
 
   // Validated global rows. The rows of output `o` have the indices [splits[o],
-  // splits[o + 1]). Objects that `MakeView` created have only `lookup_rows`.
+  // splits[o + 1]). Objects that `MakeView` or `EvenView` created have only
+  // `lookup_rows`.
   Span<const uint32_t> rows() const {
     assert(!is_view_);
     return owner_ == nullptr ? Span<const uint32_t>(rows_) : shared_rows_;
   }
   RowIds lookup_rows() const { return is_view_ ? viewed_rows_ : rows(); }
+  // Empty for objects that `EvenView` created. `even()` contains their ranges.
   Span<const int64_t> splits() const {
     return shared_splits_.empty() ? Span<const int64_t>(splits_)
                                   : shared_splits_;
   }
+  const EvenIds& even() const { return even_; }
   // One factor per row. Empty if all factors are 1, or if there is one factor
   // per output.
   Span<const float> gains() const {
@@ -168,10 +180,12 @@ class RaggedIds {
   int64_t num_samples_ = 0;
   std::vector<uint32_t> rows_;
   std::vector<int64_t> splits_{0};
-  // If `OfRows` or `MakeView` created the object, these members are used
+  // If `OfRows` or a view function created the object, these members are used
   // instead of `rows_` and `splits_`.
   std::shared_ptr<const void> owner_;
   bool is_view_ = false;
+  bool is_even_ = false;
+  EvenIds even_;
   Span<const uint32_t> shared_rows_;
   RowIds viewed_rows_;
   Span<const int64_t> shared_splits_;

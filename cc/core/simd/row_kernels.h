@@ -62,8 +62,9 @@ constexpr int64_t kAhead = 16;
 //
 //   out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row
 //
-// The rows are added in the order of i. If `quantization` is not null, the
-// kernel quantizes each row before it adds the row.
+// The rows are added in the order of i. If `splits` is null, `even` contains
+// the range of i. If `quantization` is not null, the kernel quantizes each row
+// before it adds the row.
 struct LookupArgs {
   RowType row_type = RowType::kFloat32;
   // Row i is row ids[i] of the contiguous rows at `table`. If `table` is null,
@@ -76,15 +77,17 @@ struct LookupArgs {
   // o. If both are null, all gains are 1.
   const float* gains = nullptr;
   const float* output_gains = nullptr;
-  const int64_t* splits;
+  const int64_t* splits = nullptr;
   int64_t first = 0;
+  EvenIds even;
   // The kernel computes the outputs [begin, end).
   int64_t begin;
   int64_t end;
   int64_t dim;
-  // Prefetch distance. The kernel prefetches only rows i < `known`.
+  // Prefetch distance in rows. The kernel prefetches only rows i < `known`.
+  // With `even`, the distance is in outputs, and `known` is not used.
   int64_t ahead;
-  int64_t known;
+  int64_t known = 0;
   // Pointer to row 0 of the output.
   float* out;
   // If null, rows are not quantized.

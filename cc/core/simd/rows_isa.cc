@@ -118,10 +118,17 @@ struct RowsOfTable {
 
 // The ids [begin, end) of one output.
 struct OutputIds {
-  OutputIds(const LookupArgs& a, int64_t o)
-      : begin(a.splits[o]), end(a.splits[o + 1]) {
+  OutputIds(const LookupArgs& a, int64_t o) {
     // Without later rows, the loop prefetches the current row.
-    ahead = end + a.ahead <= a.known ? a.ahead : 0;
+    if (a.splits != nullptr) {
+      begin = a.splits[o];
+      end = a.splits[o + 1];
+      ahead = end + a.ahead <= a.known ? a.ahead : 0;
+    } else {
+      begin = a.even.first + o * a.even.stride;
+      end = begin + a.even.size;
+      ahead = o + a.ahead < a.end ? a.ahead * a.even.stride : 0;
+    }
     if (a.output_gains != nullptr) {
       gains = a.output_gains + o;
       gain_step = 0;

@@ -19,10 +19,37 @@
 namespace layoutmap {
 namespace {
 
+// Looks up the outputs of a task whose outputs have equal numbers of ids.
+template <typename T, typename Id>
+void LookupEvenRange(const LookupTask& task, const ShardedView<const T>& table,
+                     Span<const Id> ids, const RowKernels& kernels,
+                     LookupArgs args) {
+  assert(table.shards.size() == 1 && task.quantization == nullptr);
+  const EvenIds& even = task.even;
+  const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
+  // The prefetch distance is rounded up to full outputs.
+  const int64_t rows_ahead = LookupTuning(args.row_type).ahead;
+  args.ahead = even.size > 0 ? (rows_ahead + even.size - 1) / even.size : 0;
+  const int64_t prefetch_end = std::min(args.begin + args.ahead, args.end);
+  for (int64_t o = args.begin; o < prefetch_end; ++o) {
+    for (int64_t i = 0; i < even.size; ++i) {
+      const int64_t id = ids[even.first + o * even.stride + i];
+      PrefetchRow(table.shards[0] + id * table.dim, row_bytes);
+    }
+  }
+  args.table = table.shards[0];
+  args.ids = ids.data();
+  args.even = even;
+  kernels.lookup(args);
+}
+
 template <typename T, typename Id>
 void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
                  Span<const Id> ids, const RowKernels& kernels,
                  LookupArgs args) {
+  if (task.splits.empty()) {
+    return LookupEvenRange(task, table, ids, kernels, args);
+  }
   const Span<const int64_t> splits = task.splits;
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
   const int64_t begin = args.begin, end = args.end, last = splits[end];
@@ -72,7 +99,7 @@ void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
   args.gains = task.gains.empty() ? nullptr : task.gains.data();
   args.output_gains =
       task.output_gains.empty() ? nullptr : task.output_gains.data();
-  args.splits = task.splits.data();
+  args.splits = task.splits.empty() ? nullptr : task.splits.data();
   args.begin = begin;
   args.end = end;
   args.dim = table.dim;
@@ -98,14 +125,16 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   std::vector<ItemLoop> loops;
   loops.reserve(tasks.size());
   for (const LookupTask& task : tasks) {
-    assert(task.out.num_rows == task.splits.size() - 1);
+    const bool is_even = task.splits.empty();
+    assert(is_even || task.out.num_rows == task.splits.size() - 1);
     assert(task.gains.empty() || task.gains.size() == task.rows.size());
     assert(task.output_gains.empty() ||
            task.output_gains.size() == task.out.num_rows);
     // Estimated costs: reading rows from memory takes about 1 ns per 4 floats.
     // Writing outputs, which mostly stay in the cache, takes about 1 ns per 16
     // floats.
-    loops.push_back({task.splits, 1, 8 + task.out.dim / 4});
+    loops.push_back({task.splits, is_even ? task.even.size + 1 : 1,
+                     8 + task.out.dim / 4, is_even ? task.out.num_rows : 0});
   }
   RunItemLoops(loops, parallel_for, [&](size_t t, int64_t begin, int64_t end) {
     RunTask(tasks[t], kernels, begin, end);

@@ -47,7 +47,10 @@ struct LookupTask {
       nullptr;
   RowType row_type = RowType::kFloat32;
   RowIds rows;
+  // The ids of the outputs. If `splits` is empty, `even` contains them. Then
+  // the table must have one shard, and `quantization` must be null.
   Span<const int64_t> splits;
+  EvenIds even;
   // One gain per id, or one gain per output. If both are empty, all gains are
   // 1.
   Span<const float> gains;

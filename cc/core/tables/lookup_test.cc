@@ -174,6 +174,36 @@ TEST(LookupTest, OutputGainEqualsTheSameGainOfEachId) {
   }
 }
 
+TEST(LookupTest, OutputsWithEqualNumbersOfIdsNeedNoSplits) {
+  for (int64_t size : {0, 1, 2, 45, 100}) {
+    for (int64_t dim : {1, 8, 24, 300}) {
+      TestTable table(MakePartition(Placement::kDiv, EvenOffsets(50, 1)), dim,
+                      dim);
+      const int64_t num_outputs = 61;
+      const Ids ids = RandomIds(std::vector<int64_t>(num_outputs, size), 50, 7);
+      const std::vector<float> expected = ReferenceLookup(&table, ids, false);
+      // The ids of an output follow two other numbers.
+      std::vector<int64_t> matrix;
+      for (int64_t o = 0; o < num_outputs; ++o) {
+        matrix.insert(matrix.end(), {-1, -2});
+        matrix.insert(matrix.end(), ids.rows.begin() + o * size,
+                      ids.rows.begin() + (o + 1) * size);
+      }
+      const ShardedView<const float> view = table.View();
+      for (CpuLevel level : LevelsOfThisCpu()) {
+        std::vector<float> out(num_outputs * dim, -7.0f);
+        LookupTask task;
+        task.table = &view;
+        task.rows = Span<const int64_t>(matrix);
+        task.even = {2, 2 + size, size};
+        task.out = {out.data(), num_outputs, dim};
+        LookupAll({task}, RowKernelsFor(level), UnevenFor(3, 1));
+        ExpectBitwiseEqual(out, expected);
+      }
+    }
+  }
+}
+
 TEST(LookupTest, LongAndShortSamplesCanBeMixed) {
   std::vector<int64_t> sizes(700, 1);
   // This sample has more ids than a tile.

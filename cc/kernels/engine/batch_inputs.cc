@@ -127,16 +127,17 @@ absl::Status BatchInputs::MakeBatch(OpKernelContext* ctx,
                                     const HostEngine& engine,
                                     std::shared_ptr<const Batch>* batch,
                                     Status* made, bool lookup_only) const {
+  const std::shared_ptr<const void> owner =
+      lookup_only ? InputTensors(ctx) : nullptr;
   if (is_packed_) {
     PackedInput input;
     TF_RETURN_IF_ERROR(ReadPackedInput(ctx, mark_, &input));
-    *made = engine.MakeBatch(input, TfParallelFor(ctx), batch);
+    *made = engine.MakeBatch(input, TfParallelFor(ctx), batch, owner);
     return absl::OkStatus();
   }
   std::vector<FeatureInput<Tid>> features;
   TF_RETURN_IF_ERROR(ReadFeatureInputs(ctx, &features));
-  *made = engine.MakeBatch(features, TfParallelFor(ctx), batch,
-                           lookup_only ? InputTensors(ctx) : nullptr);
+  *made = engine.MakeBatch(features, TfParallelFor(ctx), batch, owner);
   return absl::OkStatus();
 }
 
