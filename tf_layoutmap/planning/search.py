@@ -233,6 +233,22 @@ def _allowed_choices(
     problem: Problem, pins: Mapping[str, str]
 ) -> tuple[list[list[int]], dict[str, str]]:
     """Returns the indices of the allowed choices, and the pins by item."""
+    fixed = pins_of_items(problem, pins)
+    return [
+        _allowed(item, fixed.get(item.name)) for item in problem.items
+    ], fixed
+
+
+def pins_of_items(problem: Problem, pins: Mapping[str, str]) -> dict[str, str]:
+    """Returns the pin of each pinned item, by the name of the item.
+
+    Args:
+      problem: Items and choices.
+      pins: As for `solve`.
+
+    Raises:
+      ValueError: If a pin is unknown or contradicts another pin.
+    """
     by_name = {item.name: item for item in problem.items}
     by_weight: dict[str, list[Item]] = {}
     for item in problem.items:
@@ -263,9 +279,7 @@ def _allowed_choices(
                     f"both about {item.name!r}."
                 )
             fixed[item.name], source[item.name] = pin, key
-    return [
-        _allowed(item, fixed.get(item.name)) for item in problem.items
-    ], fixed
+    return fixed
 
 
 def _allowed(item: Item, pin: str | None) -> list[int]:
