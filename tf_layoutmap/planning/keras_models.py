@@ -114,7 +114,7 @@ def problem_of_model(
       mesh: `dtensor.Mesh`, `DeviceMesh`, or a dict with the size of each axis.
       memory: Bytes of each device, for example `"24GiB"`. None shards each item
         of more than 0.1 % of the bytes, if a layout exists for which a step
-        gathers no weights, and allows the bytes that these layouts need.
+        gathers no weights, and allows the bytes of the fastest such plan.
       optimizer: Optimizer of Keras 3 or its name. None uses the optimizer with
         which the model was compiled, or Adam.
       batch_size: Number of samples per step.
