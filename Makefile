@@ -169,6 +169,7 @@ bench-cluster: build $(VENV)/.develop  ## Measures steps over parameter servers,
 
 .PHONY: bench-plan
 bench-plan: build $(VENV)/.develop  ## Compares predicted and measured step times of plans.
+	$(RUN) -m benchmarks.plans.own_maps $(OWN_MAPS_FLAGS)
 	$(RUN) -m benchmarks.plans.mesh $(BENCH_FLAGS)
 	TF_NUM_INTRAOP_THREADS=1 $(RUN) -m tf_layoutmap.local_cluster --ps 2 \
 	    --workers 1 -- $(RUN) -m benchmarks.plans.servers $(BENCH_FLAGS)

@@ -1,28 +1,14 @@
 """Compares plans with the layout maps that keras-hub ships."""
 
-import math
-
 import pytest
 
 from tests.real import placement
 from tf_layoutmap.layout import explain
-from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.planning import keras_models, search
 
 pytest.importorskip("keras_hub")
 
 from tests.real.hub import own_maps
-
-
-def bytes_with_adam(explanation):
-    """Returns the bytes per device of weights, slots and gradients."""
-    total = 3 * explanation.bytes_per_device
-    for one in explanation.variables:
-        axes = tuple(None if a == "batch" else a for a in one.axes)
-        total += 4 * math.prod(
-            shard_shapes.local_shape(axes, one.shape, placement.AXES)
-        )
-    return total
 
 
 @pytest.mark.parametrize("name", own_maps.CASES)
@@ -38,7 +24,9 @@ def test_a_plan_needs_at_most_the_bytes_of_the_map_of_a_backbone(name):
             model, placement.AXES, memory, batch_size=8, inputs=inputs
         )
 
-    limit = bytes_with_adam(explanation) + sum(problem().fixed_memory.values())
+    limit = placement.bytes_with_adam(explanation) + sum(
+        problem().fixed_memory.values()
+    )
     memory = search.solve(problem(limit)).memory()[0]
     assert sum(memory.values()) <= limit
     assert memory["weights"] <= explanation.bytes_per_device

@@ -1,5 +1,6 @@
 """Defines the mesh of all test cases, and layout maps for their models."""
 
+import math
 import re
 
 import keras
@@ -7,6 +8,8 @@ import numpy as np
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import explain
+from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.planning import keras_models, search
 
 AXES = {"batch": 2, "model": 2}
@@ -120,3 +123,18 @@ def own_map(backbone) -> tuple[tlm.LayoutMap, str]:
     for key, layout in layout_map.items():
         copy[key] = tuple(layout.axes)
     return copy, "the map was copied into a `tlm.distribution.LayoutMap`"
+
+
+def bytes_with_adam(explanation: explain.Explanation) -> int:
+    """Returns the bytes per device of weights, slot variables and gradients.
+
+    Gradients are not sharded over the axis of the batch.
+
+    Args:
+      explanation: Explanation of a layout map for a model.
+    """
+    total = 3 * explanation.bytes_per_device
+    for one in explanation.variables:
+        axes = tuple(None if a == "batch" else a for a in one.axes)
+        total += 4 * math.prod(shard_shapes.local_shape(axes, one.shape, AXES))
+    return total

@@ -1,11 +1,15 @@
-"""Reads the argument `memory` of `tlm.plan`."""
+"""Reads the argument `memory` of `tlm.plan`, and computes its default."""
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+from tf_layoutmap.planning import search
+from tf_layoutmap.planning.problem import Item, Problem
 
 _UNITS = {
     "": 1,
@@ -65,3 +69,55 @@ def read_budgets(memory: Any, num_devices: int) -> tuple[int, ...]:
             )
         return tuple(read_bytes(one) for one in sizes)
     return (read_bytes(memory),) * num_devices
+
+
+def default_memory(
+    problem: Problem, pins: Mapping[str, str], small_share: float
+) -> int:
+    """Returns the bytes of the fastest plan in which large items are sharded.
+
+    Args:
+      problem: The items, whose first choice is the replicated one. The budgets
+        have no effect.
+      pins: Choices that the caller fixes.
+      small_share: Items with at most this share of the bytes of all replicated
+        items are replicated.
+
+    Raises:
+      ValueError: If a pin is invalid.
+    """
+    pinned = search.pins_of_items(problem, pins)
+    small = small_share * sum(map(_replicated_bytes, problem.items))
+    items = tuple(
+        item if item.name in pinned else _with_default_choices(item, small)
+        for item in problem.items
+    )
+    largest = sum(problem.fixed_memory.values()) + sum(
+        max(sum(one.memory.values()) for one in item.choices) for item in items
+    )
+    solution = search.solve(
+        dataclasses.replace(
+            problem, items=items, budgets=(largest,) * len(problem.devices)
+        ),
+        pins,
+    )
+    return max(solution.total_memory)
+
+
+def _replicated_bytes(item: Item) -> int:
+    return sum(item.choices[0].memory.values())
+
+
+def _with_default_choices(item: Item, small: float) -> Item:
+    """Returns an item without sharded choices, or without the replicated one.
+
+    Args:
+      item: The item.
+      small: Largest number of bytes of a replicated item.
+    """
+    replicated = item.choices[0]
+    sharded = [one for one in item.choices[1:] if one.refused is None]
+    is_small = _replicated_bytes(item) <= small
+    if replicated.refused is None and (is_small or not sharded):
+        return dataclasses.replace(item, choices=(replicated,))
+    return dataclasses.replace(item, choices=tuple(sharded) or item.choices)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tf_layoutmap.planning import search
-from tf_layoutmap.planning.problem import Choice, Item, devices_of
+from tf_layoutmap.planning.problem import Choice, Item, devices_of, step_time
 from tf_layoutmap.planning.search import Solution, matches
 
 
@@ -135,9 +134,7 @@ class _Totals:
         return self._step(self._lines(choice)[0])
 
     def _step(self, seconds: np.ndarray) -> float:
-        return search.step_seconds(
-            seconds.tolist(), self._fixed, self._problem.sum_share
-        )
+        return float(step_time(seconds, self._fixed, self._problem.sum_share))
 
     def threshold(self, choice: Choice) -> float | None:
         """Returns the amount nearest to the item's from which `choice` wins."""

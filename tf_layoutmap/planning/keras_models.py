@@ -114,7 +114,7 @@ def problem_of_model(
       mesh: `dtensor.Mesh`, `DeviceMesh`, or a dict with the size of each axis.
       memory: Bytes of each device, for example `"24GiB"`. None shards each item
         of more than 0.1 % of the bytes, if a layout exists for which a step
-        gathers no weights, and allows the bytes that these layouts need.
+        gathers no weights, and allows the bytes of the fastest such plan.
       optimizer: Optimizer of Keras 3 or its name. None uses the optimizer with
         which the model was compiled, or Adam.
       batch_size: Number of samples per step.
@@ -318,14 +318,9 @@ class _Reader:
             "other variables": self._other_bytes(),
         }
         fixed = {part: size for part, size in fixed.items() if size}
-        if memory is None:
-            total = sum(_replicated_bytes(item) for item in items)
-            memory = sum(fixed.values()) + sum(
-                _default_bytes(item, pins, _SMALL * total) for item in items
-            )
-        return Problem(
+        problem = Problem(
             tuple(f"device {i}" for i in range(num_devices)),
-            budgets.read_budgets(memory, num_devices),
+            (0,) * num_devices,
             tuple(items),
             fixed,
             layout_costs.fixed_seconds(groups),
@@ -333,6 +328,11 @@ class _Reader:
                 name: layout_costs.seconds_of_spread(spread)
                 for name, spread in spreads.items()
             },
+        )
+        if memory is None:
+            memory = budgets.default_memory(problem, pins, _SMALL)
+        return dataclasses.replace(
+            problem, budgets=budgets.read_budgets(memory, num_devices)
         )
 
     def _signature(self, group: Group) -> tuple:
@@ -483,49 +483,6 @@ def _spreads(
         f"activations {number} over {axis}": (root, axis)
         for number, (root, axis) in enumerate(sorted(found))
     }
-
-
-def _replicated_bytes(item: Item) -> int:
-    return sum(item.choices[0].memory.values())
-
-
-def _default_bytes(item: Item, pins: Mapping[str, str], small: float) -> int:
-    """Returns the bytes of the pinned or the fastest sharded choice.
-
-    Args:
-      item: The item.
-      pins: Choices that the caller fixes.
-      small: Items with at most this number of bytes are replicated.
-    """
-    pinned = next(
-        (
-            pins[name]
-            for weight in item.weights
-            for name in (
-                item.name,
-                weight,
-                item.keys[weight],
-                weight.rpartition(".")[0],
-            )
-            if name in pins
-        ),
-        None,
-    )
-    allowed = [one for one in item.choices if one.refused is None]
-    sharded = [one for one in allowed if one is not item.choices[0]]
-    if pinned is not None:
-        allowed = [
-            one
-            for one in allowed
-            if one.name == pinned or one.name.split()[0] == pinned
-        ] or allowed
-        return max(sum(one.memory.values()) for one in allowed)
-    if item.choices[0].refused is None and _replicated_bytes(item) <= small:
-        return _replicated_bytes(item)
-    fastest = min(
-        sharded or allowed, key=lambda one: math.fsum(one.seconds.values())
-    )
-    return sum(fastest.memory.values())
 
 
 def _without_trades(group: Group) -> Group:

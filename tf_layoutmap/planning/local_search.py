@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_layoutmap.planning.problem import Problem, devices_of
+from tf_layoutmap.planning.problem import Problem, devices_of, step_time
 
 # Times are compared as integers, so that sums do not depend on rounding.
 _UNITS_PER_SECOND = 10**12
@@ -201,11 +201,7 @@ class Search:
 
     def _step(self, times: np.ndarray) -> np.ndarray:
         """Returns the time of a step from the times of the devices."""
-        slowest = times.max(-1)
-        if not self._sum_share:
-            return slowest
-        work = self._sum_share * (times - self._fixed).sum(-1)
-        return np.maximum(slowest, self._fixed + work)
+        return step_time(times, self._fixed, self._sum_share)
 
     def excess(self, memory: np.ndarray) -> np.ndarray:
         """Returns the largest number of bytes above a budget."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
 # Mesh axis of each dimension of a weight; None for an unsharded dimension.
 Axes = tuple[str | None, ...]
 
@@ -128,3 +130,21 @@ def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:
     if choice.devices is None:
         return tuple(range(len(problem.devices)))
     return choice.devices
+
+
+def step_time(times: np.ndarray, fixed: float, sum_share: float) -> np.ndarray:
+    """Returns the time of steps from the times of the devices.
+
+    >>> times = np.array([3, 2])
+    >>> int(step_time(times, 1, 0.0)), float(step_time(times, 1, 1.0))
+    (3, 4.0)
+
+    Args:
+      times: `[..., num_devices]` times of each device, which include `fixed`.
+      fixed: Time of each device that does not depend on the choices.
+      sum_share: See `Problem.sum_share`.
+    """
+    slowest = times.max(-1)
+    if not sum_share:
+        return slowest
+    return np.maximum(slowest, fixed + sum_share * (times - fixed).sum(-1))

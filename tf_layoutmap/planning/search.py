@@ -11,13 +11,19 @@ import dataclasses
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_layoutmap.planning import local_search
-from tf_layoutmap.planning.problem import Choice, Item, Problem, devices_of
+from tf_layoutmap.planning.problem import (
+    Choice,
+    Item,
+    Problem,
+    devices_of,
+    step_time,
+)
 
 
 class PlanDoesNotFitError(ValueError):
@@ -79,7 +85,8 @@ class Solution:
         a step takes at least the time of the work of all devices.
         """
         fixed = math.fsum(self.problem.fixed_seconds.values())
-        return step_seconds(self.total_seconds, fixed, self.problem.sum_share)
+        times = np.asarray(self.total_seconds, np.float64)
+        return float(step_time(times, fixed, self.problem.sum_share))
 
     @functools.cached_property
     def _memory(self) -> list[dict[str, int]]:
@@ -140,24 +147,6 @@ class Solution:
                 for part, value in getattr(choice, attribute).items():
                     found[device][part] = found[device].get(part, 0) + value
         return found
-
-
-def step_seconds(
-    seconds: Sequence[float], fixed: float, sum_share: float
-) -> float:
-    """Returns the time of a step from the times of the devices.
-
-    >>> step_seconds([3.0, 2.0], 1.0, 0.0), step_seconds([3.0, 2.0], 1.0, 1.0)
-    (3.0, 4.0)
-
-    Args:
-      seconds: Time of each device, which includes `fixed`.
-      fixed: Time of each device that does not depend on the choices.
-      sum_share: See `Problem.sum_share`.
-    """
-    return max(
-        *seconds, fixed + sum_share * math.fsum(one - fixed for one in seconds)
-    )
 
 
 def _add(total: dict[str, float], parts: Mapping[str, float]) -> None:
@@ -233,6 +222,22 @@ def _allowed_choices(
     problem: Problem, pins: Mapping[str, str]
 ) -> tuple[list[list[int]], dict[str, str]]:
     """Returns the indices of the allowed choices, and the pins by item."""
+    fixed = pins_of_items(problem, pins)
+    return [
+        _allowed(item, fixed.get(item.name)) for item in problem.items
+    ], fixed
+
+
+def pins_of_items(problem: Problem, pins: Mapping[str, str]) -> dict[str, str]:
+    """Returns the pin of each pinned item, by the name of the item.
+
+    Args:
+      problem: Items and choices.
+      pins: As for `solve`.
+
+    Raises:
+      ValueError: If a pin is unknown or contradicts another pin.
+    """
     by_name = {item.name: item for item in problem.items}
     by_weight: dict[str, list[Item]] = {}
     for item in problem.items:
@@ -263,9 +268,7 @@ def _allowed_choices(
                     f"both about {item.name!r}."
                 )
             fixed[item.name], source[item.name] = pin, key
-    return [
-        _allowed(item, fixed.get(item.name)) for item in problem.items
-    ], fixed
+    return fixed
 
 
 def _allowed(item: Item, pin: str | None) -> list[int]:
