@@ -47,6 +47,8 @@ def dot_interaction(
     a mesh, for symbolic Keras tensors, and while a SavedModel is saved. A
     function that was traced before a SavedModel is saved can contain the C++
     op; `tlm.layers.DotInteraction` uses stock operations outside of training.
+    If a `tf.function` is not traced for a mesh and gets tensors on a mesh, each
+    device computes the full result.
 
     Results do not depend on the number of threads or the instruction set.
 
