@@ -42,6 +42,7 @@ _HOMES = {
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
     "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "optimizers": "tf_layoutmap.embedding.optimizers",
+    "ops": "tf_layoutmap.ops",
     "partitioners": "tf_layoutmap.partition",
     "ps": "tf_layoutmap.ps",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.emulation as emulation
     import tf_layoutmap.layers as layers
     import tf_layoutmap.layout as layout
+    import tf_layoutmap.ops as ops
     import tf_layoutmap.partition as partitioners
     import tf_layoutmap.ps as ps
     from tf_layoutmap._patches.report import patches
@@ -108,6 +110,7 @@ __all__ = [
     "apply_deltas",
     "convert_vocabularies",
     "optimizers",
+    "ops",
     "partitioners",
     "ps",
     "LayoutMap",

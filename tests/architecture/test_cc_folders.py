@@ -16,6 +16,7 @@ CORE = [
     "ids",
     "rows",
     "tables",
+    "interactions",
     "keys",
     "vocabulary",
     "optimizers",

@@ -74,6 +74,7 @@ LEVELS = {
     "sharded": 3,
     "vocabulary": 3,
     "layout.mesh": 4,
+    "ops": 5,
     "layout.variable_names": 4,
     "layout.layout_table": 5,
     "layout.assignments": 5,

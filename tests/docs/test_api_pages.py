@@ -18,6 +18,7 @@ SPACES = [
     tlm.emulation,
     tlm.partitioners,
     tlm.optimizers,
+    tlm.ops,
     tlm.ps,
 ]
 

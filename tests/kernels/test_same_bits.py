@@ -46,6 +46,13 @@ for dim in (1, 3, 16, 67, 130):
     routed = _ops.route_ids(ids, sharding["offsets"], placement="div")
     for one in [*shards, *slots, *routed]:
         digest.update(one.numpy().tobytes())
+for dim, num_features in ((16, 27), (13, 5), (70, 9)):
+    features = list(rng.uniform(-1, 1, [num_features, 777, dim]).astype("f"))
+    products = _ops.dot_interaction(features=features)
+    gradients = _ops.dot_interaction_grad(
+        features=features, gradients=products)
+    for one in [products, *gradients]:
+        digest.update(one.numpy().tobytes())
 print(_ops.native.cpu_level(), digest.hexdigest())
 """
 

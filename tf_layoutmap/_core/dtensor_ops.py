@@ -138,9 +138,10 @@ _RANDOM = frozenset(
     )
 )
 # Ops that are not enabled: ops of compilers and of the runtime, and ops of this
-# package, which are registered separately.
+# package, which are registered separately or are not used on a mesh. A function
+# with DotInteraction can be traced before it gets tensors on a mesh.
 _OTHERS = re.compile(
-    r"_|LayoutMap>|DTensor|TPU|Tpu|Collective|Nccl|Xla(?!Dynamic(Update)?Slice)"
+    r"_|LayoutMap>(?!DotInteraction)|DTensor|TPU|Tpu|Collective|Nccl|Xla(?!Dynamic(Update)?Slice)"
     r"|Risc|Cudnn|Debug|Boosted|Sdca|Placeholder|Batch$|Unbatch|Copy"
 )
 _CONTROL_FLOW = frozenset(

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap._core import op_compositions
+
 
 def register(ops: Any) -> None:
     """Registers all gradients; the argument is the module `_core.ops`."""
@@ -121,6 +123,48 @@ def register(ops: Any) -> None:
             ),
             None,
         ]
+
+    @tf.RegisterGradient("LayoutMap>DotInteraction")
+    def _dot_interaction_gradient(
+        op: tf.Operation,
+        gradient: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        return ops.dot_interaction_grad(
+            features=op.inputs, gradients=gradient, **_interaction_attrs(op)
+        )
+
+    @tf.RegisterGradient("LayoutMap>DotInteractionGrad")
+    def _dot_interaction_grad_gradient(
+        op: tf.Operation,
+        *of_gradients: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Returns the gradients of the features and of the product gradients.
+
+        The op is linear in both. Its result for the features x is M x, where M
+        is the symmetric matrix of the product gradients.
+        """
+        *features, gradients = op.inputs
+        attrs = _interaction_attrs(op)
+        products = tf.matmul(
+            tf.stack(of_gradients, axis=1),
+            tf.stack(features, axis=1),
+            transpose_b=True,
+        )
+        return [
+            *ops.dot_interaction_grad(
+                features=of_gradients, gradients=gradients, **attrs
+            ),
+            op_compositions.lower_triangle(
+                products + tf.transpose(products, [0, 2, 1]),
+                len(features),
+                **attrs,
+            ),
+        ]
+
+
+def _interaction_attrs(op: tf.Operation) -> dict[str, bool]:
+    names = ("self_interaction", "skip_gather")
+    return {name: op.get_attr(name) for name in names}
 
 
 def gather_rows_tangent(

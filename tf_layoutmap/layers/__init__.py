@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
+    "DotInteraction": "tf_layoutmap.layers.keras3.dot_interaction:DotInteraction",
     "EmbeddingEntry": "tf_layoutmap.layers.base.embedding_report:EmbeddingEntry",
     "EmbeddingReport": "tf_layoutmap.layers.base.embedding_report:EmbeddingReport",
     "RowOptimizer": "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         shard_embeddings,
         sharded_embeddings,
     )
+    from tf_layoutmap.layers.keras3.dot_interaction import DotInteraction
     from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
     from tf_layoutmap.layers.keras3.sharded_embedding import ShardedEmbedding
     from tf_layoutmap.layers.keras3.tpu_embedding import TPUEmbedding
@@ -39,6 +41,7 @@ else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
+    "DotInteraction",
     "EmbeddingEntry",
     "EmbeddingReport",
     "RowOptimizer",

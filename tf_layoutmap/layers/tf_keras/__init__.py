@@ -14,12 +14,14 @@ except ModuleNotFoundError as _error:
 
 # Registers the class of replaced layers, which is required to load a model.
 from tf_layoutmap.layers.tf_keras import stock_embedding as _stock_embedding  # noqa: F401
+from tf_layoutmap.layers.tf_keras.dot_interaction import DotInteraction
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.tf_keras.sharded_embedding import ShardedEmbedding
 from tf_layoutmap.layers.tf_keras.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.tf_keras.vocabulary_logger import VocabularyLogger
 
 __all__ = [
+    "DotInteraction",
     "RowOptimizer",
     "ShardedEmbedding",
     "TPUEmbedding",
