@@ -58,6 +58,34 @@ def test_files_of_tfra_are_imported(tmp_path, names, monkeypatch):
     assert imported(tmp_path, format="tfra", name="model/users") == EXPECTED
 
 
+def test_slot_tables_of_tfra_are_imported(tmp_path):
+    slots = ROWS + 100
+    for name, keys, values in (
+        ("users", KEYS[:4], ROWS[:4]),
+        # The order of the keys differs, and one key has no row.
+        ("users_Adagrad_acc", KEYS[::-1], slots[::-1]),
+    ):
+        (tmp_path / f"{name}_mht_1of1-keys").write_bytes(keys.tobytes())
+        (tmp_path / f"{name}_mht_1of1-values").write_bytes(values.tobytes())
+    one, _ = make()
+    tlm.import_rows(
+        tmp_path,
+        one.vocabularies["words"],
+        format="tfra",
+        name="users",
+        slots={"accumulators": "users/Adagrad/acc"},
+    )
+    found = contents(one.vocabularies["words"])
+    assert len(found) == 4
+    for key, row, slot in zip(KEYS[:4].tolist(), ROWS, slots):
+        assert found[key][:2] == (row.tolist(), [slot.tolist()])
+    for path, format in ((tmp_path, "hugectr"), (tmp_path, "dynamicemb")):
+        with pytest.raises(ValueError, match="`slots` must be omitted unless"):
+            imported(path, format=format, slots={"accumulators": "a"})
+    with pytest.raises(ValueError, match="a dict with names from"):
+        imported(tmp_path, format="tfra", name="users", slots={"m": "a"})
+
+
 @pytest.mark.parametrize("strings", [False, True])
 def test_checkpoints_of_tfra_are_imported(tmp_path, strings):
     keys = np.array([f"key {key}" for key in KEYS]) if strings else KEYS

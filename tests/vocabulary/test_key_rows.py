@@ -1,5 +1,7 @@
 """Rows are written, read, exported and imported by key."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.host import open_table_cases as cases
 from tests.reference import vocabulary as reference
+from tf_layoutmap._core import ops
 from tf_layoutmap.vocabulary import key_rows
 
 tpu = tf.tpu.experimental.embedding
@@ -234,6 +237,39 @@ def test_the_next_delta_contains_written_rows(tmp_path):
     other, _ = make()
     tf.train.Checkpoint(embedding=other).restore(full)
     assert contents(other.vocabularies["words"]) == expected
+
+
+def test_blocks_during_training_contain_the_rows_of_their_keys():
+    """All rows keep their initial values, which depend on the key."""
+    one, _ = make(256, tpu.SGD(0.0), dim=5, num_shards=3)
+    vocabulary = one.vocabularies["words"]
+    is_done = threading.Event()
+
+    def train_on_new_keys():
+        for step in range(60):
+            train(one, np.arange(200) + 100 * step, 5)
+        is_done.set()
+
+    thread = threading.Thread(target=train_on_new_keys)
+    thread.start()
+    values = one._state.spec.tables[0].vocabulary.first_values
+    num_blocks = 0
+    while not is_done.is_set():
+        for block in vocabulary.blocks(64):
+            num_blocks += 1
+            np.testing.assert_array_equal(
+                block.rows,
+                ops.first_rows(
+                    keys=block.keys,
+                    kind=values.kind,
+                    limits=values.limits,
+                    seed=values.seed,
+                    dim=5,
+                ),
+            )
+    thread.join()
+    assert num_blocks > 20
+    assert vocabulary.stats()["num_evicted"] > 1000
 
 
 @given(

@@ -37,7 +37,7 @@ def import_rows(
     format: literals.RowSource = "tf_layoutmap",
     name: str | None = None,
     keys: TensorLike | None = None,
-    slots: bool | Mapping[str, TensorLike] | None = None,
+    slots: bool | Mapping[str, TensorLike] | Mapping[str, str] | None = None,
 ) -> key_rows.WrittenKeys:
     """Writes the rows of another table to an open vocabulary, by key.
 
@@ -80,15 +80,17 @@ def import_rows(
         - `"dynamicemb"`: folder that `DynamicEmbDump` of NVIDIA's dynamic
           embeddings for TorchRec has written.
 
-        Rows of other systems must be float32, and their slot variables are not
-        imported.
+        Rows of other systems must be float32. Slot variables are imported from
+        TFRA only.
       name: Name of the table, for the formats `"tfra"` and `"dynamicemb"`.
       keys: Integers or strings, `[num_rows]`, if `source` contains rows. None:
         the integers 0 to `num_rows - 1`.
       slots: None: slot variables are written if the source has them. False:
         known keys keep the values of their slot variables, and new keys get the
         initial values. A dict, if `source` contains rows: maps names of slot
-        variables to their values, see `Vocabulary.write`.
+        variables to their values, see `Vocabulary.write`. A dict, for
+        `format="tfra"`: maps names of slot variables to the names of the tables
+        in which TFRA has saved them.
 
     Returns:
       A `WrittenKeys` with the attributes `num_written`, `num_new` and
@@ -125,6 +127,8 @@ def import_rows(
         num_new += written.num_new
         if len(written.without_row):
             without_row.append(written.without_row)
+    if format == "tfra" and isinstance(slots, Mapping):
+        _import_slot_tables(source, vocabulary, slots)
     return key_rows.WrittenKeys(
         num_written,
         num_new,
@@ -151,7 +155,10 @@ def _read_source(
     )
     _check_only_for(is_rows, "rows", keys=(keys, None))
     if isinstance(slots, Mapping):
-        _check_only_for(is_rows, "rows", slots=(slots, None))
+        _check_only_for(
+            is_rows or format == "tfra", "rows or of TFRA", slots=(slots, None)
+        )
+        vocabulary._check_slots(slots)
     elif slots is not None and slots is not False:
         raise TypeError(checks.message("slots", "None, False or a dict", slots))
     if is_rows:
@@ -175,6 +182,27 @@ def _read_source(
             )
         )
     return _with_slots(found, vocabulary, has_slots=slots is None)
+
+
+def _import_slot_tables(
+    path: Any, vocabulary: state.Vocabulary, slots: Mapping[str, Any]
+) -> None:
+    """Writes slot variables that TFRA has saved as separate tables.
+
+    Keys that have no row in the vocabulary are ignored.
+
+    Args:
+      path: Path of the tables.
+      vocabulary: Vocabulary, to which the rows were already written.
+      slots: Maps names of slot variables to names of tables.
+    """
+    for slot, table in slots.items():
+        dim = vocabulary._rows.slots[slot]
+        for block in foreign_rows.read_tfra(os.fspath(path), table, dim):
+            has_row = vocabulary.contains(block.keys).numpy()
+            vocabulary.write(
+                block.keys[has_row], slots={slot: block.rows[has_row]}
+            )
 
 
 def _check_only_for(

@@ -170,16 +170,7 @@ def check_rows(
             checks.message("keys", "of shape [num_keys]", found.shape, where)
         )
     _check_unique(found, where)
-    unknown = [name for name in slots or {} if name not in access.slots]
-    if unknown:
-        raise ValueError(
-            checks.message(
-                "slots",
-                f"a dict with names from {list(access.slots)}",
-                unknown,
-                where,
-            )
-        )
+    check_slots(access, slots or {}, where)
     num_keys = len(found)
     return RowsToWrite(
         found,
@@ -203,6 +194,22 @@ def check_rows(
         _int32("counts", counts, num_keys, _INT32_MAX, where),
         0,
     )
+
+
+def check_slots(
+    access: RowAccess, slots: Mapping[str, Any], where: str
+) -> None:
+    """Raises a ValueError if a slot variable does not exist."""
+    unknown = [name for name in slots if name not in access.slots]
+    if unknown:
+        raise ValueError(
+            checks.message(
+                "slots",
+                f"a dict with names from {list(access.slots)}",
+                unknown,
+                where,
+            )
+        )
 
 
 def _check_unique(keys: Array, where: str) -> None:

@@ -286,7 +286,8 @@ class Vocabulary:
         """Returns statistics of the vocabulary.
 
         Returns:
-          A dict with the current state and the totals of all training steps:
+          A dict with the current state, the totals of all training steps, and
+          the numbers of keys that `write` added or could not add:
 
           - `num_keys`: keys that have a row now.
           - `num_rows`: rows that are available for keys.
@@ -295,7 +296,7 @@ class Vocabulary:
           - `num_lookups`: lookups of keys.
           - `num_known`: lookups whose key had a row.
           - `num_probes`: buckets that were searched.
-          - `num_admitted`: keys that got a row.
+          - `num_admitted`: keys that got a row, in steps and in `write`.
           - `num_rejected`: keys that were not admitted, counted once per step.
           - `num_full`: keys that were not assigned a row, because the table
             was full.
@@ -367,7 +368,8 @@ class Vocabulary:
 
         A key without a row gets a row without admission, in the order of
         `keys`. No key is evicted: if all places of a new key are occupied, the
-        key is not written, and the result contains the key.
+        key is not written, and the result contains the key, also with
+        `on_full="error"`.
 
         >>> vocabulary = embedding.vocabularies["words"]
         >>> vocabulary.write(["red", "fox"], vectors).without_row
@@ -547,6 +549,10 @@ class Vocabulary:
         if takes_step:
             checked = dataclasses.replace(checked, step=step)
         return key_rows.write_rows(self._rows, checked, np.asarray(block.keys))
+
+    def _check_slots(self, slots: Mapping[str, Any]) -> None:
+        """Raises a ValueError if a slot variable does not exist."""
+        key_rows.check_slots(self._rows, slots, f"table {self.name!r}")
 
     def _step(self) -> int:
         return int(self._variables[NUMBERS].numpy()[_STEP])
