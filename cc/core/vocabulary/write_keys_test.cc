@@ -80,7 +80,7 @@ TEST(WriteRowValuesTest, WritesTheGivenValuesAndInitialValues) {
       MakePartition(Placement::kOffsets, std::vector<int64_t>{0, 16, 41});
   for (const bool has_rows : {false, true}) {
     TestTable table(partition, 3, 1), slot(partition, 2, 2);
-    const TestTable old_table = table, old_slot = slot;
+    TestTable old_table = table, old_slot = slot;
     FirstRows first;
     first.values.a = 7.0f;
     first.table = table.MutableView();

@@ -249,6 +249,9 @@ class WriteKeysOp : public Kernel {
     const Tensor* rows;
     TF_RETURN_IF_ERROR(GetInput(ctx, "values", 2, &rows));
     TF_RETURN_IF_ERROR(ctx->input_list("slot_values", &slot_values));
+    TF_RETURN_IF_ERROR(CheckNumVariables(
+        absl::StrCat("Table '", table_, "' needs"), "slot_values",
+        static_cast<int64_t>(initial_slots_.size()), slot_values.size()));
     table.values = values_;
     table.slot_values = initial_slots_;
     table.row_type = dtype_ == tensorflow::DT_FLOAT      ? RowType::kFloat32
