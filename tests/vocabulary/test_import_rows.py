@@ -177,11 +177,15 @@ def damage(path, how):
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
+    elif how == "pickled":
+        np.savez(file, keys=np.array([{}]))
     else:
         file.write_bytes(pathlib.Path(path, sorted(names)[0]).read_bytes())
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "modified", "copied"])
+@pytest.mark.parametrize(
+    "how", ["missing", "truncated", "modified", "pickled", "copied"]
+)
 def test_damaged_files_are_named(tmp_path, how):
     one = trained()
     path = tmp_path / "words"
@@ -213,6 +217,20 @@ def test_invalid_imports_raise(tmp_path):
     with pytest.raises(ValueError, match=r"`rows` must be of shape \(\d+, 4\)"):
         tlm.import_rows(tmp_path / "words", wide.vocabularies["words"])
     meta = tmp_path / "words" / "_meta.json"
+    text = meta.read_text()
+    for old, new in (
+        ('"format": "numpy"', '"format": "csv"'),
+        ("keys-00000.npz", "../keys-00000.npz"),
+        ('"integers"', '"floats"'),
+        ('"num_keys"', '"keys"'),
+        ('"slots": {', '"columns": {'),
+        ('"files": [', '"files": [1, '),
+    ):
+        assert old in text
+        meta.write_text(text.replace(old, new))
+        with pytest.raises(ValueError, match="_meta.json'.*not valid"):
+            tlm.import_rows(tmp_path / "words", vocabulary)
+    meta.write_text(text)
     meta.write_text(meta.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(ValueError, match="must have the version 1. Received"):
         tlm.import_rows(tmp_path / "words", vocabulary)

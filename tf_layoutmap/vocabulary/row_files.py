@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import posixpath
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
@@ -22,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, paths
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import key_rows, key_tensors
 
 FORMATS = ("numpy", "parquet")
 # Readers of Parquet folders ignore files whose names begin with "_".
@@ -149,11 +150,12 @@ def _write_npz(block: key_rows.KeyBlock, file: IO[bytes]) -> None:
     np.savez(file, **_columns(block))  # pyright: ignore[reportArgumentType] All values are arrays.
 
 
-def read_info(path: str) -> dict[str, Any]:
+def _read_meta(path: str) -> dict[str, Any]:
     """Returns the contents of `_meta.json` in a folder.
 
     Raises:
-      ValueError: If the folder does not exist, or is not complete.
+      ValueError: If the file does not exist, is not valid, or has another
+        version.
     """
     meta_path = posixpath.join(path, META_FILE)
     try:
@@ -176,6 +178,19 @@ def read_info(path: str) -> dict[str, Any]:
             f"Received: version {version!r}, written by another version of "
             "tf_layoutmap."
         )
+    try:
+        name = re.compile(rf"keys-\d+\{_SUFFIXES[meta['format']]}")
+        is_valid = meta["keys_are"] in key_tensors.KINDS.values() and all(
+            name.fullmatch(one["name"])
+            and isinstance(one["num_keys"], int)
+            and isinstance(one["step"], int)
+            for one in meta["files"]
+        )
+        is_valid = is_valid and isinstance(meta["slots"], dict)
+    except (KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise _unreadable(meta_path, "an entry is missing or not valid")
     return meta
 
 
@@ -186,7 +201,7 @@ def read_folder(path: str) -> Iterator[key_rows.KeyBlock]:
       ImportError: If pyarrow is not installed, for Parquet files.
       ValueError: If a file is missing, truncated or modified.
     """
-    meta = read_info(path)
+    meta = _read_meta(path)
     read = _read_npz if meta["format"] == "numpy" else _parquet_reader()
     for one in meta["files"]:
         file_path = posixpath.join(path, one["name"])
@@ -232,7 +247,8 @@ def _to_block(
 
 
 def _read_npz(file: IO[bytes]) -> dict[str, Array]:
-    with np.load(file, allow_pickle=False) as found:
+    # By default, `np.load` does not unpickle objects, which could run code.
+    with np.load(file) as found:
         return {name: found[name] for name in found.files}
 
 
