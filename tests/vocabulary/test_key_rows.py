@@ -202,6 +202,27 @@ def test_a_pending_update_is_applied_before_rows_are_written_or_read():
     assert contents(vocabulary)[2] == read
 
 
+def test_rows_are_written_and_read_after_a_resize():
+    one, _ = make(8)
+    vocabulary = one.vocabularies["words"]
+    vocabulary.write(np.arange(8), np.ones([8, 3]))
+    assert vocabulary.write([8], np.ones([1, 3])).without_row.tolist() == [8]
+    vocabulary.resize(100)
+    assert vocabulary.write([8], np.full([1, 3], 2.0)).num_new == 1
+    found = contents(vocabulary)
+    assert sorted(found) == list(range(9))
+    assert found[8][0] == [2.0] * 3 and found[7][0] == [1.0] * 3
+
+
+def test_the_last_row_of_unknown_keys_is_not_exported():
+    one, _ = make(8, tpu.SGD(0.1), unknown="row")
+    vocabulary = one.vocabularies["words"]
+    vocabulary.write(np.arange(8))
+    assert sorted(contents(vocabulary)) == list(range(8))
+    (block,) = vocabulary.blocks()
+    assert block.rows.shape == (8, 3)
+
+
 def test_a_step_in_flight_keeps_its_rows():
     one, _ = make(8, tpu.SGD(1.0), dim=1)
     vocabulary = one.vocabularies["words"]
