@@ -6,6 +6,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tf_layoutmap as tlm
+from tests.embedding.host import open_table_cases as cases
 from tests.reference import vocabulary as reference
 from tf_layoutmap._core import ops
 from tf_layoutmap.vocabulary import bucket_layout
@@ -224,6 +226,25 @@ def test_an_invalid_write_raises_and_changes_nothing(arguments, message):
         table.write(keys, **arguments)
     for found, expected in zip(table.contents(), before):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_the_table_must_be_a_table_of_the_engine():
+    one, _ = cases.embedding(
+        tlm.OpenVocabulary(64), tf.tpu.experimental.embedding.SGD(0.1)
+    )
+    one.build()
+    engine = [one._state.backend.engine.handle]
+    table = Table(16, [16])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"`table_index` must be in \[0, 1"
+    ):
+        table.write([1], engine=engine, table_index=1)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="`vocabulary_buckets` must be at most 8, as in the engine",
+    ):
+        table.write([1], engine=engine)
+    assert (table.keys[0].numpy() == bucket_layout.EMPTY_KEY).all()
 
 
 @pytest.mark.parametrize(

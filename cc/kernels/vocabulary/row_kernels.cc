@@ -15,6 +15,7 @@
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/served_keys/fetched_steps.h"
 #include "cc/core/served_keys/key_pieces.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/core/vocabulary/admit_keys.h"
@@ -115,11 +116,7 @@ class WriteKeysOp : public Kernel {
     OP_REQUIRES_OK(ctx, GetInput(ctx, "counts", 1, &counts));
     OP_REQUIRES_OK(ctx, ctx->input_list("engine", &engines));
     if (engines.size() > 0) {
-      OP_REQUIRES_OK(ctx,
-                     tensorflow::LookupResource(
-                         ctx, engines[0].scalar<tensorflow::ResourceHandle>()(),
-                         &resource));
-      OP_REQUIRES_OK(ctx, resource->CheckNotRetired());
+      OP_REQUIRES_OK(ctx, FindEngine(ctx, engines[0], &resource));
     }
     Locked locked;
     OP_REQUIRES_OK(ctx, LockTable(ctx, &locked));
@@ -153,6 +150,28 @@ class WriteKeysOp : public Kernel {
   }
 
  private:
+  absl::Status FindEngine(OpKernelContext* ctx, const Tensor& handle,
+                          EnginePtr* engine) const {
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+        ctx, handle.scalar<tensorflow::ResourceHandle>()(), engine));
+    TF_RETURN_IF_ERROR((*engine)->CheckNotRetired());
+    const std::vector<TableSpec>& tables = (*engine)->engine().config().tables;
+    if (table_index_ < 0 || table_index_ >= static_cast<int>(tables.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("`table_index` must be in [0, ", tables.size(),
+                       "). Received: ", table_index_));
+    }
+    // The engine records the changed rows, so it must have all of these rows.
+    const int64_t num_rows = tables[table_index_].partition.num_rows();
+    if (layout_.num_rows() > num_rows) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`vocabulary_buckets` must be at most ", num_rows / kKeysPerBucket,
+          ", as in the engine. Received: ", layout_.num_buckets(), " (table '",
+          table_, "')"));
+    }
+    return absl::OkStatus();
+  }
+
   // The variables of the table. Objects cannot be moved, because the views
   // point to the partitions.
   struct Locked {
