@@ -1,5 +1,6 @@
 """Rows are exported to files, and imported into other tables."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -13,6 +14,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.files.full_disk import full_disk
 from tests.vocabulary.test_key_rows import contents, make, train
+from tf_layoutmap._core import files
 from tf_layoutmap.vocabulary import row_files
 
 tpu = tf.tpu.experimental.embedding
@@ -51,6 +53,20 @@ def test_an_imported_table_equals_the_exported_table(tmp_path, format, dtype):
         # A second import changes nothing.
         assert tlm.import_rows(os.fspath(path), into).num_new == 0
         assert contents(into) == expected
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_on_other_file_systems_are_supported(format, monkeypatch):
+    # TensorFlow cannot rename folders in memory, so the folder is written
+    # directly.
+    monkeypatch.setattr(files, "replacing_folder", contextlib.nullcontext)
+    one = trained()
+    vocabulary = one.vocabularies["words"]
+    path = f"ram://exported_rows/{format}"
+    vocabulary.export(path, format=format, block_size=64)
+    other, _ = make(300)
+    tlm.import_rows(path, other.vocabularies["words"])
+    assert contents(other.vocabularies["words"]) == contents(vocabulary)
 
 
 def test_keys_that_do_not_fit_are_reported():
