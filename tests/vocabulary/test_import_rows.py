@@ -334,7 +334,13 @@ def test_a_vocabulary_starts_from_a_trained_closed_table():
     ]
 
 
-@pytest.mark.parametrize("as_rows", [np.asarray, tf.constant, tf.Variable])
+def as_bfloat16(rows):
+    return tf.Variable(tf.cast(rows, tf.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "as_rows", [np.asarray, tf.constant, tf.Variable, as_bfloat16]
+)
 def test_a_vocabulary_starts_from_pretrained_vectors(as_rows, monkeypatch):
     monkeypatch.setattr("tf_layoutmap.vocabulary.key_rows.BLOCK_SIZE", 4)
     one, _ = make()

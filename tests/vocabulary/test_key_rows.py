@@ -170,6 +170,15 @@ def test_invalid_arguments_raise_and_write_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             vocabulary.write(*arguments)
+    for wrong, message in (
+        (rows.astype(str), "`rows` must be of real numbers"),
+        (rows + 1j, "`rows` must be of real numbers"),
+        (rows + 1e39, "`rows` must be in the range of float32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            vocabulary.write([1, 2], wrong)
+    with pytest.raises(ValueError, match=r"slots\['accumulators'\]` must be"):
+        vocabulary.write([1, 2], slots={"accumulators": rows - 1e300})
     with pytest.raises(ValueError, match="`counts` must be integers of shape"):
         vocabulary.write([1, 2], rows, counts=[1.5, 2.0])
     with pytest.raises(ValueError, match=r"`counts` must be in \[0, 2147"):

@@ -176,6 +176,7 @@ def check_rows(
         found,
         kind,
         _to_dtype(
+            "rows",
             _matrix("rows", rows, num_keys, access.dim, where),
             access.dtype,
             where,
@@ -249,21 +250,31 @@ def _matrix(
                 name, f"of shape {(num_keys, dim)}", found.shape, where
             )
         )
-    return np.ascontiguousarray(found, np.float32)
+    is_number = found.dtype.kind in "fiu" or found.dtype == tf.bfloat16
+    if not is_number:
+        raise ValueError(
+            checks.message(name, "of real numbers", found.dtype, where)
+        )
+    return _to_dtype(name, np.ascontiguousarray(found), tf.float32, where)
 
 
-def _to_dtype(rows: Array, dtype: tf.DType, where: str) -> Array:
-    if dtype == tf.float32:
-        return rows
+def _to_dtype(name: str, values: Array, dtype: tf.DType, where: str) -> Array:
+    """Converts values to a dtype.
+
+    Raises:
+      ValueError: If a value is outside of the range of the dtype.
+    """
+    if values.dtype == dtype:
+        return values
     with np.errstate(over="ignore"):
-        found = rows.astype(dtype.as_numpy_dtype)
-    is_lost = ~np.isfinite(found) & np.isfinite(rows)
+        found = values.astype(dtype.as_numpy_dtype)
+    is_lost = ~np.isfinite(found) & np.isfinite(values)
     if is_lost.any():
         raise ValueError(
             checks.message(
-                "rows",
+                name,
                 f"in the range of {dtype.name}",
-                float(rows[is_lost][0]),
+                float(values[is_lost][0]),
                 where,
             )
         )
