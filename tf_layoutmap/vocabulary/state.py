@@ -375,9 +375,14 @@ class Vocabulary:
         >>> vocabulary.write(["red", "fox"], vectors).without_row
         array([], dtype=object)
 
-        Outside of steps in flight, the written rows are used by the next step.
-        If a step in flight uses a key, the gradients of this step are later
-        applied to the written row.
+        The next step uses the written rows. If a step in flight uses a key, the
+        gradients of this step are later applied to the written row. A pending
+        pipelined update is applied before the rows are written. Under
+        `MultiWorkerMirroredStrategy`, all processes must call the method with
+        the same arguments. Otherwise, the next step raises an error.
+
+        A call with many keys writes them in blocks, so other steps can run
+        between the blocks.
 
         Args:
           keys: Integers or strings, `[num_keys]`, without duplicates.
