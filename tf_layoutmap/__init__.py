@@ -41,6 +41,8 @@ _HOMES = {
     "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
     "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
+    "import_rows": "tf_layoutmap.vocabulary.import_rows:import_rows",
+    "KeyBlock": "tf_layoutmap.vocabulary.key_rows:KeyBlock",
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "ops": "tf_layoutmap.ops",
     "partitioners": "tf_layoutmap.partition",
@@ -85,6 +87,8 @@ if TYPE_CHECKING:
         ShardedVariableSpec,
     )
     from tf_layoutmap.vocabulary.conversion import convert_vocabularies
+    from tf_layoutmap.vocabulary.import_rows import import_rows
+    from tf_layoutmap.vocabulary.key_rows import KeyBlock
     from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
@@ -109,6 +113,8 @@ __all__ = [
     "DeltaWriter",
     "apply_deltas",
     "convert_vocabularies",
+    "import_rows",
+    "KeyBlock",
     "optimizers",
     "ops",
     "partitioners",

@@ -298,6 +298,20 @@ MUTATIONS = [
         ("tests/vocabulary/test_open_vocabulary.py", "-k", "segment"),
     ),
     Mutation(
+        "wrong shift: the buckets of keys on servers",
+        "vocabulary/bucket_layout.py",
+        "(27, 0x94D049BB133111EB)",
+        "(26, 0x94D049BB133111EB)",
+        ("tests/vocabulary/test_open_vocabulary.py", "-k", "buckets_of_keys"),
+    ),
+    Mutation(
+        "wrong sign: the last steps of imported keys",
+        "vocabulary/state.py",
+        "+ (step - block.step)",
+        "- (step - block.step)",
+        ("tests/vocabulary/test_import_rows.py", "-k", "ages"),
+    ),
+    Mutation(
         "swapped nibbles: codes of int4",
         "serving/packing.py",
         "[codes & 15, codes >> 4]",

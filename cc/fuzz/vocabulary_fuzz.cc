@@ -21,6 +21,7 @@
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/evict_keys.h"
 #include "cc/core/vocabulary/move_keys.h"
+#include "cc/core/vocabulary/write_keys.h"
 #include "cc/fuzz/input_reader.h"
 
 namespace layoutmap {
@@ -121,6 +122,35 @@ class Fuzzed {
     CheckState(keys);
   }
 
+  void Write(InputReader* input, int32_t step) {
+    const std::vector<int64_t> keys =
+        input->MostlyBelow<int64_t>(input->Below(50), 100);
+    const std::vector<int32_t> last_steps = input->MostlyBelow<int32_t>(
+        input->Below(2) == 1 ? static_cast<int64_t>(keys.size()) : 0, step + 1);
+    const std::vector<int64_t> old_keys = keys_;
+    const std::vector<int32_t> old_step = last_step_, old_count = count_;
+    std::vector<int64_t> rows(keys.size());
+    WrittenKeys written;
+    const Status status = WriteKeys(layout_, {keys, last_steps, {}}, step,
+                                    state_, rows, &written);
+    if (!status.ok()) {
+      FUZZ_CHECK(!status.message().empty());
+      FUZZ_CHECK(keys_ == old_keys && last_step_ == old_step &&
+                 count_ == old_count);
+      return;
+    }
+    for (int64_t r = 0; r < layout_.num_rows(); ++r) {
+      FUZZ_CHECK(old_keys[r] == kEmptyKey || keys_[r] == old_keys[r]);
+      FUZZ_CHECK(last_step_[r] >= old_step[r]);
+    }
+    for (const NewKey& one : written.new_keys) {
+      FUZZ_CHECK(keys_[one.row] == one.key && old_keys[one.row] == kEmptyKey);
+    }
+    FUZZ_CHECK(std::count(rows.begin(), rows.end(), kNoRow) ==
+               written.num_full);
+    CheckState(keys);
+  }
+
   void Restore(int32_t step) {
     const std::vector<KeptKey> kept = KeysOfState(layout_, state_);
     std::fill(keys_.begin(), keys_.end(), kEmptyKey);
@@ -170,12 +200,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   layoutmap::Fuzzed fuzzed(&input);
   const int64_t num_calls = input.Below(20);
   for (int32_t step = 1; step <= num_calls; ++step) {
-    switch (input.Below(6)) {
+    switch (input.Below(7)) {
       case 0:
         fuzzed.Evict(&input, step);
         break;
       case 1:
         fuzzed.Restore(step);
+        break;
+      case 2:
+        fuzzed.Write(&input, step);
         break;
       default:
         fuzzed.Admit(&input, step);

@@ -27,6 +27,7 @@
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/evict_keys.h"
 #include "cc/core/vocabulary/move_keys.h"
+#include "cc/core/vocabulary/write_keys.h"
 
 namespace py = pybind11;
 
@@ -155,6 +156,20 @@ class Vocabulary {
     EvictExpired(layout_, policy_, {step, oldest_in_flight, {}}, state_,
                  &evicted);
     return Column(evicted, [](const KeyOfRow& one) { return one.row; });
+  }
+
+  // Writes keys without admission. Returns the row of each key and the new
+  // keys.
+  py::tuple Write(const Array<int64_t>& keys, const Array<int32_t>& last_steps,
+                  const Array<int32_t>& counts, int32_t step) {
+    Array<int64_t> rows(keys.size());
+    WrittenKeys written;
+    Check(WriteKeys(layout_, {View(keys), View(last_steps), View(counts)}, step,
+                    state_, {rows.mutable_data(), keys.size()}, &written));
+    return py::make_tuple(
+        rows,
+        Column(written.new_keys, [](const NewKey& one) { return one.key; }),
+        written.num_full);
   }
 
   // Moves the keys to a vocabulary with the capacity `capacity` and
@@ -345,6 +360,11 @@ void DefineVocabulary(py::module_* m) {
            py::arg("pinned_rows").noconvert(), "Returns the freed rows.")
       .def("evict_expired", &Vocabulary::EvictOld, py::arg("step"),
            py::arg("oldest_in_flight"), "Returns the freed rows.")
+      .def("write", &Vocabulary::Write, py::arg("keys").noconvert(),
+           py::arg("last_steps").noconvert(), py::arg("counts").noconvert(),
+           py::arg("step"),
+           "Writes keys without admission; returns rows, new keys and the "
+           "number of keys without a row.")
       .def("resize", &Vocabulary::Resize, py::arg("capacity"),
            py::arg("num_shards"), py::arg("step"),
            "Returns (from, to): the old and new rows of the keys that fit.")

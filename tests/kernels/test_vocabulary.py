@@ -85,6 +85,24 @@ class Pair:
             step, oldest_in_flight
         ).tolist() == self.reference.evict_expired(step, oldest_in_flight)
 
+    def write(self, keys, step, last_steps=None, counts=None):
+        keys = list(dict.fromkeys(keys))
+        values = [
+            None
+            if one is None
+            else [one[i % len(one)] for i in range(len(keys))]
+            for one in (last_steps, counts)
+        ]
+        expected_rows, expected_new = self.reference.write(keys, step, *values)
+        rows, new, num_full = self.core.write(
+            int64(keys),
+            *(np.array(one or [], np.int32) for one in values),
+            step,
+        )
+        assert rows.tolist() == expected_rows
+        assert new.tolist() == expected_new
+        assert num_full == expected_rows.count(-1)
+
     def resize(self, capacity, step, num_shards):
         before, after = self.core.resize(capacity, num_shards, step)
         assert list(
@@ -96,6 +114,15 @@ class Pair:
         state = self.core.state()
         for name, expected in self.reference.state().items():
             np.testing.assert_array_equal(state[name], expected, name)
+        has_key = np.flatnonzero(state["keys"] != reference.EMPTY)
+        assert self.reference.export() == list(
+            zip(
+                state["keys"][has_key].tolist(),
+                has_key.tolist(),
+                state["last_step"][has_key].tolist(),
+                state["count"][has_key].tolist(),
+            )
+        )
 
 
 POLICIES = st.fixed_dictionaries(
@@ -117,7 +144,9 @@ POLICIES = st.fixed_dictionaries(
 def calls(draw):
     """Draws the next operation on a vocabulary and its arguments."""
     kind = draw(
-        st.sampled_from(["admit"] * 6 + ["evict", "evict_expired", "resize"])
+        st.sampled_from(
+            ["admit"] * 6 + ["write"] * 2 + ["evict", "evict_expired", "resize"]
+        )
     )
     keys = draw(
         st.lists(
@@ -159,6 +188,16 @@ def test_the_core_matches_the_reference(
             pair.evict(keys, step, oldest)
         elif kind == "evict_expired":
             pair.evict_expired(step, oldest)
+        elif kind == "write":
+            # The arguments are optional, so a quarter of the writes has none.
+            pair.write(
+                keys,
+                step,
+                [one % (step + 1) for one in pinned_rows] or None
+                if size % 2
+                else None,
+                [size, 0, 2**31 - 1] if num_in_flight % 2 else None,
+            )
         else:
             pair.resize(size, step, num_shards)
         pair.check(keys)
@@ -199,6 +238,15 @@ def test_half_a_million_operations_match_the_reference(policy):
             pair.evict_expired(step, step)
             pair.check(keys.tolist())
             done += 100
+        if step % 7 == 0:
+            written = rng.integers(-(2**40), 2**40, 50).tolist()
+            pair.write(
+                written + keys[:20].tolist(),
+                step,
+                rng.integers(0, step + 1, 70).tolist() if step % 2 else None,
+                rng.integers(0, 9, 70).tolist() if step % 3 else None,
+            )
+            done += 70
         if step % 50 == 0:  # The vocabulary is moved to a different capacity.
             pair.resize(
                 int(rng.integers(1500, 2600)), step, int(rng.integers(1, 8))
@@ -309,6 +357,38 @@ def test_the_empty_key_value_raises():
     with pytest.raises(ValueError, match="A key must not be -9223372036854"):
         one.admit(int64([5, reference.EMPTY]), 1, 1, int64([]))
     assert one.find(int64([5, reference.EMPTY])).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "last_steps", "counts", "message"),
+    [
+        ([5, 6, 5], [], [], "Keys must be unique. Received twice: 5"),
+        ([5, reference.EMPTY], [], [], "A key must not be -9223372036854"),
+        ([5], [4], [], r"`last_steps` must be in \[0, 3\]. Received: 4"),
+        ([5], [], [-1], r"`counts` must be in \[0, 2147483647\]. Received: -1"),
+        (
+            [5, 6],
+            [1],
+            [],
+            "`last_steps` must have one value for each of 2 keys",
+        ),
+    ],
+)
+def test_an_invalid_write_raises_and_changes_nothing(
+    keys, last_steps, counts, message
+):
+    one = native.Vocabulary(8)
+    one.admit(int64([5]), 1, 1, int64([]))
+    before = one.state()
+    with pytest.raises(ValueError, match=message):
+        one.write(
+            int64(keys),
+            np.array(last_steps, np.int32),
+            np.array(counts, np.int32),
+            3,
+        )
+    for name, value in one.state().items():
+        np.testing.assert_array_equal(value, before[name], name)
 
 
 @given(

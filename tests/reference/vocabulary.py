@@ -147,6 +147,36 @@ class Vocabulary:
             and not self._is_in_use(one, oldest_in_flight, ())
         ]
 
+    def write(self, keys, step, last_steps=None, counts=None):
+        """Returns the row of each key, or -1, and the new keys."""
+        new = []
+        for i, key in enumerate(keys):
+            one = self.known.get(key)
+            if one is None:
+                row = next(
+                    (row for row in self.places(key) if self.rows[row] is None),
+                    None,
+                )
+                if row is None:
+                    continue
+                one = self.rows[row] = self.known[key] = Key(
+                    key, row, step if last_steps is None else last_steps[i], 1
+                )
+                new.append(key)
+            if last_steps is not None:
+                one.last_step = max(one.last_step, last_steps[i])
+            if counts is not None:
+                one.count = counts[i]
+        return self.find(keys), new
+
+    def export(self):
+        """Returns (key, row, last step, count) of each key, by row."""
+        return [
+            (one.key, one.row, one.last_step, one.count)
+            for one in self.rows
+            if one is not None
+        ]
+
     def resize(self, capacity, step) -> list[tuple[int, int]]:
         """Returns (old row, new row) of each key that remains."""
         old = sorted(

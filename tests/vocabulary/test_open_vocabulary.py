@@ -117,3 +117,15 @@ def test_a_segment_has_at_least_as_many_buckets_as_are_probed():
     assert bucket_layout.num_segments(4 * probes) == 4
     most = bucket_layout.MAX_SEGMENTS
     assert bucket_layout.num_segments(4 * most * probes) == most
+
+
+@given(
+    keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20),
+    capacity=st.integers(1, 2**32 - 4096),
+)
+def test_buckets_of_keys_match_the_reference(keys, capacity):
+    num_buckets = bucket_layout.num_buckets_for(capacity)
+    found = bucket_layout.buckets_of(np.array(keys, np.int64), num_buckets)
+    assert found.tolist() == [
+        (reference.mix(key) >> 32) * num_buckets >> 32 for key in keys
+    ]

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 import tensorflow as tf
 
 from tf_layoutmap._core import lazy, literals, strategies
+from tf_layoutmap.vocabulary import key_rows
 
 
 class Backend(Protocol):
@@ -244,6 +245,21 @@ class EngineBackend(Backend, Protocol):
         Returns:
           The evicted keys, `[num_evicted]` int64. Keys without a row are not
           included.
+        """
+        ...
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys of an open table.
+
+        Args:
+          table: Index of the table.
+          written: The keys and their rows.
+
+        Returns:
+          The row of each key, or -1 if the key got no row, and the number of
+          keys that had no row before.
         """
         ...
 

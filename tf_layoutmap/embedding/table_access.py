@@ -17,7 +17,7 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import key_rows, state
 
 # Without this decorator, each trace would run AutoGraph on the methods of this
 # module and on all functions that they call.
@@ -89,10 +89,41 @@ class TableAccess:
                 },
                 functools.partial(backend.evict_keys, number),
                 functools.partial(self._resize, number),
+                self._row_access(number),
             )
             for number, spec in enumerate(self._state.spec.tables)
             if spec.vocabulary is not None
         }
+
+    def _row_access(self, table: int) -> key_rows.RowAccess:
+        """Returns access to the rows of a table with an open vocabulary."""
+        backend = cast(EngineBackend, self._state.backend)
+        spec = self._state.spec.tables[table]
+        slots = spec.optimizer.slots if spec.optimizer else ()
+
+        def shards() -> list[tuple[list[Any], list[Any]]]:
+            backend.before_read()
+            by_name = self._variables[spec.name]
+            lanes, rows = (
+                [list(tables.shards_of(by_name[name])) for name in names]
+                for names in (
+                    (state.KEYS, state.LAST_STEPS, state.COUNTS),
+                    (tables.PARAMETERS, *(slot.name for slot in slots)),
+                )
+            )
+            return [
+                (list(lanes_here), list(rows_here))
+                for lanes_here, rows_here in zip(zip(*lanes), zip(*rows))
+            ]
+
+        return key_rows.RowAccess(
+            spec.dim,
+            tf.as_dtype(spec.dtype),
+            {slot.name: slot.dim(spec.dim) for slot in slots},
+            shards,
+            functools.partial(backend.write_rows, table),
+            self._state.replicas.is_first_process,
+        )
 
     def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
         """Changes the capacity of a table; see `Vocabulary.resize`."""

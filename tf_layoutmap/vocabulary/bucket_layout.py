@@ -6,6 +6,10 @@ cc/core/keys/bucket_layout.h, which explains the design.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from tf_layoutmap import partition
 from tf_layoutmap._core import checks
 
@@ -35,6 +39,31 @@ def num_buckets_for(capacity: int) -> int:
     needed = -(-capacity // KEYS_PER_BUCKET)
     segments = num_segments(needed)
     return -(-needed // segments) * segments
+
+
+def buckets_of(
+    keys: np.ndarray[Any, Any], num_buckets: int
+) -> np.ndarray[Any, Any]:
+    """Returns the bucket at which the search for each key begins.
+
+    All possible places of a key are in the segment of this bucket.
+
+    >>> buckets_of(np.array([5, 6]), 8).tolist()
+    [5, 7]
+
+    Args:
+      keys: int64 keys.
+      num_buckets: Number of buckets of the vocabulary.
+    """
+    bits = keys.view(np.uint64)
+    for shift, factor in (
+        (30, 0xBF58476D1CE4E5B9),
+        (27, 0x94D049BB133111EB),
+    ):
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    bits = bits ^ (bits >> np.uint64(31))
+    scaled = (bits >> np.uint64(32)) * np.uint64(num_buckets)
+    return (scaled >> np.uint64(32)).astype(np.int64)
 
 
 def num_segments(num_buckets: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 # Kinds of ids, with the numbers that the ops use.
@@ -60,6 +61,11 @@ def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
     if value.dtype == tf.string:
         return hash_strings(value), STRINGS
     return value, INTEGERS
+
+
+def as_array(keys: Any) -> np.ndarray[Any, Any]:
+    """Returns integers or strings as an array. Strings are not hashed."""
+    return tf.convert_to_tensor(keys).numpy()
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:

@@ -7,16 +7,26 @@ holds the statistics of a vocabulary whose shards count separately.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap._core import checks, literals, ops, tf_private
 from tf_layoutmap.sharded.routing import assertions
-from tf_layoutmap.vocabulary import bucket_layout, key_tensors, stock_find
+from tf_layoutmap.vocabulary import (
+    bucket_layout,
+    key_rows,
+    key_tensors,
+    row_files,
+    stock_find,
+)
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+
+if TYPE_CHECKING:
+    from tf_layoutmap._core.types import TensorLike
 
 Array = np.ndarray[Any, Any]
 
@@ -172,6 +182,7 @@ class Vocabulary:
         resize: Callable[
             [int], tuple[OpenVocabulary, dict[str, Any], Conversion]
         ],
+        rows: key_rows.RowAccess,
     ):
         """Creates the object for variables of an embedding.
 
@@ -183,12 +194,14 @@ class Vocabulary:
             with `expired=True`, and returns the evicted keys.
           resize: Function that changes the capacity, and returns new settings,
             new variables and a `Conversion`.
+          rows: Access to the rows of the table.
         """
         self.settings = settings
         self.name = name
         self._variables = variables
         self._evict_keys = evict_keys
         self._resize = resize
+        self._rows = rows
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.name!r}, {self.settings})"
@@ -273,7 +286,8 @@ class Vocabulary:
         """Returns statistics of the vocabulary.
 
         Returns:
-          A dict with the current state and the totals of all training steps:
+          A dict with the current state, the totals of all training steps, and
+          the numbers of keys that `write` added or could not add:
 
           - `num_keys`: keys that have a row now.
           - `num_rows`: rows that are available for keys.
@@ -282,7 +296,7 @@ class Vocabulary:
           - `num_lookups`: lookups of keys.
           - `num_known`: lookups whose key had a row.
           - `num_probes`: buckets that were searched.
-          - `num_admitted`: keys that got a row.
+          - `num_admitted`: keys that got a row, in steps and in `write`.
           - `num_rejected`: keys that were not admitted, counted once per step.
           - `num_full`: keys that were not assigned a row, because the table
             was full.
@@ -294,8 +308,7 @@ class Vocabulary:
         Raises:
           RuntimeError: If the method is called inside a `tf.function`.
         """
-        if not tf.executing_eagerly():
-            raise RuntimeError("`stats` must be called outside tf.function.")
+        _require_eager("stats")
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
         num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
@@ -342,6 +355,219 @@ class Vocabulary:
         """
         return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
 
+    def write(
+        self,
+        keys: TensorLike,
+        rows: TensorLike | None = None,
+        slots: Mapping[str, TensorLike] | None = None,
+        *,
+        counts: TensorLike | None = None,
+        last_steps: TensorLike | None = None,
+    ) -> key_rows.WrittenKeys:
+        """Writes the rows of keys, for example pretrained vectors.
+
+        A key without a row gets a row without admission, in the order of
+        `keys`. No key is evicted: if all places of a new key are occupied, the
+        key is not written, and the result contains the key, also with
+        `on_full="error"`.
+
+        >>> vocabulary = embedding.vocabularies["words"]
+        >>> vocabulary.write(["red", "fox"], vectors).without_row
+        array([], dtype=object)
+
+        The next step uses the written rows. If a step in flight uses a key, the
+        gradients of this step are later applied to the written row. A pending
+        pipelined update is applied before the rows are written. Under
+        `MultiWorkerMirroredStrategy`, all processes must call the method with
+        the same arguments. Otherwise, the next step raises an error.
+
+        A call with many keys writes them in blocks, so other steps can run
+        between the blocks.
+
+        Args:
+          keys: Integers or strings, `[num_keys]`, without duplicates.
+          rows: Rows of the keys, `[num_keys, dim]`. Values are rounded to the
+            dtype of the table. None: known keys keep their rows, and new keys
+            get initial values, as in their first step.
+          slots: Maps names of slot variables to their values for the keys,
+            `[num_keys, dim]`, or `[num_keys, 1]` for slot variables with one
+            value per row. If a slot variable is missing, known keys keep its
+            values, and new keys get its initial value.
+          counts: Counts of the keys, `[num_keys]` integers. None: known keys
+            keep their counts, and new keys have the count 1.
+          last_steps: Step of the last use of each key, `[num_keys]` integers
+            that are at most `stats()["step"]`. A known key keeps its last step
+            if its last step is later. None: known keys keep their last steps,
+            and the last step of new keys is the current step.
+
+        Returns:
+          A `WrittenKeys` with the attributes `num_written`, `num_new` and
+          `without_row`, which contains the keys that got no row.
+
+        Raises:
+          TypeError: If `keys` are neither integers nor strings.
+          ValueError: If an argument has the wrong shape, a key occurs twice, a
+            slot variable does not exist, or a value is out of range. In this
+            case, nothing is written.
+          tf.errors.InvalidArgumentError: Same as for `lookup`.
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        _require_eager("write")
+        checked = key_rows.check_rows(
+            self._rows,
+            self.name,
+            keys,
+            rows,
+            slots,
+            counts,
+            last_steps,
+            highest_step=self._step(),
+        )
+        return key_rows.write_rows(
+            self._rows, checked, key_tensors.as_array(keys)
+        )
+
+    def blocks(
+        self, block_size: int = key_rows.BLOCK_SIZE
+    ) -> Iterator[key_rows.KeyBlock]:
+        """Returns an iterator over all keys, with their rows.
+
+        >>> for block in embedding.vocabularies["words"].blocks():
+        ...     print(block.keys.shape, block.rows.shape, list(block.slots))
+        (3,) (3, 8) ['accumulators']
+
+        The keys are sorted by row. Each block is a copy from one point in time.
+        If training steps run between two blocks, a key that gets another row in
+        the meantime can be in two blocks or in no block.
+
+        Args:
+          block_size: Number of places in a block, at least 8. A block contains
+            only keys, so the number of its keys is lower if places are free.
+
+        Returns:
+          An iterator over objects with the attributes `keys`, `rows`, `slots`,
+          `counts` and `last_steps`.
+
+        Raises:
+          TypeError: If `block_size` is not an integer.
+          ValueError: If `block_size` is less than 8.
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        _require_eager("blocks")
+        checks.check_int(
+            "block_size", block_size, lowest=bucket_layout.KEYS_PER_BUCKET
+        )
+        return key_rows.read_blocks(
+            self._rows, self.name, block_size, self._step, self._keys_are
+        )
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: literals.KeyFileFormat = "numpy",
+        block_size: int = key_rows.BLOCK_SIZE,
+    ) -> int:
+        """Writes all keys with their rows to files.
+
+        The files can be read with NumPy, or with pyarrow and all other readers
+        of Parquet, without TensorFlow and without this package.
+        `tlm.import_rows` writes them to a table.
+
+        >>> embedding.vocabularies["words"].export("/tmp/words")
+        3
+        >>> np.load("/tmp/words/keys-00000.npz")["rows"].shape
+        (3, 8)
+
+        The folder `path` contains a file for each block, see `blocks`, and
+        `_meta.json`. With `format="numpy"`, a file `keys-00000.npz` contains
+        the arrays `keys`, `rows`, `counts` and `last_steps`, and an array
+        `slot/{name}` for each slot variable. With `format="parquet"`, the file
+        `keys-00000.parquet` contains the columns `key`, `row`, `count`,
+        `last_step` and `slot/{name}`.
+
+        The memory must hold one block. Under `MultiWorkerMirroredStrategy`, all
+        processes must call the method, and the first process writes the files.
+
+        Args:
+          path: Folder to write. An existing folder is replaced when all files
+            of the new folder are on the disk.
+          format: `"numpy"`, or `"parquet"`, which requires pyarrow.
+          block_size: Same as for `blocks`.
+
+        Returns:
+          The number of keys.
+
+        Raises:
+          ImportError: If pyarrow is not installed, for `format="parquet"`.
+          TypeError: If `block_size` is not an integer.
+          ValueError: If `format` or `block_size` is out of range.
+          OSError: If the files cannot be written. An existing folder is not
+            changed.
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        _require_eager("export")
+        checks.check_one_of("format", format, row_files.FORMATS)
+        blocks = self.blocks(block_size)
+        if not self._rows.is_writer:
+            return sum(len(block.keys) for block in blocks)
+        return row_files.write_folder(
+            os.fspath(path),
+            blocks,
+            format,
+            row_files.FolderInfo(
+                self.name, self._rows.dim, self._rows.slots, self._keys_are()
+            ),
+        )
+
+    def _write_block(
+        self, block: key_rows.KeyBlock, *, takes_step: bool
+    ) -> key_rows.WrittenKeys:
+        """Writes a block of another table; see `tlm.import_rows`.
+
+        Args:
+          block: The block. Its slot variables must exist in this table.
+          takes_step: Whether the vocabulary has no keys, so that it gets the
+            step of the block.
+        """
+        step = self._step()
+        if takes_step:
+            step = max(step, block.step)
+        last_steps = block.last_steps
+        if last_steps is not None:
+            # The number of steps since the last use does not change.
+            last_steps = np.maximum(
+                np.asarray(last_steps, np.int64) + (step - block.step), 0
+            )
+        checked = key_rows.check_rows(
+            self._rows,
+            self.name,
+            block.keys,
+            block.rows,
+            block.slots,
+            block.counts,
+            last_steps,
+            highest_step=step,
+        )
+        if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
+            checked = dataclasses.replace(checked, kind=key_tensors.STRINGS)
+        if takes_step:
+            checked = dataclasses.replace(checked, step=step)
+        return key_rows.write_rows(self._rows, checked, np.asarray(block.keys))
+
+    def _check_slots(self, slots: Mapping[str, Any]) -> None:
+        """Raises a ValueError if a slot variable does not exist."""
+        key_rows.check_slots(self._rows, slots, f"table {self.name!r}")
+
+    def _step(self) -> int:
+        return int(self._variables[NUMBERS].numpy()[_STEP])
+
+    def _keys_are(self) -> str:
+        kind = int(self._variables[NUMBERS].numpy()[_KIND])
+        return key_tensors.KINDS.get(
+            kind, key_tensors.KINDS[key_tensors.INTEGERS]
+        )
+
     def resize(self, capacity: int) -> Conversion:
         """Changes the capacity of the vocabulary.
 
@@ -370,8 +596,7 @@ class Vocabulary:
           RuntimeError: If steps are in flight, or the method is called inside a
             `tf.function`. In this case, no variable is changed.
         """
-        if not tf.executing_eagerly():
-            raise RuntimeError("`resize` must be called outside tf.function.")
+        _require_eager("resize")
         self.settings, self._variables, conversion = self._resize(capacity)
         return conversion
 
@@ -411,6 +636,11 @@ class Vocabulary:
             f"{key_tensors.KINDS[other]}, as those before. Received: "
             f"{key_tensors.KINDS[kind]}; {key_tensors.REMEDIES[kind]}.",
         )
+
+
+def _require_eager(method: str) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(f"`{method}` must be called outside tf.function.")
 
 
 def _num_keys(shard: tf.Variable) -> int:

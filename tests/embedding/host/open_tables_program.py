@@ -3,11 +3,12 @@
     python open_tables_program.py OUTPUT NUM_STEPS HOW
 
 Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
-for the calls of a TPUEmbedding, or "by token" for the calls of a layer. With
-other values of HOW, the program fails and writes the error to OUTPUT.txt:
-"mixed" enqueues a training step in the first process and a forward-only step in
-the other, "evict" evicts a key, and "layer" creates a layer with an open
-vocabulary.
+for the calls of a TPUEmbedding, or "by token" for the calls of a layer. "write"
+also writes rows by key and exports them. With other values of HOW, the program
+fails and writes the error to OUTPUT.txt: "mixed" enqueues a training step in
+the first process and a forward-only step in the other, "evict" evicts a key,
+"write one" writes a row in the first process only, and "layer" creates a layer
+with an open vocabulary.
 """
 
 import json
@@ -107,6 +108,18 @@ def train_step(tpu_embedding, strategy, how="in order"):
     )
 
 
+def write(tpu_embedding, number):
+    """Writes rows of both tables."""
+    rng = np.random.default_rng(number)
+    keys = np.unique(rng.integers(0, 60, 30) * 1009 - 5 + 100 * number)
+    tpu_embedding.vocabularies["items"].write(
+        keys, rng.normal(size=[len(keys), 3])
+    )
+    tpu_embedding.vocabularies["names"].write(
+        [str(key) for key in keys[:5]], rng.normal(size=[5, 2])
+    )
+
+
 def contents(tpu_embedding):
     """Returns all variables of all tables, by name."""
     return {
@@ -130,11 +143,13 @@ def fail(tpu_embedding, strategy, how, worker):
                     tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one"
                 )
         else:
+            if how == "write one" and worker == 0:
+                tpu_embedding.vocabularies["items"].write([1])
             features, _ = batch(0, worker)
             tf.function(
                 lambda: strategy.run(
                     lambda: tpu_embedding.enqueue(
-                        features, training=worker == 0
+                        features, training=worker == 0 or how != "mixed"
                     )
                 )
             )()
@@ -149,16 +164,25 @@ def main(output, num_steps, how):
     evicted = []
     with strategy.scope():
         tpu_embedding = embedding(evicted.append)
-    if how in ("mixed", "evict", "layer"):
+    if how in ("mixed", "evict", "layer", "write one"):
         pathlib.Path(f"{output}.txt").write_text(
             fail(tpu_embedding, strategy, how, worker)
         )
         output = pathlib.Path(output)
         processes.stay_until_written(output.parent, "[01].txt")
         return
-    step = train_step(tpu_embedding, strategy, how)
+    writes = how == "write"
+    tpu_embedding.build()
+    step = train_step(tpu_embedding, strategy, "in order" if writes else how)
     for number in range(int(num_steps)):
+        if writes:
+            write(tpu_embedding, number)
         activations = step(*batch(number, worker))
+    if writes:
+        # The folder is written by the first process only.
+        tpu_embedding.vocabularies["items"].export(
+            pathlib.Path(output).parent / f"items {worker}"
+        )
     np.savez(
         output,
         evicted_keys=np.concatenate([[0], *(one.keys for one in evicted)]),

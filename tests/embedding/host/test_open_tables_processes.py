@@ -31,7 +31,7 @@ def run(tmp_path):
     return run
 
 
-def train_here(num_replicas, how="in order"):
+def train_here(num_replicas, how="in order", *, writes=False):
     """Trains in one process and returns all variables and results."""
     strategy = strategies.mirrored(num_replicas)
     evicted = []
@@ -40,6 +40,8 @@ def train_here(num_replicas, how="in order"):
     embedding.build()
     step = program.train_step(embedding, strategy, how)
     for number in range(NUM_STEPS):
+        if writes:
+            program.write(embedding, number)
         batches = [
             program.batch(number, replica)
             for replica in range(program.NUM_WORKERS)
@@ -122,11 +124,22 @@ def test_layer_lookups_give_both_processes_equal_tables(run):
 
 
 @pytest.mark.slow
+def test_both_processes_write_the_same_rows(run, tmp_path):
+    found = [dict(np.load(f"{output}.npz")) for output in run("write")]
+    expected, _, _ = train_here(1, writes=True)
+    for values in found:
+        check_same(values, expected)
+    assert (tmp_path / "items 0" / "_meta.json").exists()
+    assert not (tmp_path / "items 1").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         ("mixed", "Process 0 has true, process 1 false."),
         ("evict", "`evict` of a vocabulary must not be called under"),
+        ("write one", "Process 1 has written other rows than process 0"),
         ("layer", "an open vocabulary is not supported under Multi"),
     ],
 )

@@ -660,6 +660,17 @@ def pipelined(strategy, coordinator):
         embedding(tpu.SGD(0.5), pipeline_execution_with_tensor_core=True)
 
 
+def rows_by_key(one):
+    """Returns the row and the accumulators of each key."""
+    return {
+        key: (row.tolist(), slot.tolist())
+        for block in one.vocabularies["words"].blocks()
+        for key, row, slot in zip(
+            block.keys.tolist(), block.rows, block.slots["accumulators"]
+        )
+    }
+
+
 def open_vocabulary(strategy, coordinator):
     """Compares servers with the host engine while keys are evicted."""
     host = key_cases.embedding({"evict": "lru"})
@@ -677,6 +688,14 @@ def open_vocabulary(strategy, coordinator):
         for name, one in future.fetch().items():
             if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
                 wrong.append(f"activation {name}, step {number}")
+        # Half of the written keys are also keys of the next step.
+        keys = (np.arange(20) ** 2 // 40 + 7 * number) * 1_000_003 - 7
+        keys = np.unique(np.concatenate([keys, np.arange(10) + 10**9]))
+        rows = np.full([len(keys), 3], number, np.float32)
+        for one in (distributed, host):
+            one.vocabularies["words"].write(keys, rows)
+    if rows_by_key(distributed) != rows_by_key(host):
+        wrong.append("blocks")
     path = tf.train.Checkpoint(embedding=distributed).write(
         str(FOLDER / "keys")
     )

@@ -25,6 +25,7 @@ from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST
+from tf_layoutmap.vocabulary import key_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,6 +375,14 @@ class HostBackend:
         """Evicts keys of an open vocabulary; see `OpenTables`."""
         self._check_single_process("evict")
         return self._started.evict_keys(table, keys, expired=expired)
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys of an open table; see `Vocabulary`."""
+        # The pending update would change rows after they were written.
+        self.flush()
+        return self._started.write_rows(table, written)
 
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""

@@ -20,6 +20,7 @@ from tf_layoutmap.embedding.host import open_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import key_rows
 
 # Names of the counters of a feature, in the order in which the op returns them.
 _FEATURE_COUNTS = (
@@ -346,6 +347,13 @@ class HostEngine:
             return self._keys.evict_keys(
                 self._handle, table, keys, expired=expired
             )
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys of an open table; see `OpenTables`."""
+        with tf.device(self._handle.device):
+            return self._keys.write_rows(self._handle, table, written)
 
     def report_dropped(self, table: int, values: Sequence[Any]):
         """Calls `on_evict` with the keys that a resize has dropped."""

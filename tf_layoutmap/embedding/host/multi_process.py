@@ -14,6 +14,7 @@ the process that passed the value.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import key_rows
 
 
 def check_ids(
@@ -155,6 +157,70 @@ class RestoreCounter:
         return self._count.read_value()
 
 
+class WriteRecord:
+    """A fingerprint of all rows that this process has written by key.
+
+    `check_writes` compares the fingerprints of all processes. If the processes
+    write different rows, their tables differ.
+    """
+
+    def __init__(self):
+        with tf.init_scope(), tf.device(tables.HOST):
+            self._fingerprint = tf_private.ResourceVariable(
+                0, dtype=tf.int64, trainable=False, name="written_rows"
+            )
+
+    def add(self, table: int, written: key_rows.RowsToWrite):
+        """Adds the keys and rows of a write."""
+        found = zlib.crc32(
+            repr(
+                (int(self.value()), table, written.kind, written.step)
+            ).encode()
+        )
+        for values in (
+            written.keys,
+            written.rows,
+            *written.slots,
+            written.last_steps,
+            written.counts,
+        ):
+            found = zlib.crc32(repr(values.shape).encode(), found)
+            found = zlib.crc32(values.tobytes(), found)
+        self._fingerprint.assign(found)
+
+    def value(self) -> tf.Tensor:
+        """Returns the fingerprint as a tensor."""
+        return self._fingerprint.read_value()
+
+
+def check_writes(
+    fingerprints: tf.Tensor,
+    num_local: int,
+) -> list[tf.Operation]:
+    """Returns a check that all processes have written the same rows.
+
+    Args:
+      fingerprints: `[num_replicas]` int64 fingerprint of each replica.
+      num_local: Number of replicas of each process.
+    """
+    is_other = fingerprints != fingerprints[0]
+    check = tf.debugging.Assert(
+        ~tf.reduce_any(is_other),
+        [
+            tf.strings.join(
+                [
+                    "`write` of a vocabulary and tlm.import_rows must be "
+                    "called in all processes with the same keys and rows; "
+                    "otherwise their tables differ. Process ",
+                    tf.strings.as_string(tf.argmax(is_other) // num_local),
+                    " has written other rows than process 0.",
+                ]
+            )
+        ],
+    )
+    return [] if check is None else [check]
+
+
 def check_restores(
     counts: tf.Tensor,
     num_local: int,
@@ -222,15 +288,15 @@ def _form(feature: embedding_inputs.FeatureIds) -> int:
     return 0 if feature.splits.shape[0] == 0 else 1
 
 
-def gather_inputs(features, training, restores, num_replicas: int):
+def gather_inputs(features, training, restores, writes, num_replicas: int):
     """Gathers the inputs of all replicas on each replica.
 
     Returns:
-      A tuple of two elements: a list with a tuple `(training, features)` for
-      each replica, and a `[num_replicas]` tensor with the number of restores of
-      each replica.
+      A tuple of three elements: a list with a tuple `(training, features)` for
+      each replica, and two `[num_replicas]` tensors with the number of restores
+      and the fingerprint of the written rows of each replica.
     """
-    sizes = [tf.cast(training, tf.int64), restores]
+    sizes = [tf.cast(training, tf.int64), restores, writes]
     for one in features:
         sizes += [
             tf.constant(_form(one), tf.int64),
@@ -242,7 +308,7 @@ def gather_inputs(features, training, restores, num_replicas: int):
         ]
     sizes = tf.ensure_shape(
         all_gather(tf.stack(sizes)[tf.newaxis]),
-        [num_replicas, 2 + _NUM_SIZES * len(features)],
+        [num_replicas, 3 + _NUM_SIZES * len(features)],
     )
     integers = [
         tf.reshape(tf.cast(values, tf.int64), [-1])
@@ -262,7 +328,7 @@ def gather_inputs(features, training, restores, num_replicas: int):
     for replica in range(num_replicas):
         inputs = []
         for index, one in enumerate(features):
-            first = 2 + _NUM_SIZES * index
+            first = 3 + _NUM_SIZES * index
             (form, kind, num_ids, num_splits, num_weights, num_samples) = (
                 tf.unstack(sizes[replica, first : first + _NUM_SIZES])
             )
@@ -299,7 +365,7 @@ def gather_inputs(features, training, restores, num_replicas: int):
                 )
             )
         gathered.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
-    return gathered, sizes[:, 1]
+    return gathered, sizes[:, 1], sizes[:, 2]
 
 
 def gather_gradients(gradients, hyperparameters, num_replicas: int):
@@ -391,6 +457,7 @@ class WorkerEngine(HostEngine):
         )
         self._checks_ids = options.get("out_of_range", "error") == "error"
         self.restores = RestoreCounter()
+        self.writes = WriteRecord()
 
     def enqueue(
         self,
@@ -426,19 +493,29 @@ class WorkerEngine(HostEngine):
 
     def _gather_checked(self, training, features):
         """Returns gathered `(training, features)` tuples, and the checks."""
-        gathered, restores = gather_inputs(
+        gathered, restores, writes = gather_inputs(
             features,
             tf.convert_to_tensor(training, tf.bool),
             self.restores.value(),
+            self.writes.value(),
             self._replicas.num_replicas,
         )
         checks = check_restores(restores, self._num_local)
+        checks += check_writes(writes, self._num_local)
         for number, (_, inputs) in enumerate(gathered):
             if self._checks_ids:
                 checks += check_ids(
                     self._spec, inputs, number // self._num_local
                 )
         return gathered, checks
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys, which all processes must write."""
+        found = super().write_rows(table, written)
+        self.writes.add(table, written)
+        return found
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""

@@ -22,7 +22,9 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
-from tf_layoutmap.vocabulary import evicted, key_tensors, state
+from tf_layoutmap.vocabulary import evicted, key_rows, key_tensors, state
+
+Array = np.ndarray[Any, Any]
 
 
 class OpenTables:
@@ -278,6 +280,79 @@ class OpenTables:
             )
         return evictions.evicted
 
+    def write_rows(
+        self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Array, int]:
+        """Writes the rows of keys of one table; see `Vocabulary.write`.
+
+        Args:
+          engine: Handle of the engine.
+          table: Index of the table.
+          written: The keys and their rows.
+
+        Returns:
+          The row of each key, or -1, and the number of keys that had no row
+          before.
+        """
+        return write_keys(
+            self._spec.tables[table],
+            table,
+            written,
+            self._of_table[table],
+            engines=[engine],
+        )
+
+
+def write_keys(
+    spec: config.TableSpec,
+    table: int,
+    written: key_rows.RowsToWrite,
+    variables: Mapping[str, Sequence[tf.Variable]],
+    *,
+    first_bucket: int = 0,
+    engines: Sequence[tf.Tensor] = (),
+) -> tuple[Array, int]:
+    """Runs the op that writes the rows of keys.
+
+    Args:
+      spec: Spec of the table.
+      table: Index of the table.
+      written: The keys and their rows.
+      variables: Variables `state`, `shards` and `slots` of the shards, and on a
+        server `fetched_steps`.
+      first_bucket: First bucket of the first shard.
+      engines: Handle of the engine, or empty on a server.
+
+    Returns:
+      The row of each key, or -1, and the number of keys that had no row before.
+    """
+    settings, values = spec.vocabulary.settings, spec.vocabulary.first_values
+    slots = spec.optimizer.slots if spec.optimizer else ()
+    found = ops.write_keys(
+        engine=list(engines),
+        **{
+            name: _handles(variables.get(name, ()))
+            for name in ("state", "shards", "slots", "fetched_steps")
+        },
+        keys=written.keys,
+        last_steps=written.last_steps,
+        counts=written.counts,
+        step=tf.constant(written.step, tf.int64),
+        values=written.rows,
+        slot_values=written.slots,
+        table=spec.name,
+        table_index=table,
+        first_bucket=first_bucket,
+        vocabulary_buckets=settings.num_buckets,
+        has_sketch=settings.has_sketch,
+        key_kind=written.kind,
+        first_values=values.kind,
+        first_limits=values.limits,
+        first_seed=values.seed,
+        initial_slots=[slot.initial_value for slot in slots],
+    )
+    return found.rows.numpy(), int(found.num_new)
+
 
 def kind_of_keys(
     spec: config.EmbeddingSpec,
@@ -324,9 +399,6 @@ def _failed(error: BaseException) -> str:
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [variable.handle for variable in variables]
-
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

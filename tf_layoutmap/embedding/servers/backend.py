@@ -20,6 +20,7 @@ from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.vocabulary import key_rows
 
 
 class ServersBackend:
@@ -239,6 +240,13 @@ class ServersBackend:
         """Evicts keys of an open vocabulary; see `Vocabulary`."""
         assert isinstance(self._ops, key_step_ops.KeyStepOps)
         return self._ops.evict_keys(table, keys, expired=expired)
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys of an open vocabulary; see `Vocabulary`."""
+        assert isinstance(self._ops, key_step_ops.KeyStepOps)
+        return self._ops.write_rows(table, written)
 
     def resize(self, table: int, capacity: int) -> Any:
         """Raises an error, because traced steps would use the old variables.

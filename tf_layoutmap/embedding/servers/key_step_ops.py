@@ -21,7 +21,7 @@ from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import bucket_layout
+from tf_layoutmap.vocabulary import bucket_layout, key_rows
 from tf_layoutmap.vocabulary import state as vocabulary_state
 
 # Size and layout of the variable `fetched_steps`. See
@@ -281,6 +281,50 @@ class KeyStepOps(step_ops.StepOps):
                     )
         return tf.concat(evicted, axis=0)
 
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[np.ndarray[Any, Any], int]:
+        """Writes the rows of keys; see `EngineBackend.write_rows`.
+
+        Each shard gets only the rows of its own keys.
+        """
+        one = self.spec.tables[table]
+        by_name = self._variables[one.name]
+        slots = one.optimizer.slots if one.optimizer else ()
+        buckets = bucket_layout.buckets_of(
+            written.keys, one.vocabulary.settings.num_buckets
+        )
+        rows = np.full(written.keys.shape, -1, np.int64)
+        num_new = 0
+        for server, key_server in zip(self.servers, self._key_servers):
+            for number, shard in zip(server.tables, server.numbers):
+                if number != table:
+                    continue
+                first = _first_bucket(by_name, shard)
+                keys = tables.shards_of(by_name[vocabulary_state.KEYS])[shard]
+                places = np.flatnonzero(
+                    (buckets >= first) & (buckets < first + known_size(keys))
+                )
+                # The op also runs without keys, because it sets the step.
+                with tf.device(server.device):
+                    rows[places], new = open_tables.write_keys(
+                        one,
+                        table,
+                        written.part(places),
+                        {
+                            "state": _state_of_shard(by_name, shard),
+                            "shards": [_shard_of(by_name, shard)],
+                            "slots": [
+                                _shard_of(by_name, shard, slot.name)
+                                for slot in slots
+                            ],
+                            "fetched_steps": [key_server.fetched_steps],
+                        },
+                        first_bucket=first,
+                    )
+                num_new += new
+        return rows, num_new
+
     def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
         return [self._key_servers[self.servers.index(server)].fetched_steps]
 
@@ -302,6 +346,13 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
         elif variable is not None:
             variables.append(tables.shards_of(variable)[shard])
     return variables
+
+
+def _shard_of(
+    by_name: dict[str, Any], shard: int, name: str = tables.PARAMETERS
+) -> Any:
+    """Returns one shard of a table or of a slot variable."""
+    return tables.shards_of(by_name[name])[shard]
 
 
 def _first_bucket(by_name: dict[str, Any], shard: int) -> int:

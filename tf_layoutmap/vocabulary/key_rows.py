@@ -1,0 +1,380 @@
+"""Reads and writes the rows of keys.
+
+`KeyBlock` holds keys with their rows, and `read_blocks` reads the keys of a
+table block by block. `check_rows` converts the arguments of `Vocabulary.write`
+to `RowsToWrite`, which the backends of an embedding write.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import checks, ops
+from tf_layoutmap.vocabulary import bucket_layout, key_tensors
+
+Array = np.ndarray[Any, Any]
+
+# Default number of keys in a block. With 16 floats per row, a block takes 16
+# MiB, and the time of a call is small compared to the time of copying.
+BLOCK_SIZE = 2**18
+_INT32_MAX = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyBlock:
+    """Keys of one table, with their rows.
+
+    `Vocabulary.blocks` returns objects of this class, and `tlm.import_rows`
+    accepts them.
+
+    Attributes:
+      keys: `[num_keys]` int64, without duplicates. If the ids are strings, the
+        keys are hashes, or the strings themselves.
+      rows: Rows of the keys, `[num_keys, dim]` float32. Rows of 16-bit tables
+        are converted to float32, which is exact.
+      slots: Maps the name of each slot variable to its values for the keys,
+        `[num_keys, dim]` or `[num_keys, 1]` float32.
+      counts: Count of each key, `[num_keys]` int32. None: not known.
+      last_steps: Step of the last use of each key, `[num_keys]` int32. None:
+        not known.
+      step: Number of training steps of the vocabulary when the block was read.
+      keys_are: `"integers"`, or `"strings"` if the keys are hashes of strings.
+    """
+
+    keys: Array
+    rows: Array
+    slots: dict[str, Array] = dataclasses.field(default_factory=dict)
+    counts: Array | None = None
+    last_steps: Array | None = None
+    step: int = 0
+    keys_are: str = key_tensors.KINDS[key_tensors.INTEGERS]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WrittenKeys:
+    """The result of writing rows by key.
+
+    Attributes:
+      num_written: Number of keys whose rows were written.
+      num_new: Number of written keys that had no row before.
+      without_row: Keys that got no row, because all of their places were
+        occupied, `[num_keys]`.
+    """
+
+    num_written: int
+    num_new: int
+    without_row: Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsToWrite:
+    """Checked arguments of a write.
+
+    Attributes:
+      keys: `[num_keys]` int64, without duplicates.
+      kind: Kind of the keys, one of `key_tensors.KINDS`.
+      rows: `[num_keys, dim]` in the dtype of the table, or `[0, dim]`.
+      slots: For each slot variable, `[num_keys, slot_dim]` float32, or
+        `[0, slot_dim]`.
+      last_steps: `[num_keys]` int32, or `[0]`.
+      counts: `[num_keys]` int32, or `[0]`.
+      step: Minimum step of the vocabulary after the write.
+    """
+
+    keys: Array
+    kind: int
+    rows: Array
+    slots: list[Array]
+    last_steps: Array
+    counts: Array
+    step: int
+
+    def part(self, where: Any) -> RowsToWrite:
+        """Returns the keys that a slice or a mask selects."""
+
+        def select(values: Array) -> Array:
+            return values[where] if len(values) else values
+
+        return dataclasses.replace(
+            self,
+            keys=select(self.keys),
+            rows=select(self.rows),
+            slots=[select(slot) for slot in self.slots],
+            last_steps=select(self.last_steps),
+            counts=select(self.counts),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowAccess:
+    """Access to the rows of one table of an embedding.
+
+    Attributes:
+      dim: Number of columns of the table.
+      dtype: Dtype of the stored rows.
+      slots: Number of columns of each slot variable, by name.
+      shards: Function that applies a pending update, and returns a tuple for
+        each shard: the variables of the keys, last steps and counts, and the
+        variables of the rows and of each slot variable.
+      write: Function that writes rows, and returns the row of each key, or -1,
+        and the number of keys that had no row before.
+      is_writer: Whether this process writes exported files.
+    """
+
+    dim: int
+    dtype: tf.DType
+    slots: dict[str, int]
+    shards: Callable[[], list[tuple[list[Any], list[Any]]]]
+    write: Callable[[RowsToWrite], tuple[Array, int]]
+    is_writer: bool = True
+
+
+def check_rows(
+    access: RowAccess,
+    table: str,
+    keys: Any,
+    rows: Any,
+    slots: Mapping[str, Any] | None,
+    counts: Any,
+    last_steps: Any,
+    *,
+    highest_step: int,
+) -> RowsToWrite:
+    """Checks and converts the arguments of `Vocabulary.write`.
+
+    Args:
+      access: Access to the table.
+      table: Name of the table, for messages.
+      keys: See `Vocabulary.write`, as the following arguments.
+      rows: Rows, or None.
+      slots: Values of slot variables by name, or None.
+      counts: Counts, or None.
+      last_steps: Last steps, or None.
+      highest_step: Maximum of `last_steps`.
+
+    Raises:
+      TypeError: If `keys` are neither integers nor strings.
+      ValueError: If an argument has the wrong shape, a key occurs twice, a slot
+        variable does not exist, or a value is out of range.
+    """
+    where = f"table {table!r}"
+    tensor, kind = key_tensors.read_keys(keys, where)
+    found: Array = tensor.numpy()
+    if found.ndim != 1:
+        raise ValueError(
+            checks.message("keys", "of shape [num_keys]", found.shape, where)
+        )
+    _check_unique(found, where)
+    check_slots(access, slots or {}, where)
+    num_keys = len(found)
+    return RowsToWrite(
+        found,
+        kind,
+        _to_dtype(
+            "rows",
+            _matrix("rows", rows, num_keys, access.dim, where),
+            access.dtype,
+            where,
+        ),
+        [
+            _matrix(
+                f"slots[{name!r}]",
+                (slots or {}).get(name),
+                num_keys,
+                dim,
+                where,
+            )
+            for name, dim in access.slots.items()
+        ],
+        _int32("last_steps", last_steps, num_keys, highest_step, where),
+        _int32("counts", counts, num_keys, _INT32_MAX, where),
+        0,
+    )
+
+
+def check_slots(
+    access: RowAccess, slots: Mapping[str, Any], where: str
+) -> None:
+    """Raises a ValueError if a slot variable does not exist."""
+    unknown = [name for name in slots if name not in access.slots]
+    if unknown:
+        raise ValueError(
+            checks.message(
+                "slots",
+                f"a dict with names from {list(access.slots)}",
+                unknown,
+                where,
+            )
+        )
+
+
+def _check_unique(keys: Array, where: str) -> None:
+    ordered = np.sort(keys)
+    if len(keys) and ordered[0] == bucket_layout.EMPTY_KEY:
+        raise ValueError(
+            checks.message(
+                "keys",
+                "different from -2^63, which marks rows without a key",
+                int(ordered[0]),
+                where,
+            )
+        )
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(twice):
+        raise ValueError(
+            checks.message(
+                "keys",
+                "without duplicates",
+                f"{int(ordered[twice[0]])} at the indices "
+                f"{np.flatnonzero(keys == ordered[twice[0]]).tolist()}",
+                where,
+            )
+        )
+
+
+def _matrix(
+    name: str, value: Any, num_keys: int, dim: int, where: str
+) -> Array:
+    """Converts rows to float32 `[num_keys, dim]`; None becomes `[0, dim]`."""
+    if value is None:
+        return np.zeros([0, dim], np.float32)
+    found = np.asarray(value)
+    if found.shape != (num_keys, dim):
+        raise ValueError(
+            checks.message(
+                name, f"of shape {(num_keys, dim)}", found.shape, where
+            )
+        )
+    is_number = found.dtype.kind in "fiu" or found.dtype == tf.bfloat16
+    if not is_number:
+        raise ValueError(
+            checks.message(name, "of real numbers", found.dtype, where)
+        )
+    return _to_dtype(name, np.ascontiguousarray(found), tf.float32, where)
+
+
+def _to_dtype(name: str, values: Array, dtype: tf.DType, where: str) -> Array:
+    """Converts values to a dtype.
+
+    Raises:
+      ValueError: If a value is outside of the range of the dtype.
+    """
+    if values.dtype == dtype:
+        return values
+    with np.errstate(over="ignore"):
+        found = values.astype(dtype.as_numpy_dtype)
+    is_lost = ~np.isfinite(found) & np.isfinite(values)
+    if is_lost.any():
+        raise ValueError(
+            checks.message(
+                name,
+                f"in the range of {dtype.name}",
+                float(values[is_lost][0]),
+                where,
+            )
+        )
+    return found
+
+
+def _int32(
+    name: str, value: Any, num_keys: int, highest: int, where: str
+) -> Array:
+    if value is None:
+        return np.zeros([0], np.int32)
+    found = np.asarray(value)
+    if found.shape != (num_keys,) or found.dtype.kind not in "iu":
+        raise ValueError(
+            checks.message(
+                name,
+                f"integers of shape {(num_keys,)}",
+                f"{found.dtype} of shape {found.shape}",
+                where,
+            )
+        )
+    is_outside = (found < 0) | (found > highest)
+    if is_outside.any():
+        raise ValueError(
+            checks.message(
+                name,
+                f"in [0, {highest}]",
+                int(found[is_outside][0]),
+                where,
+            )
+        )
+    return found.astype(np.int32)
+
+
+def write_rows(
+    access: RowAccess, checked: RowsToWrite, names: Array
+) -> WrittenKeys:
+    """Writes rows block by block.
+
+    Args:
+      access: Access to the table.
+      checked: The rows to write.
+      names: The keys as the caller passed them, for the result.
+    """
+    rows: list[Array] = []
+    num_new = 0
+    for first in range(0, len(checked.keys), BLOCK_SIZE):
+        found, new = access.write(
+            checked.part(slice(first, first + BLOCK_SIZE))
+        )
+        rows.append(found)
+        num_new += new
+    is_missing = np.concatenate([np.zeros([0], np.int64), *rows]) < 0
+    return WrittenKeys(
+        len(names) - int(is_missing.sum()), num_new, names[is_missing]
+    )
+
+
+def read_blocks(
+    access: RowAccess,
+    table: str,
+    block_size: int,
+    step: Callable[[], int],
+    keys_are: Callable[[], str],
+) -> Iterator[KeyBlock]:
+    """Yields all keys of a table, with their rows.
+
+    Args:
+      access: Access to the table.
+      table: Name of the table, for messages.
+      block_size: Number of places in a block, at least 8.
+      step: Function that returns the step of the vocabulary.
+      keys_are: Function that returns the kind of the keys.
+    """
+    dims = [access.dim, *access.slots.values()]
+    dtypes = [access.dtype, *(tf.float32 for _ in access.slots)]
+    per_block = max(1, block_size // bucket_layout.KEYS_PER_BUCKET)
+    for lanes, values in access.shards():
+        num_buckets = int(lanes[0].shape[0])
+        for begin in range(0, num_buckets, per_block):
+            with tf.device(lanes[0].device):
+                found = ops.read_keys(
+                    lanes=[one.handle for one in lanes],
+                    shards=[one.handle for one in values],
+                    begin=tf.constant(begin, tf.int64),
+                    end=tf.constant(
+                        min(begin + per_block, num_buckets), tf.int64
+                    ),
+                    Tvalues=dtypes,
+                    dims=dims,
+                    table=table,
+                )
+            rows, *slots = (one.numpy() for one in found.values)
+            if len(rows):
+                yield KeyBlock(
+                    found.keys.numpy(),
+                    rows.astype(np.float32, copy=False),
+                    dict(zip(access.slots, slots)),
+                    found.counts.numpy(),
+                    found.last_steps.numpy(),
+                    step(),
+                    keys_are(),
+                )

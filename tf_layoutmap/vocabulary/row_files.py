@@ -1,0 +1,324 @@
+"""Files with keys and their rows, which `Vocabulary.export` writes.
+
+A folder contains one file for each block of keys and `_meta.json`. The files
+are `.npz` archives of NumPy or Parquet files. `write_folder` writes a folder,
+and `read_folder` reads its blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import importlib
+import io
+import json
+import posixpath
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import checks, files, paths
+from tf_layoutmap.vocabulary import key_rows, key_tensors
+
+FORMATS = ("numpy", "parquet")
+# Readers of Parquet folders ignore files whose names begin with "_".
+META_FILE = "_meta.json"
+_VERSION = 1
+_SLOT = "slot/"
+_SUFFIXES = {"numpy": ".npz", "parquet": ".parquet"}
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderInfo:
+    """The table from which a folder was written.
+
+    Attributes:
+      table: Name of the table.
+      dim: Number of columns of the rows.
+      slots: Number of columns of each slot variable, by name.
+      keys_are: `"integers"` or `"strings"`; the keys of strings are hashes.
+    """
+
+    table: str
+    dim: int
+    slots: dict[str, int]
+    keys_are: str
+
+
+def write_folder(
+    path: str,
+    blocks: Iterable[key_rows.KeyBlock],
+    format: str,
+    info: FolderInfo,
+) -> int:
+    """Writes a folder, and returns the number of keys.
+
+    Args:
+      path: Folder to write. An existing folder is replaced when all files of
+        the new folder are on the disk.
+      blocks: Blocks to write, with counts and last steps.
+      format: One of `FORMATS`.
+      info: Description of the table.
+
+    Raises:
+      ImportError: If pyarrow is not installed, for `format="parquet"`.
+      OSError: If the files cannot be written.
+    """
+    write = _write_npz if format == "numpy" else _parquet_writer()
+    _check_replaceable(path)
+    written: list[dict[str, Any]] = []
+    with files.replacing_folder(path) as folder, files.os_errors(path):
+        tf.io.gfile.makedirs(folder)
+        for number, block in enumerate(blocks):
+            name = f"keys-{number:05d}{_SUFFIXES[format]}"
+            with _new_file(posixpath.join(folder, name)) as file:
+                write(block, file)
+            written.append(
+                {"name": name, "num_keys": len(block.keys), "step": block.step}
+            )
+        num_keys = sum(one["num_keys"] for one in written)
+        meta = {
+            "version": _VERSION,
+            "format": format,
+            **dataclasses.asdict(info),
+            "num_keys": num_keys,
+            "files": written,
+        }
+        with _new_file(posixpath.join(folder, META_FILE)) as file:
+            file.write(json.dumps(meta, indent=1).encode())
+    return num_keys
+
+
+def _check_replaceable(path: str) -> None:
+    """Raises an OSError if a folder contains other files than exported rows."""
+    with files.os_errors(path):
+        if (
+            tf.io.gfile.exists(path)
+            and not tf.io.gfile.exists(posixpath.join(path, META_FILE))
+            and (not tf.io.gfile.isdir(path) or tf.io.gfile.listdir(path))
+        ):
+            raise OSError(
+                errno.EEXIST,
+                f"the path exists, and does not contain {META_FILE!r} of an "
+                "earlier export",
+                path,
+            )
+
+
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[IO[bytes]]:
+    """Yields a file that can be written in any order."""
+    if paths.is_local(path):
+        with open(paths.local_path(path), "wb") as file:
+            yield file
+        return
+    buffer = io.BytesIO()
+    yield buffer
+    with tf.io.gfile.GFile(path, "wb") as remote:
+        remote.write(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _existing_file(path: str) -> Iterator[IO[bytes]]:
+    """Yields a file that can be read in any order."""
+    if paths.is_local(path):
+        with open(paths.local_path(path), "rb") as file:
+            yield file
+        return
+    with tf.io.gfile.GFile(path, "rb") as remote:
+        yield io.BytesIO(remote.read())
+
+
+def _columns(block: key_rows.KeyBlock) -> dict[str, Array]:
+    return {
+        "keys": block.keys,
+        "rows": block.rows,
+        "counts": np.asarray(block.counts),
+        "last_steps": np.asarray(block.last_steps),
+        **{_SLOT + name: value for name, value in block.slots.items()},
+    }
+
+
+def _write_npz(block: key_rows.KeyBlock, file: IO[bytes]) -> None:
+    np.savez(file, **_columns(block))  # pyright: ignore[reportArgumentType] All values are arrays.
+
+
+def _read_meta(path: str) -> dict[str, Any]:
+    """Returns the contents of `_meta.json` in a folder.
+
+    Raises:
+      ValueError: If the file does not exist, is not valid, or has another
+        version.
+    """
+    meta_path = posixpath.join(path, META_FILE)
+    try:
+        with tf.io.gfile.GFile(meta_path, "r") as file:
+            meta = json.loads(file.read())
+        version = meta["version"]
+    except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            checks.message(
+                "path",
+                "a folder that `Vocabulary.export` has written, with the file "
+                f"{META_FILE!r}",
+                path,
+                str(error),
+            )
+        ) from None
+    if version != _VERSION:
+        raise ValueError(
+            f"The file {meta_path!r} must have the version {_VERSION}. "
+            f"Received: version {version!r}, written by another version of "
+            "tf_layoutmap."
+        )
+    try:
+        name = re.compile(rf"keys-\d+\{_SUFFIXES[meta['format']]}")
+        is_valid = meta["keys_are"] in key_tensors.KINDS.values() and all(
+            name.fullmatch(one["name"])
+            and isinstance(one["num_keys"], int)
+            and isinstance(one["step"], int)
+            for one in meta["files"]
+        )
+        is_valid = is_valid and isinstance(meta["slots"], dict)
+    except (KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise _unreadable(meta_path, "an entry is missing or not valid")
+    return meta
+
+
+def read_folder(path: str) -> Iterator[key_rows.KeyBlock]:
+    """Yields the blocks of a folder that `write_folder` has written.
+
+    Raises:
+      ImportError: If pyarrow is not installed, for Parquet files.
+      ValueError: If a file is missing, truncated or modified.
+    """
+    meta = _read_meta(path)
+    read = _read_npz if meta["format"] == "numpy" else _parquet_reader()
+    for one in meta["files"]:
+        file_path = posixpath.join(path, one["name"])
+        try:
+            with _existing_file(file_path) as file:
+                block = _to_block(read(file), meta, one["step"])
+        except (
+            tf.errors.OpError,
+            OSError,
+            ValueError,
+            KeyError,
+            EOFError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise _unreadable(file_path, str(error)) from None
+        if len(block.keys) != one["num_keys"]:
+            raise _unreadable(
+                file_path,
+                f"{len(block.keys)} keys instead of {one['num_keys']}",
+            )
+        yield block
+
+
+def _unreadable(path: str, why: str) -> ValueError:
+    return ValueError(
+        f"Could not read the rows in {path!r}, which is missing, truncated or "
+        f"modified: {why}."
+    )
+
+
+def _to_block(
+    columns: dict[str, Array], meta: dict[str, Any], step: int
+) -> key_rows.KeyBlock:
+    return key_rows.KeyBlock(
+        keys=columns["keys"],
+        rows=columns["rows"],
+        slots={name: columns[_SLOT + name] for name in meta["slots"]},
+        counts=columns["counts"],
+        last_steps=columns["last_steps"],
+        step=step,
+        keys_are=meta["keys_are"],
+    )
+
+
+def _read_npz(file: IO[bytes]) -> dict[str, Array]:
+    # By default, `np.load` does not unpickle objects, which could run code.
+    with np.load(file) as found:
+        return {name: found[name] for name in found.files}
+
+
+def _pyarrow() -> Any:
+    """Returns the module pyarrow.
+
+    Raises:
+      ImportError: If pyarrow is not installed.
+    """
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise ImportError(
+            "Parquet files require pyarrow, which is not installed: `pip "
+            'install pyarrow`, or use format="numpy".'
+        ) from error
+
+
+# Names of the columns of a Parquet file, which has one row per key.
+_SINGULAR = {
+    "keys": "key",
+    "rows": "row",
+    "counts": "count",
+    "last_steps": "last_step",
+}
+
+
+def _parquet_writer() -> Callable[[key_rows.KeyBlock, IO[bytes]], None]:
+    arrow = _pyarrow()
+
+    def write(block: key_rows.KeyBlock, file: IO[bytes]) -> None:
+        columns = {}
+        for name, value in _columns(block).items():
+            array = arrow.array(value.ravel())
+            if value.ndim == 2:
+                array = arrow.FixedSizeListArray.from_arrays(
+                    array, value.shape[1]
+                )
+            columns[_SINGULAR.get(name, name)] = array
+        # Trained rows are barely compressible, so compression would only take
+        # time.
+        arrow.parquet.write_table(
+            arrow.table(columns),
+            file,
+            compression="none",
+            use_dictionary=False,
+            write_statistics=["key"],
+        )
+
+    return write
+
+
+def _parquet_reader() -> Callable[[IO[bytes]], dict[str, Array]]:
+    arrow = _pyarrow()
+    plural = {column: name for name, column in _SINGULAR.items()}
+
+    def read(file: IO[bytes]) -> dict[str, Array]:
+        table = arrow.parquet.read_table(file)
+        found = {}
+        for column in table.column_names:
+            value = table[column].combine_chunks()
+            flat = value
+            shape = [len(value)]
+            if arrow.types.is_fixed_size_list(value.type):
+                flat = value.flatten()
+                shape.append(value.type.list_size)
+            found[plural.get(column, column)] = flat.to_numpy(
+                zero_copy_only=False
+            ).reshape(shape)
+        return found
+
+    return read
