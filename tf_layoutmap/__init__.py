@@ -40,6 +40,10 @@ _HOMES = {
     "OpenVocabulary": "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
     "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
+    "merge_deltas": "tf_layoutmap.embedding.deltas.merge:merge_deltas",
+    "prune_deltas": "tf_layoutmap.embedding.deltas.merge:prune_deltas",
+    "ServedModel": "tf_layoutmap.serving_deltas.served_model:ServedModel",
+    "update_export": "tf_layoutmap.serving_deltas.on_disk:update_export",
     "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "import_rows": "tf_layoutmap.vocabulary.import_rows:import_rows",
     "KeyBlock": "tf_layoutmap.vocabulary.key_rows:KeyBlock",
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.ps as ps
     from tf_layoutmap._patches.report import patches
     from tf_layoutmap.embedding.deltas.apply import apply_deltas
+    from tf_layoutmap.embedding.deltas.merge import merge_deltas, prune_deltas
     from tf_layoutmap.embedding.deltas.writer import DeltaWriter
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
@@ -81,6 +86,8 @@ if TYPE_CHECKING:
     from tf_layoutmap.planning.planner import plan
     from tf_layoutmap.process_report import describe_process
     from tf_layoutmap.serving.export import export
+    from tf_layoutmap.serving_deltas.on_disk import update_export
+    from tf_layoutmap.serving_deltas.served_model import ServedModel
     from tf_layoutmap.sharded import (
         ShardedVariable,
         ShardedVariableMixin,
@@ -112,6 +119,10 @@ __all__ = [
     "OpenVocabulary",
     "DeltaWriter",
     "apply_deltas",
+    "merge_deltas",
+    "prune_deltas",
+    "ServedModel",
+    "update_export",
     "convert_vocabularies",
     "import_rows",
     "KeyBlock",

@@ -313,14 +313,14 @@ MUTATIONS = [
     ),
     Mutation(
         "swapped nibbles: codes of int4",
-        "serving/packing.py",
+        "serving_deltas/packing.py",
         "[codes & 15, codes >> 4]",
         "[codes >> 4, codes & 15]",
         ("tests/serving/test_packing.py", "-k", "not graph"),
     ),
     Mutation(
         "wrong rounding: codes of int8",
-        "serving/packing.py",
+        "serving_deltas/packing.py",
         "np.rint(",
         "np.floor(",
         ("tests/serving/test_packing.py", "-k", "not graph"),

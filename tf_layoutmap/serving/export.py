@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, literals, tf_private
-from tf_layoutmap.serving import endpoints, packing, stored_tables, subjects
+from tf_layoutmap.embedding.deltas.writer import DeltaWriter
+from tf_layoutmap.serving import (
+    delta_state,
+    endpoints,
+    stored_tables,
+    subjects,
+)
 from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving.report import ExportReport
 from tf_layoutmap.serving.stored_tables import StoredTable
@@ -22,6 +28,7 @@ from tf_layoutmap.serving.stored_variable import (
     MeasuredBlocks,
     StoredVariable,
 )
+from tf_layoutmap.serving_deltas import packing
 
 if TYPE_CHECKING:
     import keras
@@ -104,6 +111,7 @@ def export(
     ]
     | None = None,
     dataset: Iterable[Iterable[object]] | None = None,
+    deltas: DeltaWriter | None = None,
 ) -> ExportReport:
     """Writes a SavedModel that uses only operations of TensorFlow.
 
@@ -156,6 +164,9 @@ def export(
       dataset: A finite dataset with batches of `(x, y)` or `(x, y,
         sample_weight)`. The metrics of the compiled model are computed on this
         dataset, once with the model and once with the SavedModel.
+      deltas: A `tlm.DeltaWriter` of tables of the model. `tlm.ServedModel` and
+        `tlm.update_export` can then apply the deltas that the writer writes
+        after the export. Deltas do not change other tables and variables.
 
     Returns:
       A report that can be printed. The report contains the bytes and errors of
@@ -164,13 +175,20 @@ def export(
     Raises:
       TypeError: If `model_or_embedding` has an unsupported type.
       ValueError: If an argument is invalid, `rows` contains an unknown table, a
-        row of a packed table is not finite, or `dataset` is passed for an
-        object without metrics. `path` is unchanged.
-      RuntimeError: If the tables are on a TPU.
+        row of a packed table is not finite, `dataset` is passed for an object
+        without metrics, or `deltas` is a writer of other tables. `path` is
+        unchanged.
+      RuntimeError: If the tables are on a TPU, or another thread writes a delta
+        during the export. `path` is unchanged.
       OSError: If the SavedModel cannot be written. `path` is unchanged.
     """
     path = os.fspath(path)
     fuse = checks.check_type("fuse", fuse, bool, "a bool")
+    if deltas is not None:
+        checks.check_type("deltas", deltas, DeltaWriter, "a tlm.DeltaWriter")
+    # The position is read before the tables, so that the next delta contains
+    # all changes that the export does not contain.
+    position = None if deltas is None else deltas._position()
     holders = subjects.holders_of(model_or_embedding)
     kinds = _kinds(rows, holders)
     sources = [source for holder in holders for source in holder.sources]
@@ -185,6 +203,8 @@ def export(
         endpoints.check_model_for_metrics(model_or_embedding)
     check_target(path)
 
+    if deltas is not None:
+        delta_state.check_writer(deltas, holders)
     variables = [
         StoredVariable(f"tables_{index}", num_rows, form)
         for index, (form, num_rows) in enumerate(
@@ -197,12 +217,11 @@ def export(
         )
         for index, variable in enumerate(variables)
     ]
-    stored = iter(
-        [
-            StoredTable(variables[place.variable], place.start, source.num_rows)
-            for place, source in zip(placed.places, sources)
-        ]
-    )
+    tables = [
+        StoredTable(variables[place.variable], place.start, source.num_rows)
+        for place, source in zip(placed.places, sources)
+    ]
+    stored = iter(tables)
     replaced: list[serving_report.Placeholder] = [
         (
             holder.owner,
@@ -224,6 +243,9 @@ def export(
         write_saved_model(
             module, signatures, folder, list(zip(variables, blocks))
         )
+        if deltas is not None and position is not None:
+            deltas._check_position(position)
+            delta_state.write(folder, deltas, position, holders, tables)
     reports = {}
     for index, measured in enumerate(blocks):
         reports.update(zip(placed.tables_of(index), measured.reports()))

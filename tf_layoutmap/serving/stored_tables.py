@@ -13,9 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.serving import id_checks
-from tf_layoutmap.serving.packing import RowFormat
 from tf_layoutmap.serving.stored_variable import StoredVariable
-from tf_layoutmap.vocabulary import key_tensors, state, stock_find
+from tf_layoutmap.serving_deltas.packing import RowFormat
+from tf_layoutmap.vocabulary import (
+    bucket_layout,
+    key_tensors,
+    state,
+    stock_find,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +138,11 @@ class StoredKeys:
                 trainable=False,
                 name="keys",
             )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of `variable`."""
+        return self._num_buckets, bucket_layout.KEYS_PER_BUCKET
 
     def rows_of(self, keys: tf.Tensor, kind: int) -> tf.Tensor:
         """Returns the row of each key; the last row for an unknown key.

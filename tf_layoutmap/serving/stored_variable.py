@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import files, tf_private
-from tf_layoutmap.serving import packing
-from tf_layoutmap.serving.packing import RowFormat
 from tf_layoutmap.serving.report import TableReport
 from tf_layoutmap.serving.sources import Source
+from tf_layoutmap.serving_deltas import packing
+from tf_layoutmap.serving_deltas.packing import RowFormat
 
 # A function that yields consecutive rows, starting with the first row.
 Blocks = Callable[[], Iterator["np.ndarray[Any, Any]"]]
@@ -40,11 +40,13 @@ class StoredVariable(tf_private.Trackable):
           form: Format of the stored rows.
         """
         self.name = name
+        self.num_rows = num_rows
         self.shape = tf.TensorShape([num_rows, form.width])
         self.form = form
         # The checkpoint key, which is set when TensorFlow writes the
         # checkpoint.
         self._key = ""
+        self._block_starts: list[int] = []
         with tf.init_scope(), tf.device("CPU:0"):
             self._exported = tf_private.UninitializedVariable(
                 shape=self.shape, dtype=form.dtype, name=name, trainable=False
@@ -54,6 +56,16 @@ class StoredVariable(tf_private.Trackable):
     def in_graph(self) -> Any:
         """The variable that exported functions read."""
         return self._exported
+
+    @property
+    def key(self) -> str:
+        """Key in the checkpoint that TensorFlow has written."""
+        return self._key
+
+    @property
+    def block_starts(self) -> tuple[int, ...]:
+        """First row of each block, after `write`."""
+        return tuple(self._block_starts)
 
     def write(self, prefix: str, blocks: Blocks) -> None:
         """Adds the rows to a checkpoint that TensorFlow has written.
@@ -70,7 +82,9 @@ class StoredVariable(tf_private.Trackable):
         with files.os_errors(prefix):
             _rename(prefix, parts[0])
         start = 0
+        self._block_starts = []
         for block in blocks():
+            self._block_starts.append(start)
             parts.append(f"{prefix}-{len(parts)}")
             spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
                 full_name=self.name,

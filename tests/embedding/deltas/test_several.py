@@ -8,7 +8,7 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
-from tf_layoutmap.embedding.deltas import chain
+from tf_layoutmap.serving_deltas import chain
 
 CLASSES = {
     "keras3": (keras, tlm.layers.ShardedEmbedding),

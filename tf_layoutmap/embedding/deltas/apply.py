@@ -9,7 +9,7 @@ from typing import Any
 from tf_layoutmap._core import checks
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import chain
+from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.vocabulary import checkpoint_files
 
 
@@ -50,7 +50,10 @@ def apply_deltas(
     base, directory = checkpoint_files.prefix_of(base), os.fspath(directory)
     deltas = chain.read_deltas(directory, base)
     target = checkpoint_files.prefix_of(
-        os.path.join(directory, f"full-{chain.directory_name(len(deltas))}")
+        os.path.join(
+            directory,
+            f"full-{chain.directory_name(chain.last_sequence(deltas))}",
+        )
         if target is None
         else target
     )

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.deltas.chain import Delta
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
+from tf_layoutmap.serving_deltas.chain import Delta
 from tf_layoutmap.vocabulary import state
 from tf_layoutmap.vocabulary.state import shards_of
 

@@ -20,9 +20,10 @@ from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import chain
-from tf_layoutmap.embedding.deltas.chain import Delta, Meta
+from tf_layoutmap.embedding.deltas import mark
 from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import checkpoint_files, state
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class WatchedTables:
           embeddings: Return value of `embeddings_of`.
           prefixes: Prefix of each embedding in the base.
         """
+        self._prefixes = list(zip(embeddings, prefixes, strict=True))
         self.has_several_embeddings = len(embeddings) > 1
         self.tables: dict[str, Table] = {}
         self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
@@ -112,6 +114,16 @@ class WatchedTables:
             )
             self._parts.append((backend, backend.watch_changes(), label))
         self._num_replaced = self._count_replaced()
+
+    def prefix_of(self, embedding: Any) -> str | None:
+        """Returns the prefix of an embedding in the base.
+
+        Returns None if the changes of the embedding are not recorded.
+        """
+        for one, prefix in self._prefixes:
+            if one is embedding:
+                return prefix
+        return None
 
     def flush(self) -> None:
         """Applies the pending pipelined updates."""
@@ -311,6 +323,8 @@ class DeltaWriter:
         self.finish()
         self._watched.flush()
         if self._watched.check_replaced() or compare:
+            # `tlm.prune_deltas` may have merged the deltas.
+            self._deltas = chain.read_deltas(self._directory, self._base)
             self._compare()
         found: dict[str, Any] = {}
         try:
@@ -336,6 +350,68 @@ class DeltaWriter:
         """
         writing, self._writing = self._writing, None
         return None if writing is None else writing.result()
+
+    def mark_export(self, path: str | os.PathLike[str]) -> None:
+        """Enables deltas for a SavedModel that contains the current tables.
+
+        The method adds a file to a SavedModel that `model.export` or
+        `tf.saved_model.save` has written, for `tlm.ServedModel` and
+        `tlm.update_export`. `tlm.export(..., deltas=writer)` writes this file
+        itself. The method finds the tables by comparing all values with the
+        SavedModel, so call the method before the next training step. A model
+        can contain more variables than the tables of the writer. Deltas do not
+        change these variables.
+
+        Args:
+          path: Folder of the SavedModel, on the local file system.
+
+        Raises:
+          ValueError: If the SavedModel does not contain exactly one variable
+            that is bitwise equal to the rows of a table, or to the keys of its
+            open vocabulary.
+          RuntimeError: If another thread writes a delta during the call.
+          OSError: If the file cannot be written.
+        """
+        position = self._position()
+        tables = mark.find_tables(os.fspath(path), self._watched.tables)
+        self._check_position(position)
+        mark.write_state(os.fspath(path), position, tables)
+
+    def _prefix_of(self, embedding: Any) -> str | None:
+        """Returns the prefix of an embedding's checkpoint keys in the base.
+
+        Returns None if the writer does not write the changes of `embedding`.
+        """
+        return self._watched.prefix_of(embedding)
+
+    def _position(self) -> Position:
+        """Waits for the background thread, and returns the last delta.
+
+        Raises:
+          OSError: If the thread could not write the delta.
+        """
+        self.finish()
+        return Position(
+            self._fingerprint,
+            chain.last_sequence(self._deltas),
+            self._deltas[-1].meta.link if self._deltas else "",
+        )
+
+    def _check_position(self, position: Position) -> None:
+        """Checks that no delta was written since `_position` was called.
+
+        A table that was read in the meantime could otherwise contain changes
+        after the new delta.
+
+        Raises:
+          RuntimeError: If a delta was written.
+        """
+        if self._position() != position:
+            raise RuntimeError(
+                "No delta may be written during an export. Received: a delta "
+                f"after delta {position.sequence} (directory "
+                f"{self._directory!r}). Export the model again."
+            )
 
     def _write(self, found: Mapping[str, Any]) -> Delta:
         tensors: dict[str, Any] = {}
@@ -363,16 +439,15 @@ class DeltaWriter:
             tensors.update(
                 {f"{table}/{name}": value for name, value in parts.items()}
             )
-        sequence = len(self._deltas) + 1
+        sequence = chain.last_sequence(self._deltas) + 1
         delta = write_files(
-            self._directory,
-            sequence,
+            os.path.join(self._directory, chain.directory_name(sequence)),
             tensors,
             lambda of_files: Meta(
                 sequence,
                 self._fingerprint,
                 self._prefix,
-                self._deltas[-1].meta.seal if self._deltas else "",
+                self._deltas[-1].meta.link if self._deltas else "",
                 tables,
                 of_files,
             ),
@@ -434,35 +509,36 @@ _STAGING_PREFIX = ".writing-"
 def remove_leftovers(directory: str) -> None:
     """Removes incomplete deltas of processes that were killed."""
     for name in os.listdir(directory):
-        delta = re.match(re.escape(_STAGING_PREFIX) + r"\d{8}(?=\.)", name)
+        delta = re.match(
+            re.escape(_STAGING_PREFIX) + r"(\d{8}-)?\d{8}(?=\.)", name
+        )
         if delta:
             files.remove_leftovers(os.path.join(directory, delta[0]))
 
 
+def staging_path(path: str) -> str:
+    """Returns the target that is passed to `files.staged` for a delta."""
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(parent, _STAGING_PREFIX + name)
+
+
 def write_files(
-    directory: str,
-    sequence: int,
+    path: str,
     tensors: Mapping[str, np.ndarray[Any, Any]],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
     """Writes a delta to a staging directory, and then renames the directory.
 
     Args:
-      directory: Directory of all deltas.
-      sequence: Number of the delta.
+      path: Path of the delta.
       tensors: Tensors of the delta, by name.
       make_meta: Function that takes a value for the attribute `files` of
         `Meta`, and returns the `Meta` of the delta.
 
     Raises:
-      OSError: If the delta cannot be written, or a delta with this number
-        exists.
+      OSError: If the delta cannot be written, or `path` exists.
     """
-    path = os.path.join(directory, chain.directory_name(sequence))
-    staging = os.path.join(
-        directory, f"{_STAGING_PREFIX}{chain.directory_name(sequence)}"
-    )
-    with files.staged(os.path.abspath(staging)) as folder:
+    with files.staged(staging_path(path)) as folder:
         new = os.path.join(folder, "new")
         os.mkdir(new)
         with tf.device("CPU:0"), files.os_errors(path):
@@ -491,5 +567,5 @@ def write_files(
                 f"{path!r} already exists: another writer has written it."
             )
         os.rename(new, path)
-        files.sync(directory)
+        files.sync(os.path.dirname(os.path.abspath(path)))
     return Delta(path, meta)

@@ -1,0 +1,108 @@
+"""Describes the tables of an export for the programs that apply deltas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.embedding.deltas.writer import DeltaWriter
+from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.serving import stored_tables
+from tf_layoutmap.serving.subjects import Holder
+from tf_layoutmap.serving_deltas import export_state
+from tf_layoutmap.serving_deltas.chain import Position
+
+
+def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:
+    """Checks that a writer writes changes of at least one table of a model.
+
+    Raises:
+      ValueError: If it does not.
+    """
+    if all(writer._prefix_of(holder.owner) is None for holder in holders):
+        names = [source.name for one in holders for source in one.sources]
+        raise ValueError(
+            "Argument `deltas` must be a writer of tables of the model, which "
+            f"are {names}. Received: a writer of other tables."
+        )
+
+
+def write(
+    folder: str,
+    writer: DeltaWriter,
+    position: Position,
+    holders: Sequence[Holder],
+    tables: Sequence[stored_tables.StoredTable],
+) -> None:
+    """Writes the description into an exported SavedModel.
+
+    Args:
+      folder: Folder of the SavedModel.
+      writer: Writer of the deltas.
+      position: The last delta of the writer before the export.
+      holders: Holders of the tables.
+      tables: Stored tables of all holders, in order.
+    """
+    found: list[export_state.StoredTable] = []
+    rest = iter(tables)
+    # Number of key variables of the previous holders.
+    num_keys = 0
+    for holder in holders:
+        own = [next(rest) for _ in holder.sources]
+        prefix = writer._prefix_of(holder.owner)
+        if prefix is not None:
+            found += _tables_of(holder, own, prefix, num_keys)
+        num_keys += len(holder.keys)
+    content = export_state.make_state(folder, position, found).to_json()
+    path = os.path.join(folder, export_state.FILE)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+def _tables_of(
+    holder: Holder,
+    stored: Sequence[stored_tables.StoredTable],
+    prefix: str,
+    num_keys: int,
+) -> list[export_state.StoredTable]:
+    """Returns the descriptions of the tables of an embedding."""
+    owner: Any = holder.owner
+    # `Exported.keys` contains the keys of all tables with open vocabularies, in
+    # the order of the tables.
+    keys = iter(enumerate(holder.keys, num_keys))
+    found = []
+    for table, source, one in zip(
+        LayerAccess(owner).spec.tables, holder.sources, stored
+    ):
+        variable = one.variable
+        variables = {
+            export_state.PARAMETERS: export_state.StoredVariable(
+                variable.key,
+                (variable.num_rows, variable.form.width),
+                variable.dtype.name,
+                one.start,
+                variable.form.kind,
+                variable.block_starts,
+            )
+        }
+        if table.vocabulary is not None:
+            number, of_table = next(keys)
+            variables[export_state.KEYS] = export_state.StoredVariable(
+                checkpointing.key_of("keys", str(number)),
+                of_table.shape,
+                of_table.variable.dtype.name,
+            )
+        found.append(
+            export_state.StoredTable(
+                table.name,
+                prefix,
+                source.num_rows,
+                source.dim,
+                source.dtype,
+                variables,
+            )
+        )
+    return found

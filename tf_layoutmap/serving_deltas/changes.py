@@ -1,0 +1,304 @@
+"""Converts deltas to new values of the variables of a SavedModel.
+
+`read_changes` reads several deltas at once. A row that several deltas contain
+is written only once, with its last values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from . import chain, export_state, packing
+from .chain import Delta
+from .export_state import ExportState, StoredTable, StoredVariable
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VariableChanges:
+    """New values of a part of a variable.
+
+    Attributes:
+      variable: The variable of the SavedModel.
+      view: Shape in which the changed parts of the variable are rows.
+      rows: `[num_rows]` int64, rows of the view, without duplicates.
+      values: `[num_rows, ...]`, new values of the rows, in the dtype of the
+        variable.
+    """
+
+    variable: StoredVariable
+    view: tuple[int, ...]
+    rows: Array
+    values: Array
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether the rows of the view are rows of the variable."""
+        return self.view == (-1, *self.variable.shape[1:])
+
+    @property
+    def is_lanes(self) -> bool:
+        """Whether the rows of the view are single elements of buckets."""
+        return self.view == (-1,)
+
+    def apply_to(self, value: Array) -> Array:
+        """Returns a copy of the value of the variable with the changes."""
+        found = np.array(value).reshape(self.view)
+        found[self.rows] = self.values
+        return found.reshape(value.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableChanges:
+    """New values of one table.
+
+    Attributes:
+      table: The table of the SavedModel.
+      variables: Changes by the name of the variable in deltas.
+    """
+
+    table: StoredTable
+    variables: dict[str, VariableChanges]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Changes:
+    """The changes of all pending deltas.
+
+    Attributes:
+      state: State of the SavedModel after the changes; `index` is the old one.
+      tables: Changes of each table; empty without pending deltas.
+    """
+
+    state: ExportState
+    tables: tuple[TableChanges, ...]
+
+
+def read_changes(
+    state: ExportState,
+    deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> Changes:
+    """Reads and checks all deltas that follow the last applied delta.
+
+    Args:
+      state: State of the SavedModel.
+      deltas: Directory of the deltas, or a list of paths of deltas.
+
+    Raises:
+      ValueError: If a delta is missing, is repeated, has another base or
+        another predecessor, was truncated or modified, or does not match the
+        tables of the SavedModel.
+    """
+    if isinstance(deltas, str | os.PathLike):
+        directory = os.fspath(deltas)
+        paths = chain.pending_paths(directory, state.sequence)
+        if state.sequence:
+            chain.check_applied(directory, state.sequence, state.link)
+    else:
+        paths = [os.fspath(path) for path in deltas]
+    found = chain.read_chain(
+        paths, state.base, "of the model", state.sequence, state.link
+    )
+    if not found:
+        return Changes(state, ())
+    last = found[-1].meta
+    return Changes(
+        dataclasses.replace(state, sequence=last.sequence, link=last.link),
+        tuple(_table_changes(table, found) for table in state.tables),
+    )
+
+
+def last_occurrences(indices: Sequence[Array]) -> tuple[Array, Array]:
+    """Returns the unique values of arrays, and their last positions.
+
+    >>> values, at = last_occurrences([np.array([2, 5]), np.array([1, 5])])
+    >>> values.tolist(), at.tolist()
+    ([1, 2, 5], [2, 0, 3])
+
+    Args:
+      indices: Arrays of integers, `[num_indices]`.
+
+    Returns:
+      The unique values in ascending order, and for each value its last position
+      in the concatenated arrays.
+    """
+    found = np.concatenate(indices)
+    values, reversed_at = np.unique(found[::-1], return_index=True)
+    return values, len(found) - 1 - reversed_at
+
+
+class _Reader:
+    """Reads the tensors of one table from several deltas."""
+
+    def __init__(self, table: StoredTable, deltas: Sequence[Delta]):
+        self._table = table
+        self._deltas = deltas
+        self._labels = [_label_of(table, delta) for delta in deltas]
+        self._readers = [
+            tf.train.load_checkpoint(delta.tensors) for delta in deltas
+        ]
+
+    def read(
+        self, name: str, dtype: str, inner_shape: tuple[int, ...] | None
+    ) -> list[Array]:
+        """Returns a tensor of each delta.
+
+        Args:
+          name: Name of the variable.
+          dtype: Required dtype.
+          inner_shape: Required shape without the first dimension; None for any
+            shape.
+
+        Raises:
+          ValueError: If a tensor is missing, or has another dtype or shape.
+        """
+        found = []
+        for delta, label, reader in zip(
+            self._deltas, self._labels, self._readers
+        ):
+            key = f"{label}/{name}"
+            where = f"tensor {key!r} of delta {delta.path!r}"
+            if not reader.has_tensor(key):
+                raise ValueError(
+                    f"Table {self._table.name!r} of the model requires the "
+                    f"{where}. Received: a delta without this tensor."
+                )
+            value = np.asarray(reader.get_tensor(key))
+            if value.dtype.name != dtype:
+                raise ValueError(
+                    f"Table {self._table.name!r} of the model requires values "
+                    f"of dtype {dtype}. Received: {value.dtype.name} ({where})."
+                )
+            if inner_shape is not None and value.shape[1:] != inner_shape:
+                raise ValueError(
+                    f"Table {self._table.name!r} of the model requires values "
+                    f"of shape {['n', *inner_shape]}. Received: shape "
+                    f"{list(value.shape)} ({where})."
+                )
+            found.append(value)
+        return found
+
+
+def _label_of(table: StoredTable, delta: Delta) -> str:
+    """Returns the name of a table in a delta.
+
+    Raises:
+      ValueError: If the delta does not contain the table.
+    """
+    for label in delta.meta.tables:
+        if delta.meta.in_base(label) == (table.prefix, table.name):
+            return label
+    raise ValueError(
+        f"Each delta must contain table {table.name!r} of the model. Received: "
+        f"tables {sorted(delta.meta.tables)} (delta {delta.path!r})."
+    )
+
+
+def _table_changes(table: StoredTable, deltas: Sequence[Delta]) -> TableChanges:
+    reader = _Reader(table, deltas)
+    all_rows = reader.read("rows", "int64", ())
+    rows, at = last_occurrences(all_rows)
+    if rows.size and (rows[0] < 0 or rows[-1] >= table.num_rows):
+        raise ValueError(
+            f"Rows of table {table.name!r} must be in [0, {table.num_rows}). "
+            f"Received: rows {rows[0]} to {rows[-1]} (deltas "
+            f"{deltas[0].path!r} to {deltas[-1].path!r})."
+        )
+
+    def read_rows(name: str, dtype: str, *inner: int) -> Array:
+        """Returns the last values of each row."""
+        values = reader.read(name, dtype, inner)
+        for delta, one, of_one in zip(deltas, values, all_rows):
+            if len(one) != len(of_one):
+                raise ValueError(
+                    f"Tensor {name!r} of table {table.name!r} must have "
+                    f"{len(of_one)} rows. Received: {len(one)} (delta "
+                    f"{delta.path!r})."
+                )
+        return np.concatenate(values)[at]
+
+    changes = {}
+    for name, variable in table.variables.items():
+        if name == export_state.PARAMETERS:
+            values = _pack(
+                table, variable, rows, read_rows(name, table.dtype, table.dim)
+            )
+        elif name in export_state.LANES:
+            values = read_rows(name, variable.dtype)
+        elif name == export_state.SKETCH:
+            changes[name] = _sketch_changes(reader, variable)
+            continue
+        elif name in export_state.WHOLE:
+            changes[name] = VariableChanges(
+                variable,
+                (1, *variable.shape),
+                np.zeros([1], np.int64),
+                _checked_whole(reader, name, variable)[np.newaxis],
+            )
+            continue
+        else:
+            values = read_rows(name, variable.dtype, *variable.shape[1:])
+        changes[name] = _row_changes(name, variable, rows, values)
+    return TableChanges(table, changes)
+
+
+def _row_changes(
+    name: str, variable: StoredVariable, rows: Array, values: Array
+) -> VariableChanges:
+    if name not in export_state.LANES:
+        view = (-1, *variable.shape[1:])
+        return VariableChanges(variable, view, rows + variable.start, values)
+    # The row that unknown keys share has no lane.
+    is_lane = rows < int(np.prod(variable.shape, dtype=np.int64))
+    return VariableChanges(variable, (-1,), rows[is_lane], values[is_lane])
+
+
+def _sketch_changes(
+    reader: _Reader, variable: StoredVariable
+) -> VariableChanges:
+    cells = export_state.SKETCH_CELLS
+    rows, at = last_occurrences(
+        reader.read(export_state.SKETCH_ROWS, "int64", ())
+    )
+    values = reader.read(export_state.SKETCH, variable.dtype, (cells,))
+    return VariableChanges(
+        variable, (-1, cells), rows, np.concatenate(values)[at]
+    )
+
+
+def _checked_whole(
+    reader: _Reader, name: str, variable: StoredVariable
+) -> Array:
+    value = reader.read(name, variable.dtype, None)[-1]
+    if value.shape != variable.shape:
+        raise ValueError(
+            f"Variable {name!r} of the model requires shape "
+            f"{list(variable.shape)}. Received: {list(value.shape)}."
+        )
+    return value
+
+
+def _pack(
+    table: StoredTable, variable: StoredVariable, rows: Array, values: Array
+) -> Array:
+    """Converts rows to the format of the SavedModel.
+
+    Raises:
+      ValueError: If the format cannot represent a row.
+    """
+    form = table.row_format(variable)
+    try:
+        return packing.pack(values, form)
+    except packing.UnfitRowError as error:
+        raise ValueError(
+            f"Table {table.name!r} of the model is stored as {form.kind}, and "
+            f"row {rows[error.row]} of the deltas {error.reason}. Export the "
+            'table with rows="float32".'
+        ) from error

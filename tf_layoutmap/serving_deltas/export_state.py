@@ -1,0 +1,229 @@
+"""The file in a SavedModel that describes its tables and its last delta.
+
+`tlm.export` and `tlm.DeltaWriter.mark_export` write the file, and programs that
+apply deltas read it. The file is in the folder `assets.extra`, which TensorFlow
+does not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from . import chain
+from .packing import RowFormat
+
+FILE = os.path.join("assets.extra", "tlm_deltas.json")
+VARIABLES = os.path.join("variables", "variables")
+# Suffix of the checkpoint keys of variables.
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_FORMAT = 1
+
+# Names of variables in deltas.
+PARAMETERS = "parameters"
+KEYS = "vocabulary_keys"
+SKETCH = "vocabulary_sketch"
+SKETCH_ROWS = "vocabulary_sketch_rows"
+# Variables that have one element for each row, in buckets.
+LANES = (KEYS, "vocabulary_last_steps", "vocabulary_counts")
+# Small variables that each delta contains in full.
+WHOLE = ("vocabulary_sketch_sums", "vocabulary_numbers", "rounding_steps")
+# Number of cells per block of a sketch.
+SKETCH_CELLS = 16
+# Key of an empty place in a bucket, and of the row that unknown keys share.
+EMPTY_KEY = -(2**63)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredVariable:
+    """A variable of a SavedModel that stores a variable of a table.
+
+    Attributes:
+      key: Key of the variable in the checkpoint of the SavedModel.
+      shape: Shape of the variable in the SavedModel.
+      dtype: Name of the dtype of the variable in the SavedModel.
+      start: Row of the variable that stores row 0 of the table.
+      kind: `RowFormat.kind` of packed rows, or an empty string if the variable
+        stores the values of the table.
+      blocks: First rows of the blocks in which the variable is stored on disk.
+        Empty if the variable is stored in one block.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    start: int = 0
+    kind: str = ""
+    blocks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTable:
+    """A table of a SavedModel.
+
+    Attributes:
+      name: Name of the table in its embedding.
+      prefix: Prefix of the embedding's checkpoint keys in the base.
+      num_rows: Number of rows.
+      dim: Number of columns.
+      dtype: Name of the dtype of the rows in deltas.
+      variables: Variables of the SavedModel, by the names of variables in
+        deltas.
+    """
+
+    name: str
+    prefix: str
+    num_rows: int
+    dim: int
+    dtype: str
+    variables: dict[str, StoredVariable]
+
+    def row_format(self, variable: StoredVariable) -> RowFormat:
+        """Returns the format of the rows in a variable."""
+        return RowFormat(variable.kind or self.dtype, self.dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportState:
+    """Contents of the file.
+
+    Attributes:
+      base: Fingerprint of the checkpoint on which the deltas are based.
+      sequence: Number of the last applied delta, or 0.
+      link: `Meta.link` of the last applied delta, or an empty string.
+      index: Checksum of the index of the SavedModel's variables.
+      tables: Tables that deltas change.
+    """
+
+    base: str
+    sequence: int
+    link: str
+    index: str
+    tables: tuple[StoredTable, ...]
+
+    def to_json(self) -> str:
+        """Returns the contents of the file."""
+        found = {"format": _FORMAT, **dataclasses.asdict(self)}
+        return json.dumps({**found, "seal": _seal(found)}, indent=1) + "\n"
+
+
+def make_state(
+    folder: str, position: chain.Position, tables: Sequence[StoredTable]
+) -> ExportState:
+    """Returns the state of a SavedModel that was written.
+
+    Args:
+      folder: Folder of the SavedModel.
+      position: The last delta that the tables of the SavedModel contain.
+      tables: Tables that deltas change.
+    """
+    return ExportState(
+        position.base,
+        position.sequence,
+        position.link,
+        index_checksum(folder),
+        tuple(tables),
+    )
+
+
+def path_of(key: str) -> list[str]:
+    """Returns the attributes that lead to the variable of a checkpoint key.
+
+    >>> path_of("tables/0/.ATTRIBUTES/VARIABLE_VALUE")
+    ['tables', '0']
+    """
+    # TensorFlow escapes dots and slashes in names of attributes.
+    return [
+        re.sub(r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name)
+        for name in key.removesuffix(VALUE).split("/")
+    ]
+
+
+def index_checksum(folder: str) -> str:
+    """Returns the checksum of the index of a SavedModel's variables."""
+    return chain.checksum(os.path.join(folder, f"{VARIABLES}.index"))
+
+
+def read(folder: str) -> ExportState:
+    """Reads the file of a SavedModel.
+
+    Raises:
+      ValueError: If the file does not exist, was truncated or modified, or
+        belongs to another SavedModel.
+    """
+    path = os.path.join(folder, FILE)
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError as error:
+        raise ValueError(
+            f"{folder!r} must be a SavedModel that was written with "
+            "`tlm.export(..., deltas=writer)`, or marked by "
+            f"`tlm.DeltaWriter.mark_export`. Received: {error}."
+        ) from None
+    state = _from_json(text, path)
+    try:
+        found = index_checksum(folder)
+    except OSError as error:
+        raise ValueError(
+            f"{folder!r} must be a complete SavedModel. Received: {error}."
+        ) from None
+    if found != state.index:
+        raise ValueError(
+            f"{path!r} must describe the variables of its SavedModel. "
+            "Received: a file of another SavedModel; the variables were "
+            "written again after this file."
+        )
+    return state
+
+
+def _from_json(text: str, path: str) -> ExportState:
+    try:
+        found = json.loads(text)
+        seal, version = found.pop("seal"), found["format"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"{path!r} must be a file that tf_layoutmap has written. Received: "
+            "a truncated or modified file."
+        ) from None
+    if version != _FORMAT:
+        raise ValueError(
+            f"{path!r} must be of format {_FORMAT}, which this version "
+            f"supports. Received: format {version!r}."
+        )
+    if seal != _seal(found):
+        raise ValueError(
+            f"{path!r} must be a file that tf_layoutmap has written. Received: "
+            "a modified file, whose seal does not match."
+        )
+    found.pop("format")
+    tables = tuple(
+        StoredTable(
+            **{
+                **table,
+                "variables": {
+                    name: StoredVariable(
+                        **{
+                            **one,
+                            "shape": tuple(one["shape"]),
+                            "blocks": tuple(one["blocks"]),
+                        }
+                    )
+                    for name, one in table["variables"].items()
+                },
+            }
+        )
+        for table in found.pop("tables")
+    )
+    return ExportState(**found, tables=tables)
+
+
+def _seal(found: dict[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(found, sort_keys=True).encode()
+    ).hexdigest()
