@@ -29,6 +29,7 @@ from benchmarks.whole_models import (
     dlrm,
     mesh_models,
     replaced_embeddings,
+    start_up,
     table_creation,
 )
 
@@ -65,6 +66,7 @@ _BENCHMARKS = {
     "serving": serving.report,
     "sharded_embedding": sharded_embedding.report,
     "sharded_variable": sharded_variable.report,
+    "start_up": start_up.report,
     "table_creation": table_creation.report,
 }
 
