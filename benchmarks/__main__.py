@@ -13,6 +13,7 @@ from absl import app, flags
 import tf_layoutmap as tlm
 from benchmarks import (
     embedding_step,
+    growth,
     mesh_embedding,
     model_creation,
     open_vocabulary,
@@ -57,6 +58,7 @@ _BENCHMARKS = {
     "criteo_dlrm": criteo_dlrm.report,
     "dlrm": dlrm.report,
     "embedding_step": embedding_step.report,
+    "growth": growth.report,
     "mesh_embedding": mesh_embedding.report,
     "mesh_models": mesh_models.report,
     "model_creation": model_creation.report,

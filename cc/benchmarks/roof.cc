@@ -28,13 +28,9 @@ constexpr int64_t kAhead = 16;
 // the same level.
 constexpr int kSecondLevel = 2;
 
-// Vector types for one cache line of 16 floats and for half of a line. Rows of
-// 8 floats are half a line wide.
-typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
-typedef float HalfLine __attribute__((vector_size(32), aligned(4), may_alias));
-
-template <typename Vector>
-constexpr int64_t kFloats = sizeof(Vector) / sizeof(float);
+// Number of floats in a cache line. Rows of 8 floats use half of a line.
+constexpr int kLine = 16;
+constexpr int kHalfLine = 8;
 
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using layoutmap::Span;
@@ -49,10 +45,13 @@ void Check(const layoutmap::Status& status) {
 
 // Sums table rows that are `kVectors` vectors wide. The sums stay in registers
 // if there are enough registers.
-template <int kVectors, typename Vector = Line>
+template <int kVectors, int kFloats = kLine>
 void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
                  int64_t end, const float* table, float* out) {
-  constexpr int64_t kDim = kVectors * kFloats<Vector>;
+  // This type is defined here, because a template argument loses the alignment.
+  typedef float Vector
+      __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
+  constexpr int64_t kDim = kVectors * kFloats;
   const int64_t last = splits[end] - 1;
   for (int64_t s = begin; s < end; ++s) {
     Vector sums[kVectors] = {};
@@ -60,12 +59,12 @@ void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
       const float* ahead = table + ids[std::min(i + kAhead, last)] * kDim;
       const float* row = table + ids[i] * kDim;
       for (int c = 0; c < kVectors; ++c) {
-        __builtin_prefetch(ahead + c * kFloats<Vector>, 0, kSecondLevel);
-        sums[c] += *reinterpret_cast<const Vector*>(row + c * kFloats<Vector>);
+        __builtin_prefetch(ahead + c * kFloats, 0, kSecondLevel);
+        sums[c] += *reinterpret_cast<const Vector*>(row + c * kFloats);
       }
     }
     for (int c = 0; c < kVectors; ++c) {
-      float* to = out + s * kDim + c * kFloats<Vector>;
+      float* to = out + s * kDim + c * kFloats;
       *reinterpret_cast<Vector*>(to) = sums[c];
     }
   }
@@ -80,14 +79,17 @@ struct Groups {
   const int64_t* gradient_of;
 };
 
-template <int kVectors, typename Vector = Line>
+template <int kVectors, int kFloats = kLine>
 void UpdateRange(const Groups& groups, int64_t begin, int64_t end,
                  const float* gradients, float* table, float* slots) {
-  constexpr int64_t kDim = kVectors * kFloats<Vector>;
+  // This type is defined here, because a template argument loses the alignment.
+  typedef float Vector
+      __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
+  constexpr int64_t kDim = kVectors * kFloats;
   const int64_t last = groups.splits[end] - 1;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t ahead = groups.rows[std::min(i + kAhead, end - 1)] * kDim;
-    for (int64_t c = 0; c < kDim; c += kFloats<Vector>) {
+    for (int64_t c = 0; c < kDim; c += kFloats) {
       __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
       __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
     }
@@ -97,13 +99,12 @@ void UpdateRange(const Groups& groups, int64_t begin, int64_t end,
           gradients + groups.gradient_of[std::min(k + kAhead, last)] * kDim;
       const float* gradient = gradients + groups.gradient_of[k] * kDim;
       for (int c = 0; c < kVectors; ++c) {
-        __builtin_prefetch(later + c * kFloats<Vector>, 0, kSecondLevel);
-        sums[c] +=
-            *reinterpret_cast<const Vector*>(gradient + c * kFloats<Vector>);
+        __builtin_prefetch(later + c * kFloats, 0, kSecondLevel);
+        sums[c] += *reinterpret_cast<const Vector*>(gradient + c * kFloats);
       }
     }
     for (int c = 0; c < kVectors; ++c) {
-      const int64_t at = groups.rows[i] * kDim + c * kFloats<Vector>;
+      const int64_t at = groups.rows[i] * kDim + c * kFloats;
       Vector& slot = *reinterpret_cast<Vector*>(slots + at);
       slot += sums[c] * sums[c];
       *reinterpret_cast<Vector*>(table + at) -= sums[c] * slot;
@@ -119,7 +120,7 @@ struct Loops {
 Loops LoopsOfDim(int64_t dim) {
   switch (dim) {
     case 8:
-      return {LookupRange<1, HalfLine>, UpdateRange<1, HalfLine>};
+      return {LookupRange<1, kHalfLine>, UpdateRange<1, kHalfLine>};
     case 16:
       return {LookupRange<1>, UpdateRange<1>};
     case 32:
