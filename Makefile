@@ -156,6 +156,9 @@ bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures t
 	$(RUN) -m benchmarks criteo_dlrm \
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers_dlrm.json $(BENCH_FLAGS)
+	$(RUN) -m benchmarks serving --distributions=uniform \
+	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
+	    --json=build/peers_serving.json $(BENCH_FLAGS)
 
 .PHONY: bench-mesh
 bench-mesh: build $(VENV)/.develop $(PEERS_JAX)/.packages  ## Measures models on a mesh against JAX, in a separate venv.

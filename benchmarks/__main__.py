@@ -13,6 +13,7 @@ from absl import app, flags
 import tf_layoutmap as tlm
 from benchmarks import (
     embedding_step,
+    growth,
     mesh_embedding,
     model_creation,
     open_vocabulary,
@@ -29,6 +30,7 @@ from benchmarks.whole_models import (
     dlrm,
     mesh_models,
     replaced_embeddings,
+    start_up,
     table_creation,
 )
 
@@ -56,6 +58,7 @@ _BENCHMARKS = {
     "criteo_dlrm": criteo_dlrm.report,
     "dlrm": dlrm.report,
     "embedding_step": embedding_step.report,
+    "growth": growth.report,
     "mesh_embedding": mesh_embedding.report,
     "mesh_models": mesh_models.report,
     "model_creation": model_creation.report,
@@ -65,6 +68,7 @@ _BENCHMARKS = {
     "serving": serving.report,
     "sharded_embedding": sharded_embedding.report,
     "sharded_variable": sharded_variable.report,
+    "start_up": start_up.report,
     "table_creation": table_creation.report,
 }
 

@@ -10,6 +10,11 @@ Dense layer. Contestants:
   Keras.
 * `tlm int4`: one table of 1 M x 64 in a `ShardedEmbedding`, exported by
   `tlm.export`.
+* `empty call`: a function of 26 inputs that returns one of its inputs, without
+  a lookup. TensorFlow takes this time to call a function from Python.
+* `fbgemm float32`, `fbgemm int8`, `fbgemm int4`: the same sizes in FBGEMM's
+  tables for inference (`IntNBitTableBatchedEmbeddingBagsCodegen`) and a Dense
+  layer, in a separate process, if `--torch_python` is set.
 
 The benchmark measures the p50 and the p99 of single calls. The calls of all
 contestants are interleaved. Ids are always uniform, so `--distributions` has no
@@ -25,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import rich.console
 import rich.table
 
 NUM_TABLES, NUM_ROWS, DIM = 26, 50_000, 64
@@ -32,6 +38,9 @@ BIG_ROWS = 1_000_000
 BATCH_SIZES = (1, 128)
 FUSED = ("model.export", "float32", "int8", "int4")
 BIG = ("keras int4", "tlm int4")
+EMPTY = "empty call"
+FBGEMM = {kind: f"fbgemm {kind}" for kind in FUSED[1:]}
+PERCENTILES = ("p50", "p99")
 # The number of calls is small, because each call of Keras' int4 model unpacks a
 # million rows.
 MOST_BIG_CALLS = 20
@@ -93,15 +102,28 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
     }
 
 
-def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
-    """Returns the milliseconds of each call, by contestant and batch size."""
+def _ask(
+    folder: pathlib.Path, rounds: int, torch_python: str
+) -> dict[str, list[float]]:
+    """Returns the milliseconds of each call, by contestant and batch size.
+
+    Args:
+      folder: Folder of the exported models.
+      rounds: Number of calls of each contestant.
+      torch_python: Python interpreter with FBGEMM, or an empty string.
+    """
     # With this entry, an import of tf_layoutmap fails as if the package were
     # not installed.
     sys.modules["tf_layoutmap"] = None  # pyright: ignore[reportArgumentType]
     import tensorflow as tf
 
     from benchmarks import timing
+    from benchmarks.peers import process
 
+    peer = None
+    if torch_python:
+        peer = process.Peer(torch_python, "benchmarks.peers.torch_serving")
+        peer.ask("open", NUM_TABLES, NUM_ROWS, DIM)
     random = np.random.default_rng(0)
     # The loaded objects keep the variables of their signatures alive.
     loaded = {
@@ -110,6 +132,14 @@ def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
     served = {
         name: one.signatures["serving_default"] for name, one in loaded.items()
     }
+    served[EMPTY] = tf.function(
+        lambda **inputs: inputs["f00"]
+    ).get_concrete_function(
+        **{
+            f"f{i:02}": tf.TensorSpec([None, 1], tf.int64)
+            for i in range(NUM_TABLES)
+        }
+    )
     times = {}
     for batch_size in BATCH_SIZES:
         batches = [
@@ -125,15 +155,31 @@ def _ask(folder: pathlib.Path, rounds: int) -> dict[str, list[float]]:
             {"ids": tf.constant(random.integers(0, BIG_ROWS, [batch_size, 1]))}
             for _ in range(16)
         ]
-        for names, calls in ((FUSED, rounds), (BIG, MOST_BIG_CALLS)):
-            inputs = batches if names is FUSED else big_batches
+        fused = {
+            name: _caller(served[name], batches) for name in (*FUSED, EMPTY)
+        }
+        if peer is not None:
+            for kind, name in FBGEMM.items():
+                fused[name] = _peer_caller(peer, kind, batch_size)
+        big = {name: _caller(served[name], big_batches) for name in BIG}
+        for contestants, calls in ((fused, rounds), (big, MOST_BIG_CALLS)):
             for name, values in timing.interleave(
-                {name: _caller(served[name], inputs) for name in names},
-                calls,
-                warm_up=min(20, calls),
+                contestants, calls, warm_up=min(20, calls)
             ).items():
                 times[f"{name}/{batch_size}"] = values.tolist()
+    if peer is not None:
+        peer.close()
     return times
+
+
+def _peer_caller(
+    peer: Any, kind: str, batch_size: int
+) -> Callable[[int], object]:
+    from benchmarks import timing
+
+    return lambda call: timing.Milliseconds(
+        peer.ask("call", kind, batch_size, call)
+    )
 
 
 def _caller(
@@ -142,12 +188,19 @@ def _caller(
     return lambda call: served(**batches[call % len(batches)])
 
 
-def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Runs the benchmark and returns a table of percentiles and ratios."""
+def report(distribution: str, rounds: int) -> tuple[rich.console.Group, dict]:
+    """Runs the benchmark and returns tables of percentiles and ratios."""
     del distribution
+    # The processes that export and ask do not import embedding_step, which
+    # imports tf_layoutmap.
+    from benchmarks import embedding_step
+
+    torch_python = embedding_step.TORCH_PYTHON.value or ""
     with tempfile.TemporaryDirectory() as folder:
-        sizes = json.loads(_in_process("export", folder, rounds))
-        times = json.loads(_in_process("ask", folder, max(rounds, 500)))
+        sizes = json.loads(_in_process("export", folder))
+        times = json.loads(
+            _in_process("ask", folder, str(max(rounds, 500)), torch_python)
+        )
     found = {
         key: {
             "p50": float(np.percentile(values, 50)),
@@ -155,42 +208,91 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         }
         for key, values in times.items()
     }
+    ratios = fbgemm_ratios(found)
+    tables = [_table(found, sizes)]
+    if ratios:
+        tables.append(_ratio_table(ratios))
+    return rich.console.Group(*tables), {
+        **found,
+        "bytes": sizes,
+        "relative to fbgemm": ratios,
+    }
+
+
+def fbgemm_ratios(
+    found: dict[str, dict[str, float]],
+) -> dict[str, dict[str, float]]:
+    """Returns each percentile of an export, relative to FBGEMM's.
+
+    Args:
+      found: Percentiles by contestant and batch size, such as "int8/128".
+
+    Returns:
+      Ratios by type of the rows and batch size. Empty if FBGEMM was not
+      measured.
+    """
+    return {
+        f"{kind}/{size}": {
+            one: found[f"{kind}/{size}"][one] / found[f"{name}/{size}"][one]
+            for one in PERCENTILES
+        }
+        for kind, name in FBGEMM.items()
+        for size in BATCH_SIZES
+        if f"{name}/{size}" in found
+    }
+
+
+def _percentile_columns() -> list[str]:
+    return [
+        f"{percentile}, batch {size}"
+        for size in BATCH_SIZES
+        for percentile in PERCENTILES
+    ]
+
+
+def _table(
+    found: dict[str, dict[str, float]], sizes: dict[str, int]
+) -> rich.table.Table:
     table = rich.table.Table(
         title=f"Serving {NUM_TABLES} tables of {NUM_ROWS:,} x {DIM}, and one "
         f"of {BIG_ROWS:,} x {DIM}"
     )
-    for column in (
-        "contestant",
-        "MB",
-        *(
-            f"{percentile}, batch {size}"
-            for size in BATCH_SIZES
-            for percentile in ("p50", "p99")
-        ),
-    ):
+    for column in ("contestant", "MB", *_percentile_columns()):
         table.add_column(column, justify="right")
-    for names in (FUSED, BIG):
+    for names in ((*FUSED, EMPTY, *FBGEMM.values()), BIG):
         for name in names:
+            if f"{name}/{BATCH_SIZES[0]}" not in found:
+                continue
             cells = []
             for size in BATCH_SIZES:
-                for percentile in ("p50", "p99"):
+                for percentile in PERCENTILES:
                     own = found[f"{name}/{size}"][percentile]
                     ratio = own / found[f"{names[0]}/{size}"][percentile]
                     cells.append(f"{own:.2f} ms ({ratio:.3f})")
-            table.add_row(name, f"{sizes[name] / 1e6:.1f}", *cells)
-    return table, {**found, "bytes": sizes}
+            megabytes = f"{sizes[name] / 1e6:.1f}" if name in sizes else ""
+            table.add_row(name, megabytes, *cells)
+    return table
 
 
-def _in_process(command: str, folder: str, rounds: int) -> str:
+def _ratio_table(ratios: dict[str, dict[str, float]]) -> rich.table.Table:
+    table = rich.table.Table(title="Exports, relative to FBGEMM")
+    for column in ("rows", *_percentile_columns()):
+        table.add_column(column, justify="right")
+    for kind in FBGEMM:
+        table.add_row(
+            kind,
+            *(
+                f"{ratios[f'{kind}/{size}'][percentile]:.1f}"
+                for size in BATCH_SIZES
+                for percentile in PERCENTILES
+            ),
+        )
+    return table
+
+
+def _in_process(command: str, *arguments: str) -> str:
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.serving",
-            command,
-            folder,
-            str(rounds),
-        ],
+        [sys.executable, "-m", "benchmarks.serving", command, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -204,6 +306,6 @@ if __name__ == "__main__":
         json.dumps(
             _export_all(path)
             if sys.argv[1] == "export"
-            else _ask(path, int(sys.argv[3]))
+            else _ask(path, int(sys.argv[3]), sys.argv[4])
         )
     )

@@ -18,17 +18,16 @@ number of its batches. The batches are created before the measurement.
 import time
 from collections.abc import Callable
 
-import keras
 import numpy as np
 import rich.table
 import tensorflow as tf
 from absl import flags
 
-import tf_layoutmap as tlm
 from benchmarks import embedding_step, timing, workloads
 from benchmarks.peers import process as peers
+from benchmarks.whole_models import criteo_model
 
-_SIZES = flags.DEFINE_multi_enum(
+SIZES = flags.DEFINE_multi_enum(
     "dlrm_sizes",
     list(workloads.DLRMS),
     list(workloads.DLRMS),
@@ -41,92 +40,18 @@ _NUM_BATCHES = flags.DEFINE_integer(
     lower_bound=1,
 )
 
-LEARNING_RATE = 0.05
 PEERS = ("fbgemm", "bag")
 # Number of batches per call of the contestant that updates all rows.
 _FEW_BATCHES = 4
-
-
-def _logit(numbers: keras.KerasTensor, found: list, size: workloads.Dlrm):
-    bottom = numbers
-    for width in (*size.bottom, size.dim):
-        bottom = keras.layers.Dense(width, "relu")(bottom)
-    rows = keras.ops.stack([bottom, *found], axis=1)
-    products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
-    count = len(found) + 1
-    pairs = keras.ops.take(
-        keras.ops.reshape(products, [-1, count * count]),
-        np.ravel_multi_index(np.tril_indices(count, -1), (count, count)),
-        axis=1,
-    )
-    top = keras.layers.Concatenate()([bottom, pairs])
-    for width in size.top:
-        top = keras.layers.Dense(width, "relu")(top)
-    return keras.layers.Dense(1)(top)
-
-
-def _names(size: workloads.Dlrm) -> list[str]:
-    return [f"C{number}" for number in range(1, len(size.num_rows) + 1)]
-
-
-def _rows(kind: str, size: workloads.Dlrm):
-    """Returns the inputs of the tables and the row of each table."""
-    inputs = {
-        name: keras.Input([], dtype="int64", name=name) for name in _names(size)
-    }
-    if kind == "keras":
-        return inputs, [
-            keras.layers.Embedding(num_rows, size.dim)(one)
-            for one, num_rows in zip(inputs.values(), size.num_rows)
-        ]
-    tpu = tf.tpu.experimental.embedding
-    layer = tlm.layers.TPUEmbedding(
-        {
-            name: tpu.FeatureConfig(
-                tpu.TableConfig(
-                    num_rows,
-                    size.dim,
-                    tf.random_uniform_initializer(-0.05, 0.05, seed=i),
-                    combiner="sum",
-                    name=name,
-                )
-            )
-            for i, (name, num_rows) in enumerate(zip(inputs, size.num_rows))
-        },
-        tpu.Adagrad(LEARNING_RATE),
-    )
-    given = (
-        keras.Input([1 + 2 * len(inputs)], dtype="int64")
-        if kind == "tlm"
-        else inputs
-    )
-    found = layer(given)
-    return given, [found[name] for name in inputs]
 
 
 def contestant(
     kind: str, size: workloads.Dlrm, distribution: str
 ) -> Callable[[int], timing.Milliseconds]:
     """Returns a function that trains and returns the time per batch."""
-    inputs, rows = _rows(kind, size)
-    numbers = keras.Input([size.num_numbers])
-    model = keras.Model((numbers, inputs), _logit(numbers, rows, size))
-    model.compile(
-        keras.optimizers.Adagrad(LEARNING_RATE),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-    )
-    batches = []
-    for values, ids, labels in size.draw(distribution):
-        given = dict(zip(_names(size), map(tf.constant, ids)))
-        batches.append(
-            (
-                (
-                    tf.constant(values),
-                    tlm.pack(given) if kind == "tlm" else given,
-                ),
-                tf.constant(labels),
-            )
-        )
+    inputs, rows = criteo_model.look_up(kind, size)
+    model = criteo_model.compiled(inputs, rows, size)
+    batches = criteo_model.batches(kind, size, distribution)
     data = tf.data.Dataset.from_tensors(batches[0])
     for one in batches[1:]:
         data = data.concatenate(tf.data.Dataset.from_tensors(one))
@@ -159,7 +84,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     for column in ("size", "contestant", "step", "samples/s", "/ tlm"):
         table.add_column(column, justify="right")
     medians = {}
-    for name in _SIZES.value:
+    for name in SIZES.value:
         size = workloads.DLRMS[name]
         calls = {
             kind: contestant(kind, size, distribution)

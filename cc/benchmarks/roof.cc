@@ -27,10 +27,10 @@ constexpr int64_t kAhead = 16;
 // Cache level into which rows are prefetched. The kernels of the package use
 // the same level.
 constexpr int kSecondLevel = 2;
-constexpr int64_t kFloatsPerLine = 16;
 
-// A vector type for one cache line of 16 floats.
-typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
+// Number of floats in a cache line. Rows of 8 floats use half of a line.
+constexpr int kLine = 16;
+constexpr int kHalfLine = 8;
 
 using Ints = py::array_t<int64_t, py::array::c_style>;
 using layoutmap::Span;
@@ -43,26 +43,29 @@ void Check(const layoutmap::Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Sums table rows that are `kLines` cache lines wide. The sums stay in
-// registers.
-template <int kLines>
+// Sums table rows that are `kVectors` vectors wide. The sums stay in registers
+// if there are enough registers.
+template <int kVectors, int kFloats = kLine>
 void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
                  int64_t end, const float* table, float* out) {
-  constexpr int64_t kDim = kLines * kFloatsPerLine;
+  // This type is defined here, because a template argument loses the alignment.
+  typedef float Vector
+      __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
+  constexpr int64_t kDim = kVectors * kFloats;
   const int64_t last = splits[end] - 1;
   for (int64_t s = begin; s < end; ++s) {
-    Line sums[kLines] = {};
+    Vector sums[kVectors] = {};
     for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
       const float* ahead = table + ids[std::min(i + kAhead, last)] * kDim;
       const float* row = table + ids[i] * kDim;
-      for (int c = 0; c < kLines; ++c) {
-        __builtin_prefetch(ahead + c * kFloatsPerLine, 0, kSecondLevel);
-        sums[c] += *reinterpret_cast<const Line*>(row + c * kFloatsPerLine);
+      for (int c = 0; c < kVectors; ++c) {
+        __builtin_prefetch(ahead + c * kFloats, 0, kSecondLevel);
+        sums[c] += *reinterpret_cast<const Vector*>(row + c * kFloats);
       }
     }
-    for (int c = 0; c < kLines; ++c) {
-      float* to = out + s * kDim + c * kFloatsPerLine;
-      *reinterpret_cast<Line*>(to) = sums[c];
+    for (int c = 0; c < kVectors; ++c) {
+      float* to = out + s * kDim + c * kFloats;
+      *reinterpret_cast<Vector*>(to) = sums[c];
     }
   }
 }
@@ -76,33 +79,35 @@ struct Groups {
   const int64_t* gradient_of;
 };
 
-template <int kLines>
+template <int kVectors, int kFloats = kLine>
 void UpdateRange(const Groups& groups, int64_t begin, int64_t end,
                  const float* gradients, float* table, float* slots) {
-  constexpr int64_t kDim = kLines * kFloatsPerLine;
+  // This type is defined here, because a template argument loses the alignment.
+  typedef float Vector
+      __attribute__((vector_size(kFloats * 4), aligned(4), may_alias));
+  constexpr int64_t kDim = kVectors * kFloats;
   const int64_t last = groups.splits[end] - 1;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t ahead = groups.rows[std::min(i + kAhead, end - 1)] * kDim;
-    for (int64_t c = 0; c < kDim; c += kFloatsPerLine) {
+    for (int64_t c = 0; c < kDim; c += kFloats) {
       __builtin_prefetch(table + ahead + c, 1, kSecondLevel);
       __builtin_prefetch(slots + ahead + c, 1, kSecondLevel);
     }
-    Line sums[kLines] = {};
+    Vector sums[kVectors] = {};
     for (int64_t k = groups.splits[i]; k < groups.splits[i + 1]; ++k) {
       const float* later =
           gradients + groups.gradient_of[std::min(k + kAhead, last)] * kDim;
       const float* gradient = gradients + groups.gradient_of[k] * kDim;
-      for (int c = 0; c < kLines; ++c) {
-        __builtin_prefetch(later + c * kFloatsPerLine, 0, kSecondLevel);
-        sums[c] +=
-            *reinterpret_cast<const Line*>(gradient + c * kFloatsPerLine);
+      for (int c = 0; c < kVectors; ++c) {
+        __builtin_prefetch(later + c * kFloats, 0, kSecondLevel);
+        sums[c] += *reinterpret_cast<const Vector*>(gradient + c * kFloats);
       }
     }
-    for (int c = 0; c < kLines; ++c) {
-      const int64_t at = groups.rows[i] * kDim + c * kFloatsPerLine;
-      Line& slot = *reinterpret_cast<Line*>(slots + at);
+    for (int c = 0; c < kVectors; ++c) {
+      const int64_t at = groups.rows[i] * kDim + c * kFloats;
+      Vector& slot = *reinterpret_cast<Vector*>(slots + at);
       slot += sums[c] * sums[c];
-      *reinterpret_cast<Line*>(table + at) -= sums[c] * slot;
+      *reinterpret_cast<Vector*>(table + at) -= sums[c] * slot;
     }
   }
 }
@@ -114,6 +119,8 @@ struct Loops {
 
 Loops LoopsOfDim(int64_t dim) {
   switch (dim) {
+    case 8:
+      return {LookupRange<1, kHalfLine>, UpdateRange<1, kHalfLine>};
     case 16:
       return {LookupRange<1>, UpdateRange<1>};
     case 32:
@@ -124,8 +131,11 @@ Loops LoopsOfDim(int64_t dim) {
       return {LookupRange<8>, UpdateRange<8>};
     case 256:
       return {LookupRange<16>, UpdateRange<16>};
+    case 512:
+      return {LookupRange<32>, UpdateRange<32>};
     default:
-      throw py::value_error("`dim` must be one of 16, 32, 64, 128, 256");
+      throw py::value_error(
+          "`dim` must be one of 8, 16, 32, 64, 128, 256, 512");
   }
 }
 

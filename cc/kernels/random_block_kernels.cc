@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,8 @@
 #include "cc/core/base/block_runs.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/memory/huge_pages.h"
+#include "cc/core/simd/random_kernels.h"
+#include "cc/core/simd/row_kernels.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
@@ -66,20 +69,12 @@ class Ranges {
     PhiloxRandom generator = generator_;
     generator.Skip(first / kGroup * kSkipPerGroup);
     if (skipped == 0) {
-      Task::Run(generator, data, size, 0, NumGroups(size), Distribution());
+      Draw(generator, size, data);
     } else {
       // The range begins inside a group.
-      T tile[kTile + 2 * kGroup];
-      const int64_t num_groups = NumGroups(skipped + size);
-      Task::Run(generator, tile, num_groups * kGroup, 0, num_groups,
-                Distribution());
+      T tile[kTile + kGroup];
+      Draw(generator, skipped + size, tile);
       std::copy_n(tile + skipped, size, data);
-    }
-    for (int64_t i = 0; i < size; ++i) {
-      // The product and the sum are rounded separately, so that the result
-      // equals the result of two TensorFlow ops.
-      const T scaled = data[i] * factor_;
-      data[i] = scaled + offset_;
     }
   }
 
@@ -103,8 +98,25 @@ class Ranges {
   }
   static constexpr int64_t kSkipPerGroup = SkipPerGroup();
 
-  static int64_t NumGroups(int64_t size) {
-    return (size + kGroup - 1) / kGroup;
+  // Writes the next `size` elements of the generator to `data`.
+  void Draw(const PhiloxRandom& generator, int64_t size, T* data) const {
+    if constexpr (std::is_same_v<Distribution,
+                                 UniformDistribution<PhiloxRandom, float>>) {
+      PhiloxState state;
+      std::copy_n(&generator.counter()[0], 4, state.counter);
+      std::copy_n(&generator.key()[0], 2, state.key);
+      RandomKernelsFor(CurrentCpuLevel())
+          .fill_uniform(state, factor_, offset_, size, data);
+    } else {
+      Task::Run(generator, data, size, 0, (size + kGroup - 1) / kGroup,
+                Distribution());
+      for (int64_t i = 0; i < size; ++i) {
+        // The product and the sum are rounded separately, so that the result
+        // equals the result of two TensorFlow ops.
+        const T scaled = data[i] * factor_;
+        data[i] = scaled + offset_;
+      }
+    }
   }
 
   const PhiloxRandom generator_;
