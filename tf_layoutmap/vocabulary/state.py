@@ -423,9 +423,7 @@ class Vocabulary:
             last_steps,
             highest_step=self._step(),
         )
-        return key_rows.write_rows(
-            self._rows, checked, key_tensors.as_array(keys)
-        )
+        return self._write_checked(checked, key_tensors.as_array(keys))
 
     def blocks(
         self, block_size: int = key_rows.BLOCK_SIZE
@@ -553,7 +551,15 @@ class Vocabulary:
             checked = dataclasses.replace(checked, kind=key_tensors.STRINGS)
         if takes_step:
             checked = dataclasses.replace(checked, step=step)
-        return key_rows.write_rows(self._rows, checked, np.asarray(block.keys))
+        return self._write_checked(checked, np.asarray(block.keys))
+
+    def _write_checked(
+        self, checked: key_rows.RowsToWrite, names: Array
+    ) -> key_rows.WrittenKeys:
+        # On servers, each shard knows only the kind of its own keys, so the
+        # kind is checked before any shard is changed.
+        self._check_kind(checked.kind)
+        return key_rows.write_rows(self._rows, checked, names)
 
     def _check_slots(self, slots: Mapping[str, Any]) -> None:
         """Raises a ValueError if a slot variable does not exist."""

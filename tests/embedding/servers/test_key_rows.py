@@ -110,3 +110,12 @@ def test_a_pending_step_keeps_its_rows():
     words(distributed).write([3], np.ones([1, 3]), last_steps=[0])
     distributed.enqueue({**batch, "bag": keys + 50, "text": keys + 50})
     assert words(distributed).contains(3)
+
+
+def test_keys_of_another_kind_change_no_shard():
+    distributed, _ = test_key_steps.both({}, capacity=600, num_shards=8)
+    words(distributed).write([1], np.ones([1, 3]))
+    before = cases.values(distributed)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be integer"):
+        words(distributed).write([str(n) for n in range(50)])
+    assert cases.values(distributed) == before
