@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["dot_interaction"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def dot_interaction(
     features: Sequence[TensorLike],
     *,

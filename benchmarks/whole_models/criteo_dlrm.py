@@ -3,11 +3,12 @@
 The sizes of the model are `benchmarks/workloads.py:DLRMS`. All weights are
 trained with Adagrad. Each contestant trains with the same batches:
 
-* `tlm`: `fit` of a Keras model with `tlm.layers.TPUEmbedding`, whose batches
-  are packed by `tlm.pack`.
+* `tlm`: `fit` of a Keras model with `tlm.layers.TPUEmbedding` and
+  `tlm.layers.DotInteraction`, whose batches are packed by `tlm.pack`.
 * `features`: the same with one tensor of ids per table.
-* `keras`: `fit` with one `keras.layers.Embedding` per table. Keras' Adagrad
-  updates all rows of all tables in each step.
+* `keras`: `fit` with one `keras.layers.Embedding` per table and stock
+  operations for the interaction. Keras' Adagrad updates all rows of all tables
+  in each step.
 * `fbgemm`, `bag`: a loop in torch with FBGEMM's tables, or with one
   `torch.nn.EmbeddingBag` per table, if `--torch_python` is set.
 
@@ -50,7 +51,7 @@ def contestant(
 ) -> Callable[[int], timing.Milliseconds]:
     """Returns a function that trains and returns the time per batch."""
     inputs, rows = criteo_model.look_up(kind, size)
-    model = criteo_model.compiled(inputs, rows, size)
+    model = criteo_model.compiled(kind, inputs, rows, size)
     batches = criteo_model.batches(kind, size, distribution)
     data = tf.data.Dataset.from_tensors(batches[0])
     for one in batches[1:]:

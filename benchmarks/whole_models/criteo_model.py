@@ -13,18 +13,33 @@ from benchmarks import workloads
 LEARNING_RATE = 0.05
 
 
-def _logit(numbers: keras.KerasTensor, found: list, size: workloads.Dlrm):
-    bottom = numbers
-    for width in (*size.bottom, size.dim):
-        bottom = keras.layers.Dense(width, "relu")(bottom)
-    rows = keras.ops.stack([bottom, *found], axis=1)
+def _stock_pairs(rows: list):
+    """Returns the dot products of all pairs of rows, by Keras' operations."""
+    count = len(rows)
+    rows = keras.ops.stack(rows, axis=1)
     products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
-    count = len(found) + 1
-    pairs = keras.ops.take(
+    return keras.ops.take(
         keras.ops.reshape(products, [-1, count * count]),
         np.ravel_multi_index(np.tril_indices(count, -1), (count, count)),
         axis=1,
     )
+
+
+def _pairs(kind: str, rows: list):
+    if kind == "keras":
+        return _stock_pairs(rows)
+    import tf_layoutmap as tlm
+
+    return tlm.layers.DotInteraction()(rows)
+
+
+def _logit(
+    kind: str, numbers: keras.KerasTensor, found: list, size: workloads.Dlrm
+):
+    bottom = numbers
+    for width in (*size.bottom, size.dim):
+        bottom = keras.layers.Dense(width, "relu")(bottom)
+    pairs = _pairs(kind, [bottom, *found])
     top = keras.layers.Concatenate()([bottom, pairs])
     for width in size.top:
         top = keras.layers.Dense(width, "relu")(top)
@@ -82,10 +97,12 @@ def look_up(kind: str, size: workloads.Dlrm):
     return given, [found[name] for name in inputs]
 
 
-def compiled(inputs, rows: list, size: workloads.Dlrm) -> keras.Model:
+def compiled(
+    kind: str, inputs, rows: list, size: workloads.Dlrm
+) -> keras.Model:
     """Returns the compiled model of the results of `look_up`."""
     numbers = keras.Input([size.num_numbers])
-    model = keras.Model((numbers, inputs), _logit(numbers, rows, size))
+    model = keras.Model((numbers, inputs), _logit(kind, numbers, rows, size))
     model.compile(
         keras.optimizers.Adagrad(LEARNING_RATE),
         keras.losses.BinaryCrossentropy(from_logits=True),

@@ -74,7 +74,7 @@ def _start(kind: str, size: workloads.Dlrm, distribution: str) -> dict:
     start = time.perf_counter()
     inputs, rows = criteo_model.look_up(kind, size)
     finish("tables")
-    model = criteo_model.compiled(inputs, rows, size)
+    model = criteo_model.compiled(kind, inputs, rows, size)
     finish("model")
     model.fit(data, epochs=1, verbose=0)
     finish("first step")

@@ -14,27 +14,12 @@ import tensorflow as tf
 from clicks.criteo import CATEGORIES, NUM_NUMBERS
 from clicks.settings import Settings
 
-# Importing the layer registers it with Keras, so that Keras can load a saved
+# Importing the layers registers them with Keras, so that Keras can load a saved
 # model.
 from tf_layoutmap import OpenVocabulary
-from tf_layoutmap.layers import TPUEmbedding
+from tf_layoutmap.layers import DotInteraction, TPUEmbedding
 
 TABLES = "tables"
-
-
-@keras.saving.register_keras_serializable("clicks")
-class Products(keras.layers.Layer):
-    """Layer that maps rows `[B, rows, dim]` to dot products `[B, pairs]`."""
-
-    def call(self, rows):
-        """Returns the dot products below the diagonal."""
-        products = keras.ops.matmul(rows, keras.ops.transpose(rows, [0, 2, 1]))
-        num_rows = rows.shape[1]
-        below = np.ravel_multi_index(
-            np.tril_indices(num_rows, -1), (num_rows, num_rows)
-        )
-        flat = keras.ops.reshape(products, [-1, num_rows * num_rows])
-        return keras.ops.take(flat, below, axis=1)
 
 
 def build_model(
@@ -117,8 +102,8 @@ def logit_of(numbers, found: list, dim: int):
     bottom = numbers
     for width in (64, dim):
         bottom = keras.layers.Dense(width, "relu")(bottom)
-    rows = keras.ops.stack([bottom, *found], axis=1)
-    top = keras.layers.Concatenate()([bottom, Products()(rows)])
+    products = DotInteraction()([bottom, *found])
+    top = keras.layers.Concatenate()([bottom, products])
     for width in (128, 64):
         top = keras.layers.Dense(width, "relu")(top)
     return keras.layers.Dense(1, name="logit")(top)

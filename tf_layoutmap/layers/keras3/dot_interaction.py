@@ -29,9 +29,9 @@ class DotInteraction(DotInteractionCore, keras.layers.Layer):
 
     In evaluation, prediction and exported models, TensorFlow's own operations
     compute the products. The results are equal up to rounding. The same applies
-    to other compute dtypes, models on a mesh, and models that are compiled with
-    `jit_compile=True`. With Keras' default, `jit_compile="auto"`, a model with
-    this layer is not compiled by XLA.
+    to other compute dtypes, models on a mesh, and functions that XLA compiles.
+    Keras does not compile a model with this layer by XLA; with
+    `jit_compile=True`, Keras issues a warning.
 
     Attributes:
       self_interaction: Whether the results contain the product of each feature
