@@ -29,8 +29,12 @@ def test_each_key_has_its_old_or_its_new_row(at_once, tmp_path, monkeypatch):
         cases.train(one, step)
     _, writer = cases.base_and_writer(one, tmp_path)
     path = cases.export(one, tmp_path / "old", deltas=writer)
+    vocabulary = one.vocabularies["words"]
+    old_keys = vocabulary.keys()
     for step in (*range(8, 30), *range(8)):
         cases.train(one, step)
+    vocabulary.evict(old_keys[::3])
+    cases.train(one, 40)
     writer.write()
     cases.export(one, tmp_path / "new")
     batch = cases.inputs()

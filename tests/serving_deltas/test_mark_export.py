@@ -135,7 +135,7 @@ def test_a_model_that_was_trained_further_raises(tmp_path):
     with pytest.raises(
         ValueError,
         match="must contain one variable that is equal to 'parameters' of "
-        "table 'words'.*Received: 0 of.*before the next training step",
+        "table 'colors'.*Received: 0 of.*before the next training step",
     ):
         writer.mark_export(tmp_path / "model")
     assert sorted((tmp_path / "model").rglob("*")) == before

@@ -164,6 +164,36 @@ def test_deltas_of_another_base_raise(served, written, tmp_path):
         served.apply(written / "other" / "deltas")
 
 
+def test_deltas_of_a_restarted_training_raise(tmp_path):
+    """The export contains rows of a step that the restarted training lost."""
+    one = cases.embedding()
+    cases.train(one, 0)
+    base, lost = cases.base_and_writer(one, tmp_path)
+    cases.train(one, 1)
+    cases.export(one, tmp_path / "model", deltas=lost)
+    again = cases.embedding()
+    tf.train.Checkpoint(embedding=again).restore(base)
+    deltas = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
+    cases.export(again, tmp_path / "second", deltas=deltas)
+    cases.train(again, 2)
+    deltas.write()
+    served = tlm.ServedModel(tmp_path / "model")
+    with pytest.raises(ValueError, match="training was restarted after the ex"):
+        served.apply(tmp_path / "deltas")
+    tlm.prune_deltas(tmp_path / "deltas", keep=0)
+    with pytest.raises(ValueError, match="training was restarted after the ex"):
+        served.apply(tmp_path / "deltas")
+    # After the first delta, later writers may continue.
+    second = tlm.ServedModel(tmp_path / "second")
+    second.apply(tmp_path / "deltas")
+    third = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
+    cases.train(again, 3)
+    third.write()
+    assert second.apply(tmp_path / "deltas") == 2
+    fresh = cases.export(again, tmp_path / "fresh")
+    cases.assert_same_tables(cases.in_memory(second.model), cases.stored(fresh))
+
+
 def test_a_repeated_delta_raises(served, tmp_path):
     first = tmp_path / "deltas" / "00000001"
     assert served.apply([first]) == 1

@@ -24,6 +24,8 @@ META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
 TENSORS = "delta"
 _CHUNK_BYTES = 2**20
+# Attributes of `Meta` that `meta.json` contains only if they are not empty.
+_OPTIONAL = ("merged", "writers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Meta:
       files: For each file: `num_bytes` and `sha256`.
       merged: The property `link` of each delta that a merged delta replaces, in
         order. Empty for a delta that is not merged.
+      writers: Identifier of the writer of the delta, or of each delta that a
+        merged delta replaces. Empty if the writers are not known.
     """
 
     sequence: int
@@ -56,6 +60,7 @@ class Meta:
     tables: dict[str, dict[str, Any]]
     files: dict[str, dict[str, Any]]
     merged: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
 
     @property
     def format(self) -> int:
@@ -103,16 +108,27 @@ class Meta:
         found = self.tables[table]
         return found.get("prefix", self.prefix), found.get("table", table)
 
+    def writer_of(self, sequence: int) -> str:
+        """Returns the writer of a delta, or an empty string if unknown.
+
+        Args:
+          sequence: Number in `[first, self.sequence]`.
+        """
+        return self.writers[sequence - self.first] if self.writers else ""
+
     def to_json(self) -> str:
         """Returns the contents of `meta.json`."""
         found = {"format": self.format, **self._attributes()}
         return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
 
     def _attributes(self) -> dict[str, Any]:
-        """Returns all attributes; `merged` only for a merged delta."""
+        """Returns all attributes, without empty optional attributes."""
         found = dataclasses.asdict(self)
-        merged = list(found.pop("merged"))
-        return {**found, "merged": merged} if merged else found
+        for name in _OPTIONAL:
+            found[name] = list(found[name])
+            if not found[name]:
+                del found[name]
+        return found
 
 
 def meta_from_json(text: str, where: str) -> Meta:
@@ -143,7 +159,9 @@ def meta_from_json(text: str, where: str) -> Meta:
             f"{where!r} must be a file that tlm.DeltaWriter has written. "
             "Received: a modified file, whose seal does not match."
         )
-    meta = Meta(**{**found, "merged": tuple(found.get("merged", ()))})
+    meta = Meta(
+        **{**found, **{name: tuple(found.get(name, ())) for name in _OPTIONAL}}
+    )
     if version != meta.format:
         raise ValueError(
             f"{where!r} must be of format {meta.format}, which its contents "
@@ -184,11 +202,14 @@ class Position:
       base: Fingerprint of the checkpoint on which the deltas are based.
       sequence: Number of the last delta, or 0.
       link: `Meta.link` of the last delta, or an empty string.
+      writer: Identifier of the writer that must write the next delta. Empty if
+        any writer may write it.
     """
 
     base: str
     sequence: int
     link: str
+    writer: str = ""
 
 
 def directory_name(sequence: int, first: int | None = None) -> str:
@@ -307,6 +328,7 @@ def read_chain(
     base_name: str,
     sequence: int | None = 0,
     link: str = "",
+    writer: str = "",
 ) -> list[Delta]:
     """Reads consecutive deltas, and verifies their checksums.
 
@@ -318,6 +340,7 @@ def read_chain(
       sequence: Number of the delta after which the first delta is applied. A
         merged delta may begin earlier. None accepts any first delta.
       link: `Meta.link` of delta `sequence`.
+      writer: See `Position.writer`.
 
     Raises:
       ValueError: If a delta is missing, is repeated, has another base or
@@ -343,8 +366,17 @@ def read_chain(
                 "directory. Received: a delta that follows another one "
                 f"({path!r})."
             )
+        if writer and meta.writer_of(sequence + 1) != writer:
+            raise ValueError(
+                f"Delta {sequence + 1} must be of the tlm.DeltaWriter that was "
+                "passed when the model was exported. Received: a delta of "
+                f"another writer ({path!r}). The training was restarted after "
+                "the export, and the model can contain rows of steps that were "
+                "lost. Export the model again."
+            )
         _check_files(path, meta)
         found.append(delta)
+        writer = ""
         sequence, link = meta.sequence, meta.link
     return found
 

@@ -104,13 +104,20 @@ def read_changes(
     else:
         paths = [os.fspath(path) for path in deltas]
     found = chain.read_chain(
-        paths, state.base, "of the model", state.sequence, state.link
+        paths,
+        state.base,
+        "of the model",
+        state.sequence,
+        state.link,
+        state.writer,
     )
     if not found:
         return Changes(state, ())
     last = found[-1].meta
     return Changes(
-        dataclasses.replace(state, sequence=last.sequence, link=last.link),
+        dataclasses.replace(
+            state, sequence=last.sequence, link=last.link, writer=""
+        ),
         tuple(_table_changes(table, found) for table in state.tables),
     )
 

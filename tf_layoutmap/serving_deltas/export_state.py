@@ -98,6 +98,9 @@ class ExportState:
       link: `Meta.link` of the last applied delta, or an empty string.
       index: Checksum of the index of the SavedModel's variables.
       tables: Tables that deltas change.
+      writer: Identifier of the writer that must write the next delta, or an
+        empty string if a delta was applied. The tables of an export can contain
+        changes after the last delta, which only this writer records.
     """
 
     base: str
@@ -105,6 +108,7 @@ class ExportState:
     link: str
     index: str
     tables: tuple[StoredTable, ...]
+    writer: str = ""
 
     def to_json(self) -> str:
         """Returns the contents of the file."""
@@ -128,6 +132,7 @@ def make_state(
         position.link,
         index_checksum(folder),
         tuple(tables),
+        position.writer,
     )
 
 

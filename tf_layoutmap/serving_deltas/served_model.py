@@ -218,15 +218,18 @@ class ServedModel:
         )
         for group in groups:
             at = changed[group]
+            # For lookups outside of `lookups()`, the keys are removed before
+            # the rows change. All tensors are created before lookups wait.
+            places = _lanes(of_keys, keys.rows[at])
+            no_keys = tf.fill([len(at)], tf.constant(EMPTY_KEY, tf.int64))
+            at_rows = tf.constant(rows.rows[at, np.newaxis], tf.int64)
+            values = tf.constant(rows.values[at], of_rows.dtype)
+            own_keys = tf.constant(new_keys[group], tf.int64)
             with self._exclusive(not at_once):
                 started = time.perf_counter()
-                # For lookups outside of `lookups()`, the keys are removed
-                # before the rows change.
-                _write_lanes(
-                    of_keys, keys.rows[at], np.full(len(at), EMPTY_KEY)
-                )
-                _scatter(of_rows, rows.rows[at], rows.values[at])
-                _write_lanes(of_keys, keys.rows[at], new_keys[group])
+                _scatter_nd(of_keys, places, no_keys)
+                _scatter_nd(of_rows, at_rows, values)
+                _scatter_nd(of_keys, places, own_keys)
                 seconds = time.perf_counter() - started
             self._adapt(seconds)
 
@@ -289,22 +292,33 @@ def _scatter(variable: Any, rows: Array, values: Array) -> None:
     lookup holds it while it reads. `ResourceScatterUpdate` writes while lookups
     read, so that a lookup could return a mixture of old and new values.
     """
-    _scatter_nd(variable, rows[:, np.newaxis], values)
+    _scatter_nd(
+        variable,
+        tf.constant(rows[:, np.newaxis], tf.int64),
+        tf.constant(values, variable.dtype),
+    )
 
 
 def _write_lanes(variable: Any, places: Array, values: Array) -> None:
     """Writes elements of a variable `[num_buckets, lanes]` in one operation."""
-    lanes = variable.shape[1]
     _scatter_nd(
-        variable, np.stack([places // lanes, places % lanes], 1), values
+        variable,
+        _lanes(variable, places),
+        tf.constant(values, variable.dtype),
     )
 
 
-def _scatter_nd(variable: Any, indices: Array, values: Array) -> None:
+def _lanes(variable: Any, places: Array) -> tf.Tensor:
+    """Returns the indices of elements of a variable `[num_buckets, lanes]`."""
+    lanes = variable.shape[1]
+    return tf.constant(np.stack([places // lanes, places % lanes], 1), tf.int64)
+
+
+def _scatter_nd(variable: Any, indices: tf.Tensor, values: tf.Tensor) -> None:
     tf.raw_ops.ResourceScatterNdUpdate(
         ref=variable.handle,
-        indices=tf.constant(indices, tf.int64),
-        updates=tf.constant(values, variable.dtype),
+        indices=indices,
+        updates=values,
         use_locking=True,
     )
 

@@ -7,9 +7,10 @@ the SavedModel contains the embedding object, and otherwise by its values.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,12 +23,24 @@ from tf_layoutmap.serving_deltas import export_state
 from tf_layoutmap.serving_deltas.chain import Position
 from tf_layoutmap.serving_deltas.export_state import StoredTable, StoredVariable
 
-if TYPE_CHECKING:
-    from tf_layoutmap.embedding.deltas.writer import Table
-
 # Variables that must be found. Lookups do not read the values of the other
 # variables.
 _REQUIRED = (export_state.PARAMETERS, export_state.KEYS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A table whose changes are written to deltas.
+
+    Attributes:
+      name: Name of the table in the embedding.
+      prefix: Prefix of the embedding's checkpoint keys in the base.
+      variables: Variables of the table, by name.
+    """
+
+    name: str
+    prefix: str
+    variables: Mapping[str, Any]
 
 
 def find_tables(path: str, tables: Mapping[str, Table]) -> list[StoredTable]:

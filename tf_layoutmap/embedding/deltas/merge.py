@@ -196,6 +196,11 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
                 for one in deltas
                 for link in (one.meta.merged or (one.meta.link,))
             ),
+            tuple(
+                one.meta.writer_of(number)
+                for one in deltas
+                for number in range(one.meta.first, one.meta.sequence + 1)
+            ),
         ),
     )
 

@@ -6,9 +6,9 @@ writes the files of one delta.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +21,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import mark
+from tf_layoutmap.embedding.deltas.mark import Table
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
@@ -30,21 +31,6 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Table:
-    """A table whose changes are written to deltas.
-
-    Attributes:
-      name: Name of the table in the embedding.
-      prefix: Prefix of the embedding's checkpoint keys in the base.
-      variables: Variables of the table, by name.
-    """
-
-    name: str
-    prefix: str
-    variables: Mapping[str, Any]
 
 
 def embeddings_of(embedding: Any) -> list[Any]:
@@ -245,6 +231,7 @@ class DeltaWriter:
           NotImplementedError: If the strategy has several processes.
         """
         self._directory = os.fspath(directory)
+        self._identifier = uuid.uuid4().hex
         self._base = checkpoint_files.prefix_of(base)
         embeddings = embeddings_of(embedding)
         self._fingerprint = chain.fingerprint(self._base)
@@ -395,6 +382,7 @@ class DeltaWriter:
             self._fingerprint,
             chain.last_sequence(self._deltas),
             self._deltas[-1].meta.link if self._deltas else "",
+            self._identifier,
         )
 
     def _check_position(self, position: Position) -> None:
@@ -450,6 +438,7 @@ class DeltaWriter:
                 self._deltas[-1].meta.link if self._deltas else "",
                 tables,
                 of_files,
+                writers=(self._identifier,),
             ),
         )
         self._deltas.append(delta)
