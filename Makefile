@@ -160,6 +160,12 @@ bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures t
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers_serving.json $(BENCH_FLAGS)
 
+.PHONY: bench-growth
+bench-growth: build $(VENV)/.develop  ## Draws the growth of times and memory with the sizes of tables.
+	$(BAZEL) build //cc/benchmarks:roof
+	$(RUN) -m benchmarks growth --distributions=uniform \
+	    --growth_pictures=build --json=build/growth.json $(BENCH_FLAGS)
+
 .PHONY: bench-mesh
 bench-mesh: build $(VENV)/.develop $(PEERS_JAX)/.packages  ## Measures models on a mesh against JAX, in a separate venv.
 	$(RUN) -m benchmarks mesh_models --distributions=uniform --rounds=5 \

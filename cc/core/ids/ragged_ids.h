@@ -98,8 +98,8 @@ class RaggedIds {
 
   // Checks `input` like `Make`, and refers to its ids and splits instead of
   // copying them. Only lookups can use the result. `owner` keeps the memory of
-  // the ids and splits alive, and nobody may change this memory. Returns false
-  // if `input` is invalid or must be copied. The caller must then call `Make`.
+  // the ids and splits alive. This memory must not change. Returns false if
+  // `input` is invalid or must be copied. The caller must then call `Make`.
   template <typename Tid>
   static bool MakeView(const FeatureSpec& spec, const FeatureInput<Tid>& input,
                        const std::shared_ptr<const void>& owner,
