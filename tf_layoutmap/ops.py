@@ -82,7 +82,9 @@ def dot_interaction(
         )
     options = {"self_interaction": self_interaction, "skip_gather": skip_gather}
     is_symbolic = any(isinstance(one, keras.KerasTensor) for one in features)
-    tensors = features if is_symbolic else [_as_tensor(x) for x in features]
+    tensors: Sequence[Any] = (
+        features if is_symbolic else [_as_tensor(x) for x in features]
+    )
     check_shapes([one.shape for one in tensors], "features")
     _check_dtypes([one.dtype for one in tensors])
     if is_symbolic:

@@ -44,7 +44,7 @@ _NUM_BATCHES = flags.DEFINE_integer(
 PEERS = ("fbgemm", "bag")
 # Number of batches per call of the contestant that updates all rows.
 _FEW_BATCHES = 4
-# Deleting an iterator can wait for the thread that tunes the dataset, for 0.3 to
+# Deleting an iterator can wait for the thread that tunes the dataset, 0.3 to
 # 0.6 s after a second of training. With long epochs, this time is negligible.
 _OPTIONS = tf.data.Options()
 _OPTIONS.autotune.enabled = False

@@ -159,9 +159,9 @@ def meta_from_json(text: str, where: str) -> Meta:
             f"{where!r} must be a file that tlm.DeltaWriter has written. "
             "Received: a modified file, whose seal does not match."
         )
-    meta = Meta(
-        **{**found, **{name: tuple(found.get(name, ())) for name in _OPTIONAL}}
-    )
+    fields: dict[str, Any] = dict(found)
+    fields |= {name: tuple(found.get(name, ())) for name in _OPTIONAL}
+    meta = Meta(**fields)
     if version != meta.format:
         raise ValueError(
             f"{where!r} must be of format {meta.format}, which its contents "
