@@ -7,7 +7,7 @@ their arguments and also work where the C++ ops have no kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import tensorflow as tf
@@ -82,8 +82,10 @@ def dot_interaction(
         )
     options = {"self_interaction": self_interaction, "skip_gather": skip_gather}
     is_symbolic = any(isinstance(one, keras.KerasTensor) for one in features)
-    tensors: Sequence[Any] = (
-        features if is_symbolic else [_as_tensor(x) for x in features]
+    tensors = (
+        cast("Sequence[Any]", features)
+        if is_symbolic
+        else [_as_tensor(x) for x in features]
     )
     check_shapes([one.shape for one in tensors], "features")
     _check_dtypes([one.dtype for one in tensors])
