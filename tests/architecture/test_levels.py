@@ -62,6 +62,7 @@ LEVELS = {
     "serving_deltas.packing": 0,
     # Modules for private names, native ops and files.
     "dtensor": 1,
+    "ops": 1,
     "_core": 1,
     "serving_deltas": 1,
     "_core.files": 2,
@@ -75,7 +76,6 @@ LEVELS = {
     "sharded": 3,
     "vocabulary": 3,
     "layout.mesh": 4,
-    "ops": 5,
     "layout.variable_names": 4,
     "layout.layout_table": 5,
     "layout.assignments": 5,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_layoutmap import ops
 from tf_layoutmap._core import op_compositions
+from tf_layoutmap.layers.base import interactions
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class DotInteractionCore(LayerBase):
             # An exported model must not contain the C++ op, because a server
             # loads it without this package.
             return op_compositions.dot_interaction(inputs, **options)
-        return ops.dot_interaction(inputs, **options)
+        return interactions.dot_interaction(inputs, **options)
 
     def compute_output_shape(self, input_shape: Sequence[Any]) -> Any:
         """Returns the shape of the result for the shapes of the features."""
@@ -97,7 +97,7 @@ class DotInteractionCore(LayerBase):
         }
 
     def _check_shapes(self, shapes: Sequence[Any]) -> None:
-        ops.check_shapes(shapes, "inputs", f"layer {self.name!r}")
+        interactions.check_shapes(shapes, "inputs", f"layer {self.name!r}")
 
     def _check_keras_version(self, inputs: Any) -> None:
         raise NotImplementedError
