@@ -49,7 +49,7 @@ def buckets_of(
     All possible places of a key are in the segment of this bucket.
 
     >>> buckets_of(np.array([5, 6]), 8).tolist()
-    [5, 7]
+    [5, 6]
 
     Args:
       keys: int64 keys.

@@ -45,9 +45,20 @@ def import_rows(
     can be on a host or on parameter servers. Keys get rows without admission,
     see `Vocabulary.write`. Keys that are only in `vocabulary` are not changed.
 
-    >>> embedding.vocabularies["words"].export("/tmp/words")
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import tf_layoutmap as tlm
+    >>> words = tlm.layers.ShardedEmbedding(
+    ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+    >>> _ = words(np.array([[0]]))
+    >>> larger = tlm.layers.ShardedEmbedding(
+    ...     tlm.OpenVocabulary(1000), 8, optimizer="adagrad")
+    >>> _ = larger(np.array([[0]]))
+    >>> _ = words.vocabulary.write([5, 7, 9])
+    >>> path = tempfile.mkdtemp() + "/words"
+    >>> words.vocabulary.export(path)
     3
-    >>> tlm.import_rows("/tmp/words", larger.vocabularies["words"]).num_new
+    >>> tlm.import_rows(path, larger.vocabulary).num_new
     3
 
     Counts are copied. The number of steps since the last use of a key does not

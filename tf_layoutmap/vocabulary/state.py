@@ -371,9 +371,14 @@ class Vocabulary:
         key is not written, and the result contains the key, also with
         `on_full="error"`.
 
-        >>> vocabulary = embedding.vocabularies["words"]
-        >>> vocabulary.write(["red", "fox"], vectors).without_row
-        array([], dtype=object)
+        >>> import numpy as np
+        >>> import tf_layoutmap as tlm
+        >>> words = tlm.layers.ShardedEmbedding(
+        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        >>> _ = words(np.array([[0]]))
+        >>> written = words.vocabulary.write([5, 7], np.ones([2, 8]))
+        >>> written.num_new, len(written.without_row)
+        (2, 0)
 
         The next step uses the written rows. If a step in flight uses a key, the
         gradients of this step are later applied to the written row. A pending
@@ -430,7 +435,13 @@ class Vocabulary:
     ) -> Iterator[key_rows.KeyBlock]:
         """Returns an iterator over all keys, with their rows.
 
-        >>> for block in embedding.vocabularies["words"].blocks():
+        >>> import numpy as np
+        >>> import tf_layoutmap as tlm
+        >>> words = tlm.layers.ShardedEmbedding(
+        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        >>> _ = words(np.array([[0]]))
+        >>> _ = words.vocabulary.write([5, 7, 9])
+        >>> for block in words.vocabulary.blocks():
         ...     print(block.keys.shape, block.rows.shape, list(block.slots))
         (3,) (3, 8) ['accumulators']
 
@@ -472,9 +483,17 @@ class Vocabulary:
         of Parquet, without TensorFlow and without this package.
         `tlm.import_rows` writes them to a table.
 
-        >>> embedding.vocabularies["words"].export("/tmp/words")
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import tf_layoutmap as tlm
+        >>> words = tlm.layers.ShardedEmbedding(
+        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        >>> _ = words(np.array([[0]]))
+        >>> _ = words.vocabulary.write([5, 7, 9])
+        >>> path = tempfile.mkdtemp() + "/words"
+        >>> words.vocabulary.export(path)
         3
-        >>> np.load("/tmp/words/keys-00000.npz")["rows"].shape
+        >>> np.load(path + "/keys-00000.npz")["rows"].shape
         (3, 8)
 
         The folder `path` contains a file for each block, see `blocks`, and

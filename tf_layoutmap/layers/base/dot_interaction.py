@@ -22,7 +22,7 @@ class DotInteractionCore(LayerBase):
         self,
         self_interaction: bool = False,
         skip_gather: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         """Creates the layer.
 
@@ -40,7 +40,9 @@ class DotInteractionCore(LayerBase):
         self.self_interaction = self_interaction
         self.skip_gather = skip_gather
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, inputs: object, *args: object, **kwargs: object
+    ) -> object:
         """Calls the layer. Models of the other Keras version raise an error."""
         self._check_keras_version(inputs)
         if not isinstance(inputs, (list, tuple)):
@@ -78,7 +80,9 @@ class DotInteractionCore(LayerBase):
             return op_compositions.dot_interaction(inputs, **options)
         return interactions.dot_interaction(inputs, **options)
 
-    def compute_output_shape(self, input_shape: Sequence[Any]) -> Any:
+    def compute_output_shape(
+        self, input_shape: Sequence[Sequence[int | None]]
+    ) -> tuple[int | None, ...] | tf.TensorShape:
         """Returns the shape of the result for the shapes of the features."""
         self._check_shapes(input_shape)
         size = len(input_shape)
@@ -88,7 +92,7 @@ class DotInteractionCore(LayerBase):
             num_products = size * (size - 1 + 2 * self.self_interaction) // 2
         return self._shape((input_shape[0][0], num_products))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments from which Keras recreates the layer."""
         return {
             **super().get_config(),
