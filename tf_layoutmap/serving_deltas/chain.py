@@ -443,7 +443,7 @@ def fingerprint(base: str) -> str:
     checksum of each tensor.
 
     Raises:
-      ValueError: If there is no checkpoint with this prefix.
+      ValueError: If no checkpoint has this prefix.
     """
     try:
         return checksum(f"{base}.index")

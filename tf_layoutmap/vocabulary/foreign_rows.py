@@ -46,7 +46,7 @@ def read_tfra(
       dim: Number of columns of the rows.
 
     Raises:
-      ValueError: If `name` is None, there is no such table, or the sizes of the
+      ValueError: If `name` is None, the table is missing, or the sizes of the
         keys and values do not match `dim`.
     """
     name = _required(name, "tfra")
@@ -157,7 +157,7 @@ def read_dynamicemb(
       dim: Number of columns of the rows.
 
     Raises:
-      ValueError: If `name` is None, there is no such table, a file of a rank is
+      ValueError: If `name` is None, the table or a file of a rank is
         missing, or the sizes of the files do not match `dim`.
     """
     name = _required(name, "dynamicemb")

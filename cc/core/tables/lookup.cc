@@ -141,17 +141,29 @@ void LookupAll(const std::vector<LookupTask>& tasks, const RowKernels& kernels,
   });
 }
 
-void Lookup(const ShardedView<const float>& table, const RowIds& rows,
-            Span<const int64_t> splits, Span<const float> gains,
-            const RowKernels& kernels, const ParallelFor& parallel_for,
-            MatrixView<float> out, const Quantization* quantization) {
+namespace {
+
+// Returns a task without a table.
+LookupTask MakeTask(const RowIds& rows, Span<const int64_t> splits,
+                    Span<const float> gains, MatrixView<float> out,
+                    const Quantization* quantization) {
   LookupTask task;
-  task.table = &table;
   task.rows = rows;
   task.splits = splits;
   task.gains = gains;
   task.out = out;
   task.quantization = quantization;
+  return task;
+}
+
+}  // namespace
+
+void Lookup(const ShardedView<const float>& table, const RowIds& rows,
+            Span<const int64_t> splits, Span<const float> gains,
+            const RowKernels& kernels, const ParallelFor& parallel_for,
+            MatrixView<float> out, const Quantization* quantization) {
+  LookupTask task = MakeTask(rows, splits, gains, out, quantization);
+  task.table = &table;
   LookupAll({task}, kernels, parallel_for);
 }
 
@@ -160,14 +172,9 @@ void Lookup(const ShardedView<const uint16_t>& table, RowType row_type,
             Span<const float> gains, const RowKernels& kernels,
             const ParallelFor& parallel_for, MatrixView<float> out,
             const Quantization* quantization) {
-  LookupTask task;
+  LookupTask task = MakeTask(rows, splits, gains, out, quantization);
   task.half_table = &table;
   task.row_type = row_type;
-  task.rows = rows;
-  task.splits = splits;
-  task.gains = gains;
-  task.out = out;
-  task.quantization = quantization;
   LookupAll({task}, kernels, parallel_for);
 }
 

@@ -34,7 +34,7 @@ struct WrittenKeys {
 };
 
 // Sets `rows` to the row of each key. A key without a row gets the first free
-// lane in its buckets. If there is no free lane, the key gets kNoRow. Keys are
+// lane in its buckets. If all lanes are occupied, it gets kNoRow. Keys are
 // inserted in the order of `keys`.
 //
 // A new key has the given last step and count. By default, the last step is

@@ -103,7 +103,7 @@ def check_shapes(
       where: Layer to which the features belong, for the error message.
 
     Raises:
-      ValueError: If there is no feature, a feature does not have rank 2, or the
+      ValueError: If `shapes` is empty, a feature does not have rank 2, or the
         shapes differ.
     """
     location = "" if where is None else f" ({where})"
