@@ -91,8 +91,18 @@ inline void Generate(const PhiloxState& state, Words words[4]) {
   }
 }
 
-// Interleaves the lanes of two vectors: a[0], b[0], a[1], b[1], and so on.
+// Interleaves the lanes of two vectors: a[0], b[0], a[1], b[1], and so on. GCC
+// and clang support only different builtins for permuting lanes.
 inline void Zip(Words a, Words b, Words* first, Words* second) {
+#if defined(__clang__)
+  constexpr int kHalf = kLanes / 2;
+  for (int i = 0; i < kHalf; ++i) {
+    (*first)[2 * i] = a[i];
+    (*first)[2 * i + 1] = b[i];
+    (*second)[2 * i] = a[kHalf + i];
+    (*second)[2 * i + 1] = b[kHalf + i];
+  }
+#else
   Words low, high;
   for (int i = 0; i < kLanes / 2; ++i) {
     low[2 * i] = i;
@@ -101,6 +111,7 @@ inline void Zip(Words a, Words b, Words* first, Words* second) {
   high = low + kLanes / 2;
   *first = __builtin_shuffle(a, b, low);
   *second = __builtin_shuffle(a, b, high);
+#endif
 }
 
 // Converts random words to floats in [0, 1), as TensorFlow does: the low bits
