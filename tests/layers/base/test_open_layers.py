@@ -223,6 +223,37 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
 
 
 @both
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+@pytest.mark.parametrize("capacity", [3000, 16])
+def test_saved_keys_load_into_another_capacity(
+    tmp_path, version, layers, name, capacity
+):
+    model, layer = model_of(version, layers, num_shards=3)
+    model.fit(*data(), batch_size=16, verbose=0, shuffle=False)
+    path = str(tmp_path / name)
+    (model.save if name == "model.keras" else model.save_weights)(path)
+    other, loaded = model_of(version, layers, num_shards=2, capacity=capacity)
+    if capacity == 16:
+        with pytest.warns(UserWarning, match="'words' has no rows for"):
+            other.load_weights(path)
+    else:
+        other.load_weights(path)
+    words = np.unique(data()[0])
+    # `resize` keeps the same keys as a conversion of the file.
+    found = layer.vocabulary.resize(capacity)
+    assert (found.num_dropped > 0) == (capacity == 16)
+    known = layer.vocabulary.contains(words).numpy()
+    np.testing.assert_array_equal(loaded.vocabulary.contains(words), known)
+    assert known.sum() == found.num_kept
+    np.testing.assert_array_equal(
+        loaded(tf.constant(words[known])), layer(tf.constant(words[known]))
+    )
+    for one in (loaded, layer):
+        assert one.vocabulary.settings.capacity == capacity
+    other.fit(*data(seed=3), batch_size=16, verbose=0)
+
+
+@both
 def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
     def save(input_dim, name):
         layer = layers.ShardedEmbedding(
