@@ -108,6 +108,7 @@ seed: Seed of the vocabulary and the table.
       .Input("splits: num_inputs * int64")        \
       .Input("num_samples: int64")                \
       .Input("weights: num_inputs * float")       \
+      .Input("key_kinds: int32")                  \
       .Input("state: num_state * resource")       \
       .Input("shards: num_shards * resource")     \
       .Input("slots: num_slot_shards * resource") \
@@ -116,7 +117,6 @@ seed: Seed of the vocabulary and the table.
       .Attr("num_shards: int >= 1")               \
       .Attr("num_slot_shards: int >= 0")          \
       .Attr("open_tables: list(int)")             \
-      .Attr("key_kinds: list(int)")               \
       .Attr("has_unknown_row: list(bool)")        \
       .Attr("admissions: list(string)")           \
       .Attr("evictions: list(string)")            \
@@ -144,12 +144,13 @@ ids: By replica, then by feature: keys if the table has an open vocabulary,
 splits: As in `EnqueueStep`.
 num_samples: [num_replicas * num_features].
 weights: One factor per id. An empty tensor means 1 for each id.
+key_kinds: [num_open_tables]. For each open table, the kind of its keys in this
+  step: 1 integers, 2 strings, 0 if the step has no keys.
 state: For each open table, the variables of its vocabulary, as in `EvictKeys`.
 shards: All shards of the first open table, then all shards of the second, and
   so on.
 slots: Shards of each slot variable, in the same order.
 open_tables: Indices of the tables with an open vocabulary.
-key_kinds: For each open table, the kind of its keys: 1 integers, 2 strings.
 has_unknown_row: For each open table, whether keys without a row share the row
   after the rows of the vocabulary. Otherwise their embeddings are zeros.
 policies: For each open table, six numbers, as in `EvictKeys`.

@@ -35,6 +35,16 @@ def num_segments(num_buckets: int) -> int:
     return segments
 
 
+def overlapping(index: int, size: int, old_size: int) -> range:
+    """Returns the old elements that share a 32-bit hash with a new element.
+
+    A hash `x` is in element `x * size >> 32` of `size` elements.
+    """
+    first = -(-(index << 32) // size)
+    last = -(-((index + 1) << 32) // size) - 1
+    return range(first * old_size >> 32, (last * old_size >> 32) + 1)
+
+
 class Key:
     """A key in the vocabulary, which has a row."""
 
@@ -183,7 +193,10 @@ class Vocabulary:
             self.known.values(),
             key=lambda one: (-self._score(one, step), one.key),
         )
+        sizes = self.num_buckets // self.per_segment, self.num_cells
+        cells, seen = self.cells, self.seen
         self._set_size(capacity)
+        self._move_sketch(*sizes, cells, seen)
         moves = []
         for one in old:
             row = next(
@@ -205,6 +218,39 @@ class Vocabulary:
             "last_step": np.array([one.last_step for one in found], np.int32),
             "count": np.array([one.count for one in found], np.int32),
         }
+
+    def sketch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the cells `[segments, 2, cells]` and the sums."""
+        segments = self.num_buckets // self.per_segment
+        cells = np.zeros([segments, 2, self.num_cells], np.uint8)
+        for place, count in self.cells.items():
+            cells[place] = count
+        return cells, np.array([self.seen[i] for i in range(segments)])
+
+    def _move_sketch(self, old_segments, old_cells, cells, seen):
+        """Assigns each cell the maximum of the cells that its keys had."""
+        segments = self.num_buckets // self.per_segment
+        origins = {
+            i: overlapping(i, segments, old_segments) for i in range(segments)
+        }
+        for segment, old in origins.items():
+            least = min(seen[one] for one in old)
+            self.seen[segment] = (
+                least * (self.num_cells // 2) // (old_cells // 2)
+            )
+        targets = collections.defaultdict(list)
+        for cell in range(self.num_cells):
+            for one in overlapping(cell, self.num_cells, old_cells):
+                targets[one].append(cell)
+        new_segments = collections.defaultdict(list)
+        for segment, old in origins.items():
+            for one in old:
+                new_segments[one].append(segment)
+        for (segment, row, cell), count in cells.items():
+            for new_segment in new_segments[segment]:
+                for new_cell in targets[cell]:
+                    place = new_segment, row, new_cell
+                    self.cells[place] = max(self.cells[place], count)
 
     def _segment(self, key):
         return self.bucket(key) // self.per_segment

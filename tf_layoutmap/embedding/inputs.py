@@ -50,7 +50,8 @@ class FeatureIds:
         value is `()` for samples `[B]`, and `(B, C)` for samples `[A, B, C]`. A
         size is None if it is unknown during tracing.
       kind: Type of the input from which keys were read; one of
-        `key_tensors.KINDS`.
+        `key_tensors.KINDS`. For a packed batch, an int32 scalar tensor, which
+        is 0 if the batch has no samples.
     """
 
     ids: tf.Tensor
@@ -58,7 +59,7 @@ class FeatureIds:
     num_samples: Any
     weights: tf.Tensor
     inner_shape: tuple[int | None, ...] = ()
-    kind: int = key_tensors.INTEGERS
+    kind: int | tf.Tensor = key_tensors.INTEGERS
 
     @property
     def static_num_samples(self) -> int | None:

@@ -266,9 +266,14 @@ def merge_replica_steps(
         function that is passed to `strategy.run`. TensorFlow does not support
         merge calls in nested functions and conditions.
     """
-    tensors = [
-        [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]
+    # The kind of keys is a tensor only if the batch was packed.
+    names = [
+        (*_TENSORS, "kind") if tf.is_tensor(one.kind) else _TENSORS
         for one in features
+    ]
+    tensors = [
+        [tf.convert_to_tensor(getattr(one, part)) for part in parts]
+        for one, parts in zip(features, names)
     ]
 
     def work_on_all(_, tensors, argument):
@@ -285,8 +290,8 @@ def merge_replica_steps(
             )
             batches.append(
                 [
-                    dataclasses.replace(one, **dict(zip(_TENSORS, part)))
-                    for one, part in zip(features, parts)
+                    dataclasses.replace(one, **dict(zip(name, part)))
+                    for one, name, part in zip(features, names, parts)
                 ]
             )
         work(batches, arguments[0])

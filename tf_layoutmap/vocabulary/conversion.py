@@ -25,6 +25,7 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,
     key_tensors,
+    sketch_conversion,
     state,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -81,11 +82,13 @@ def move_rows(
     counts: Array,
     numbers: Array,
     settings: OpenVocabulary,
+    sketch: tuple[Array, Array] | None = None,
 ) -> MovedRows:
     """Assigns keys to the rows of a vocabulary with other settings.
 
     If there are too many keys, the keys with the highest score according to
-    `settings.evict` are kept. The counts of keys without a row are discarded.
+    `settings.evict` are kept. `sketch_conversion` converts the counts of keys
+    without a row.
 
     Args:
       keys: int64 keys, of any shape; -2^63 marks empty places.
@@ -93,6 +96,8 @@ def move_rows(
       counts: Count of each key, int32.
       numbers: The variable `NUMBERS` of the old vocabulary.
       settings: Settings of the new vocabulary.
+      sketch: The variables `SKETCH` and `SKETCH_SUMS` of the old vocabulary, or
+        None if the old vocabulary does not have them.
     """
     stored = keys.ravel()
     found = ops.native.put_keys(
@@ -105,15 +110,15 @@ def move_rows(
         half_life_steps=settings.half_life_steps or 0,
     )
     by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
-    sketch = bucket_layout.sketch_shape(settings.num_buckets)
     vocabulary = {
         state.KEYS: found["keys"].reshape(by_bucket),
         state.LAST_STEPS: found["last_step"].reshape(by_bucket),
         state.COUNTS: found["count"].reshape(by_bucket),
-        state.SKETCH: np.zeros(sketch, np.uint8),
-        state.SKETCH_SUMS: np.zeros(sketch[:1], np.int64),
         state.NUMBERS: numbers,
     }
+    if settings.has_sketch:
+        cells, sums = _converted_sketch(sketch, settings.num_buckets)
+        vocabulary |= {state.SKETCH: cells, state.SKETCH_SUMS: sums}
     had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
     return MovedRows(
         found["from"],
@@ -122,6 +127,16 @@ def move_rows(
         settings.num_rows,
         vocabulary,
     )
+
+
+def _converted_sketch(
+    sketch: tuple[Array, Array] | None, num_buckets: int
+) -> tuple[Array, Array]:
+    """Returns the converted sketch, or an empty sketch."""
+    if sketch is not None:
+        return sketch_conversion.convert(*sketch, num_buckets)
+    shape = bucket_layout.sketch_shape(num_buckets)
+    return np.zeros(shape, np.uint8), np.zeros(shape[:1], np.int64)
 
 
 # Type of a function that takes the name of a variable and returns its saved
@@ -164,15 +179,19 @@ def convert_capacity(
         read(state.COUNTS),
         read(state.NUMBERS),
         settings,
+        (read(state.SKETCH), read(state.SKETCH_SUMS))
+        if state.SKETCH in names
+        else None,
     )
     values = {
-        name: _constant(value)
-        for name, value in moved.vocabulary.items()
-        if name in names
+        name: _constant(value) for name, value in moved.vocabulary.items()
     }
     for name in _names_of_rows(names):
         values[name] = lambda name=name: moved.of(read(name))
-    return Converted(moved.conversion, values)
+    # If keys are not admitted by count, the new table has no sketch.
+    return Converted(
+        moved.conversion, values, frozenset(names) & (state.NAMES - set(values))
+    )
 
 
 def convert_to_open(
@@ -204,9 +223,7 @@ def convert_to_open(
         settings,
     )
     values = {
-        name: _constant(value)
-        for name, value in moved.vocabulary.items()
-        if settings.has_sketch or name not in (state.SKETCH, state.SKETCH_SUMS)
+        name: _constant(value) for name, value in moved.vocabulary.items()
     }
 
     def rows(name):
@@ -297,7 +314,9 @@ def convert_vocabularies(
       rows and slot variables, their counts and their steps. If there are too
       many keys for the new capacity, the most recently used or the most
       frequently used keys are kept, according to `evict` of the new vocabulary.
-      The counts of keys without a row are discarded.
+      The counts of keys without a row are kept. If the new sketch has fewer or
+      other cells than the old sketch, these counts can become too high, but not
+      too low.
     - From a closed table of n rows to an open vocabulary: the keys are the row
       indices 0 to n - 1. Each key has the count 1, and its last use is before
       the first step. If there are too many keys for the new capacity, the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,36 @@ def hash_strings(strings: tf.Tensor) -> tf.Tensor:
     return tf.strings.to_hash_bucket_strong(strings, _NUM_HASHES, _HASH_KEY)
 
 
-def of_input(value: Any) -> tuple[Any, int]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedKeys:
+    """Keys from a packed batch, which stores strings as hashes.
+
+    Attributes:
+      ids: int64 keys.
+      kind: int32 scalar tensor: one of `KINDS`, or 0 if there are no samples.
+    """
+
+    ids: tf.RaggedTensor
+    kind: tf.Tensor
+
+
+def ids_of(value: Any) -> Any:
+    """Returns the ids of `PackedKeys`, and any other value unchanged."""
+    return value.ids if isinstance(value, PackedKeys) else value
+
+
+def of_input(value: Any) -> tuple[Any, int | tf.Tensor]:
     """Converts the ids of a feature to keys; returns the keys and their kind.
 
     Args:
-      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, or a value
-        that `tf.convert_to_tensor` accepts.
+      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, `PackedKeys`,
+        or a value that `tf.convert_to_tensor` accepts.
+
+    Returns:
+      The keys and their kind. The kind of `PackedKeys` is a tensor.
     """
+    if isinstance(value, PackedKeys):
+        return value.ids, value.kind
     if isinstance(value, tf.SparseTensor):
         keys, kind = of_tensor(value.values)
         return tf.SparseTensor(value.indices, keys, value.dense_shape), kind

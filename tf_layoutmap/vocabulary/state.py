@@ -257,7 +257,7 @@ class Vocabulary:
     def rows_by_stock_ops(
         self,
         keys: tf.Tensor,
-        kind: int = key_tensors.INTEGERS,
+        kind: int | tf.Tensor = key_tensors.INTEGERS,
     ) -> tf.Tensor:
         """Returns the row of each key, or the common row of unknown keys.
 
@@ -599,7 +599,8 @@ class Vocabulary:
         Keys keep the values of their rows and slot variables, their steps and
         their counts. If there are too many keys, the keys with the highest
         score according to `evict` are kept, and the other keys are passed to
-        `on_evict`. The counts of keys without a row are discarded.
+        `on_evict`. `tlm.convert_vocabularies` explains what happens to the
+        counts of keys without a row.
 
         The table gets new variables, and the embedding gets a new engine, so
         that the counts in `TPUEmbedding.stats` start at zero. Functions that
@@ -652,8 +653,15 @@ class Vocabulary:
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
 
-    def _check_kind(self, kind: int) -> list[tf.Operation]:
+    def _check_kind(self, kind: int | tf.Tensor) -> list[tf.Operation]:
         known = self._variables[NUMBERS][1]
+        if not isinstance(kind, int):  # The kind of a packed batch.
+            kind = tf.cast(kind, tf.int64)
+            return assertions.require(
+                (known == 0) | (kind == 0) | (known == kind),
+                f"The keys of table {self.name!r} must all be integers or all "
+                "be strings. Received: a packed batch with the other kind.",
+            )
         other = (key_tensors.INTEGERS + key_tensors.STRINGS) - kind
         return assertions.require(
             (known == 0) | (known == kind),

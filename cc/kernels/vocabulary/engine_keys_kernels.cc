@@ -54,6 +54,8 @@ struct OpenTable {
   RawArray<int64_t> rows;
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
+  // The kind of the keys of this step.
+  KeyKind kind = kNoKeysYet;
   AdmittedKeys admitted;
   // Indices of the table's first shard and first slot variable in the locked
   // variables.
@@ -98,6 +100,8 @@ class KeysOp : public Kernel {
       }
       is_open[spec.table] = true;
     }
+    std::vector<KeyKind> kinds;
+    TF_RETURN_IF_ERROR(ReadKeyKinds(ctx, specs_.size(), &kinds));
     std::vector<std::vector<FeatureInput<int64_t>>> inputs;
     TF_RETURN_IF_ERROR(ReadKeyInputs(ctx, config, num_replicas, &inputs));
     KeyBatches batches;
@@ -115,6 +119,7 @@ class KeysOp : public Kernel {
     };
     if (training) {
       std::deque<OpenTable> tables(specs_.size());
+      for (size_t i = 0; i < kinds.size(); ++i) tables[i].kind = kinds[i];
       TF_RETURN_IF_ERROR(locked.Lock(ctx, {"state", "shards", "slots"},
                                      LockedShards::Mode::kExclusive));
       TF_RETURN_IF_ERROR(LockTables(ctx, config, &locked, &tables));
@@ -197,7 +202,7 @@ class KeysOp : public Kernel {
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
-      TF_RETURN_IF_ERROR(table.vocabulary.CheckKind(specs_[i].kind));
+      TF_RETURN_IF_ERROR(table.vocabulary.CheckKind(table.kind));
       TF_RETURN_IF_ERROR(table.vocabulary.NextStep(&table.step.number));
       RowsInFlight in_flight = FindRowsInFlight(
           resource.engine(), resource.tokens(), specs_[i].table);
@@ -239,7 +244,7 @@ class KeysOp : public Kernel {
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
       WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
-      table.vocabulary.CountStep(table.step.number, specs_[i].kind,
+      table.vocabulary.CountStep(table.step.number, table.kind,
                                  table.admitted.counts);
       if (!changes->empty()) {
         const Span<int64_t> numbers = table.vocabulary.numbers();

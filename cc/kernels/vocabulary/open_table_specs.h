@@ -45,13 +45,16 @@ struct OpenTableSpec {
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;
-  KeyKind kind = kNoKeysYet;
 };
 
 // Reads the specs of all tables. Returns an error if a list does not have the
 // length that the tables in `open_tables` require.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
+
+// Reads the input `key_kinds`, which has one kind for each open table.
+absl::Status ReadKeyKinds(tensorflow::OpKernelContext* ctx, size_t num_tables,
+                          std::vector<KeyKind>* kinds);
 
 }  // namespace layoutmap
 

@@ -102,7 +102,14 @@ def train_step(tpu_embedding, strategy, how="in order"):
         )
         return tf.nest.pack_sequence_as(features, activations)
 
-    replica_step = {"in order": in_order, "by token": by_token}[how]
+    def packed(features, gradients):
+        return in_order(tlm.pack(features), gradients)
+
+    replica_step = {
+        "in order": in_order,
+        "by token": by_token,
+        "packed": packed,
+    }[how]
     return tf.function(
         lambda *args: strategy.run(replica_step, args), reduce_retracing=True
     )

@@ -137,7 +137,9 @@ class BatchReader:
             # separate tensor for each feature: gathering over processes, and
             # assigning rows to keys.
             ids, factors = packing.unpack_ids(
-                self._shapes.samples.features, packed
+                self._shapes.samples.features,
+                packed,
+                self._shapes.has_keys(),
             )
             return [
                 self._shapes.read_input(index, *one)

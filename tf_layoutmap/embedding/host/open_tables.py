@@ -20,7 +20,7 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.sharded.routing import checks
+from tf_layoutmap.sharded.routing import assertions, checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import evicted, key_rows, key_tensors, state
 
@@ -358,8 +358,12 @@ def kind_of_keys(
     spec: config.EmbeddingSpec,
     table: int,
     inputs: Sequence[embedding_inputs.FeatureIds],
-) -> int:
+) -> int | tf.Tensor:
     """Returns whether a table's keys in a batch are integers or strings.
+
+    If a batch is packed, its kind is known only when the step runs. The result
+    is then a tensor, and its operation raises an `InvalidArgumentError` if the
+    features have different kinds.
 
     Args:
       spec: Tables and features.
@@ -372,11 +376,14 @@ def kind_of_keys(
         has strings.
     """
     features = spec.features
-    kinds = {
-        one.kind: features[number % len(features)].name
+    named = [
+        (one.kind, features[number % len(features)].name)
         for number, one in enumerate(inputs)
         if features[number % len(features)].table == table
-    }
+    ]
+    if any(tf.is_tensor(kind) for kind, _ in named):
+        return _kind_at_run_time(spec.tables[table].name, named)
+    kinds = dict(named)
     if len(kinds) > 1:
         raise ValueError(
             "Features of one open table must all have integers or all "
@@ -385,6 +392,24 @@ def kind_of_keys(
             f"{spec.tables[table].name!r})."
         )
     return next(iter(kinds))
+
+
+def _kind_at_run_time(
+    table: str, named: Sequence[tuple[Any, str]]
+) -> tf.Tensor:
+    """Returns the kind of keys of which some are from packed batches."""
+    kinds = tf.stack([tf.cast(kind, tf.int32) for kind, _ in named])
+    highest = tf.reduce_max(kinds)
+    is_same = tf.reduce_all((kinds == highest) | (kinds == 0))
+    checks = assertions.require(
+        is_same,
+        f"Features of one open table must all have integers or all have "
+        f"strings. Received: a batch in which some of the features "
+        f"{[name for _, name in named]} have integers and some have strings "
+        f"(table {table!r}).",
+    )
+    with tf.control_dependencies(checks):
+        return tf.identity(highest)
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
@@ -466,6 +491,9 @@ def resize(
         _gathered(old[state.COUNTS]),
         _gathered(old[state.NUMBERS]),
         one.vocabulary.settings,
+        (_gathered(old[state.SKETCH]), _gathered(old[state.SKETCH_SUMS]))
+        if state.SKETCH in old
+        else None,
     )
     variables = tables.create_table(one, partitioner)
     dropped = [keys.ravel()[moved.dropped]]

@@ -136,6 +136,12 @@ class EmbeddingSpec:
         """Whether a table has an open vocabulary, whose ids are keys."""
         return any(table.vocabulary is not None for table in self.tables)
 
+    def has_keys(self) -> list[bool]:
+        """Returns for each feature whether its ids are keys."""
+        return [
+            self.table_of(one).vocabulary is not None for one in self.features
+        ]
+
     def table_of(self, feature: FeatureSpec) -> TableSpec:
         """Returns the table of `feature`."""
         return self.tables[feature.table]

