@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.vocabulary import stored_keys
+
 # Kinds of ids, with the numbers that the ops use.
 INTEGERS, STRINGS = 1, 2
 KINDS = {INTEGERS: "integers", STRINGS: "strings"}
@@ -38,9 +40,11 @@ def of_input(value: Any) -> tuple[Any, int]:
     """Converts the ids of a feature to keys; returns the keys and their kind.
 
     Args:
-      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, or a value
-        that `tf.convert_to_tensor` accepts.
+      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, `StoredKeys`,
+        or a value that `tf.convert_to_tensor` accepts.
     """
+    if isinstance(value, stored_keys.StoredKeys):
+        return value.values, value.kind
     if isinstance(value, tf.SparseTensor):
         keys, kind = of_tensor(value.values)
         return tf.SparseTensor(value.indices, keys, value.dense_shape), kind
@@ -72,12 +76,14 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
     """Converts an argument to int64 keys; returns the keys and their kind.
 
     Args:
-      keys: Integers or strings, of any shape.
+      keys: Integers, strings or `StoredKeys`, of any shape.
       where: Description of the vocabulary, for messages.
 
     Raises:
       TypeError: If `keys` are neither integers nor strings.
     """
+    if isinstance(keys, stored_keys.StoredKeys):
+        return keys.values, keys.kind
     found, kind = of_tensor(tf.convert_to_tensor(keys))
     if not found.dtype.is_integer or found.dtype == tf.uint64:
         raise TypeError(

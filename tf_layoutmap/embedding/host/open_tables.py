@@ -22,7 +22,13 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
-from tf_layoutmap.vocabulary import evicted, key_rows, key_tensors, state
+from tf_layoutmap.vocabulary import (
+    evicted,
+    key_rows,
+    key_tensors,
+    state,
+    stored_keys,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -377,6 +383,9 @@ def kind_of_keys(
         for number, one in enumerate(inputs)
         if features[number % len(features)].table == table
     }
+    if len(kinds) > 1:
+        # Keys that were read from the vocabulary have the kind of the others.
+        kinds.pop(stored_keys.ANY, None)
     if len(kinds) > 1:
         raise ValueError(
             "Features of one open table must all have integers or all "

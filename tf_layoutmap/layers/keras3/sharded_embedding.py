@@ -29,6 +29,7 @@ from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import InputShape, TensorLike
@@ -349,6 +350,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         del mask
         if not self.mask_zero:
             return None
+        if isinstance(inputs, StoredKeys):
+            return key_table.is_not_padding(inputs)
         if self._key_table is not None:
             return KeyMask()(inputs)
         return cast("tf.Tensor", keras.ops.not_equal(inputs, 0))
