@@ -83,7 +83,8 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
       TypeError: If `keys` are neither integers nor strings.
     """
     if isinstance(keys, stored_keys.StoredKeys):
-        return keys.values, keys.kind
+        values: Any = keys.values
+        return tf.convert_to_tensor(values), keys.kind
     found, kind = of_tensor(tf.convert_to_tensor(keys))
     if not found.dtype.is_integer or found.dtype == tf.uint64:
         raise TypeError(

@@ -30,7 +30,7 @@ class CountedShards:
       numbers: Variable that contains the step of the shards.
     """
 
-    lanes: Sequence[Sequence[tf.Variable]]
+    lanes: Sequence[Sequence[Any]]
     numbers: Any
 
     @property
@@ -296,7 +296,7 @@ def _choose_shards(
     ends = tf.cumsum(tf.stack([part.total for part in parts]))
     total = ends[-1]
     draws = tf.random.stateless_uniform(
-        [number],
+        tf.expand_dims(number, 0),
         seeds + tf.constant([1, 0], tf.int64),
         minval=tf.zeros([], tf.int64),
         maxval=tf.maximum(total, 1),

@@ -174,7 +174,7 @@ class KeyTable:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
         is_stored = isinstance(keys, stored_keys.StoredKeys)
-        values = keys.values if is_stored else keys
+        values: Any = keys.values if is_stored else keys
         ids: Any = tf.reshape(values, [-1])
         if self._mask_zero:
             is_key = tf.reshape(is_not_padding(keys), [-1])
@@ -244,11 +244,16 @@ class KeyTable:
 def is_not_padding(ids: Any) -> tf.Tensor:
     """Returns whether each id is neither 0 nor the empty string."""
     if isinstance(ids, stored_keys.StoredKeys):
-        if ids.kind == key_tensors.STRINGS:
-            return tf.not_equal(ids.values, key_tensors.hash_strings(""))
-        # Keys that were read from the vocabulary are never padding.
-        is_any = ids.kind == stored_keys.ANY
-        return tf.not_equal(ids.values, 0) | is_any
+        keys: Any = ids.values
+        if ids.kind == stored_keys.ANY:
+            # Keys that were read from the vocabulary are never padding.
+            return tf.ones_like(keys, tf.bool)
+        padding = (
+            key_tensors.hash_strings(tf.constant(""))
+            if ids.kind == key_tensors.STRINGS
+            else tf.zeros([], tf.int64)
+        )
+        return tf.not_equal(keys, padding)
     return tf.not_equal(
         ids, "" if ids.dtype == tf.string else tf.zeros([], ids.dtype)
     )

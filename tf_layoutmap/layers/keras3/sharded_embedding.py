@@ -130,7 +130,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     @overload
     def __call__(
-        self, inputs: TensorLike, *args: object, **kwargs: object
+        self,
+        inputs: TensorLike | StoredKeys,
+        *args: object,
+        **kwargs: object,
     ) -> tf.Tensor: ...
 
     def __call__(
@@ -143,6 +146,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "Ids must be one tensor. Received: "
                 f"{type(inputs).__name__} (layer {self.name!r})."
             )
+        if isinstance(inputs, StoredKeys):
+            # Keras accepts other objects than tensors only by keyword.
+            return super().__call__(*args, **kwargs, inputs=inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: InputShape = None) -> None:
