@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def sampled_softmax_loss(
-    table: Callable[..., Any],
+    table: EmbeddingCore,
     labels: TensorLike,
     inputs: TensorLike,
     num_sampled: int | tf.Tensor,
@@ -102,7 +102,8 @@ def sampled_softmax_loss(
     label_ids = _as_tensor(labels)
     _check_rank("labels", label_ids, 1)
     sampled = sampling.sample_keys(vocabulary, num_sampled, by=by, seed=seed)
-    vectors: Any = table(sampled.ids(label_ids))
+    layer: Any = table
+    vectors = layer(sampled.ids(label_ids))
     # The lookup decides which labels have a row.
     with tf.control_dependencies([vectors]):
         has_row = vocabulary.contains(label_ids)
