@@ -1,6 +1,8 @@
 """Reference of the C++ core's open vocabulary, with a dict and lists."""
 
+import bisect
 import collections
+import itertools
 import math
 
 import numpy as np
@@ -178,6 +180,38 @@ class Vocabulary:
             if counts is not None:
                 one.count = counts[i]
         return self.find(keys), new
+
+    def counts(self, keys, step) -> list[int]:
+        """Returns the decayed count of each key; 0 without a row."""
+        return [
+            self._decayed(self.known[key], step) if key in self.known else 0
+            for key in keys
+        ]
+
+    def sample(self, num_sampled, by, seed, step):
+        """Returns (key, row, weight) of each sampled key, and all weights.
+
+        Draws an element of a list that contains each key as often as its
+        weight, in the order of the rows.
+        """
+        keys = [one for one in self.rows if one is not None]
+        weights = [
+            max(self._decayed(one, step), 1) if by == "count" else 1
+            for one in keys
+        ]
+        total = sum(weights)
+        if total == 0:
+            return [], 0
+        ends = list(itertools.accumulate(weights))
+        state, sampled = mix(mix(seed[0]) ^ seed[1] & _MASK), []
+        while len(sampled) < num_sampled:
+            state = state + 0x9E3779B97F4A7C15 & _MASK
+            product = mix(state) * total
+            if product & _MASK < 2**64 % total:
+                continue  # Otherwise, some numbers would be more likely.
+            i = bisect.bisect_right(ends, product >> 64)
+            sampled.append((keys[i].key, keys[i].row, weights[i]))
+        return sampled, total
 
     def export(self):
         """Returns (key, row, last step, count) of each key, by row."""

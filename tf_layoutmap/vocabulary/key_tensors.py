@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.vocabulary import stored_keys
+
 # Kinds of ids, with the numbers that the ops use.
 INTEGERS, STRINGS = 1, 2
 KINDS = {INTEGERS: "integers", STRINGS: "strings"}
@@ -58,13 +60,15 @@ def of_input(value: Any) -> tuple[Any, int | tf.Tensor]:
 
     Args:
       value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, `PackedKeys`,
-        or a value that `tf.convert_to_tensor` accepts.
+        `StoredKeys`, or a value that `tf.convert_to_tensor` accepts.
 
     Returns:
       The keys and their kind. The kind of `PackedKeys` is a tensor.
     """
     if isinstance(value, PackedKeys):
         return value.ids, value.kind
+    if isinstance(value, stored_keys.StoredKeys):
+        return value.values, value.kind
     if isinstance(value, tf.SparseTensor):
         keys, kind = of_tensor(value.values)
         return tf.SparseTensor(value.indices, keys, value.dense_shape), kind
@@ -96,12 +100,15 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
     """Converts an argument to int64 keys; returns the keys and their kind.
 
     Args:
-      keys: Integers or strings, of any shape.
+      keys: Integers, strings or `StoredKeys`, of any shape.
       where: Description of the vocabulary, for messages.
 
     Raises:
       TypeError: If `keys` are neither integers nor strings.
     """
+    if isinstance(keys, stored_keys.StoredKeys):
+        values: Any = keys.values
+        return tf.convert_to_tensor(values), keys.kind
     found, kind = of_tensor(tf.convert_to_tensor(keys))
     if not found.dtype.is_integer or found.dtype == tf.uint64:
         raise TypeError(

@@ -21,7 +21,9 @@ from tf_layoutmap.vocabulary import (
     key_rows,
     key_tensors,
     row_files,
+    sampling,
     stock_find,
+    stored_keys,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -162,7 +164,7 @@ def shards_of(variable: Any) -> list[tf.Variable]:
     return list(getattr(variable, "variables", None) or [variable])
 
 
-class Vocabulary:
+class Vocabulary(sampling.KeyCounts):
     """The keys of one table.
 
     `embedding.vocabularies` contains one object of this class for each table
@@ -645,6 +647,17 @@ class Vocabulary:
             table=self.name,
         )
 
+    def _counted_shards(self) -> list[sampling.CountedShards]:
+        numbers = self._variables[NUMBERS]
+        names = (KEYS, LAST_STEPS, COUNTS)
+        lanes = [shards_of(self._variables[name]) for name in names]
+        if not isinstance(numbers, ShardedNumbers):
+            return [sampling.CountedShards(lanes, numbers)]
+        return [
+            sampling.CountedShards([[one] for one in shard], copy)
+            for *shard, copy in zip(*lanes, numbers.copies)
+        ]
+
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(
             self._num_buckets, len(shards_of(self.key_variable))
@@ -654,6 +667,8 @@ class Vocabulary:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
 
     def _check_kind(self, kind: int | tf.Tensor) -> list[tf.Operation]:
+        if isinstance(kind, int) and kind == stored_keys.ANY:
+            return []
         known = self._variables[NUMBERS][1]
         if not isinstance(kind, int):  # The kind of a packed batch.
             kind = tf.cast(kind, tf.int64)

@@ -127,6 +127,24 @@ def write(tpu_embedding, number):
     )
 
 
+def sample(tpu_embedding, strategy):
+    """Returns counts and samples of keys of this process."""
+
+    @tf.function
+    def in_replica():
+        items = tpu_embedding.vocabularies["items"]
+        same = tlm.ops.sample_keys(items, 20, seed=[1, 2])
+        other = tlm.ops.sample_keys(items, 20, seed=3)
+        return items.counts(same.ids()), same.keys, other.keys
+
+    names = ("counts", "same_keys", "other_keys")
+    found = strategy.run(in_replica)
+    return {
+        f"sampled/{name}": strategy.experimental_local_results(one)[0].numpy()
+        for name, one in zip(names, found)
+    }
+
+
 def contents(tpu_embedding):
     """Returns all variables of all tables, by name."""
     return {
@@ -198,6 +216,7 @@ def main(output, num_steps, how):
             f"activation/{name}": one.numpy()
             for name, one in activations.items()
         },
+        **sample(tpu_embedding, strategy),
     )
 
 

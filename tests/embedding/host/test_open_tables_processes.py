@@ -111,6 +111,16 @@ def test_two_processes_equal_one_replica_bitwise(run, how):
                 for name, value in activations[replica].items()
             },
         )
+    first, second = found
+    for name in ("counts", "same_keys"):
+        np.testing.assert_array_equal(
+            first[f"sampled/{name}"], second[f"sampled/{name}"]
+        )
+    assert first["sampled/counts"].any()
+    assert set(first["sampled/same_keys"]) <= set(
+        expected["items/vocabulary_keys"].ravel()
+    )
+    assert (first["sampled/other_keys"] != second["sampled/other_keys"]).any()
     # Only the first process reports evicted keys.
     np.testing.assert_array_equal(found[0]["evicted_keys"], evicted_keys)
     assert found[1]["evicted_keys"].tolist() == [0]

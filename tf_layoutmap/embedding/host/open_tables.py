@@ -22,7 +22,13 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing import assertions, checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
-from tf_layoutmap.vocabulary import evicted, key_rows, key_tensors, state
+from tf_layoutmap.vocabulary import (
+    evicted,
+    key_rows,
+    key_tensors,
+    state,
+    stored_keys,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -384,6 +390,9 @@ def kind_of_keys(
     if any(tf.is_tensor(kind) for kind, _ in named):
         return _kind_at_run_time(spec.tables[table].name, named)
     kinds = dict(named)
+    if len(kinds) > 1:
+        # Keys that were read from the vocabulary have the kind of the others.
+        kinds.pop(stored_keys.ANY, None)
     if len(kinds) > 1:
         raise ValueError(
             "Features of one open table must all have integers or all "

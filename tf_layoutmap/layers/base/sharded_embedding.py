@@ -34,6 +34,7 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import (
@@ -424,8 +425,8 @@ class EmbeddingCore(LayerBase):
 
         Args:
           inputs: Tensor, `tf.RaggedTensor` or `tf.SparseTensor` of integers, of
-            any shape. If the layer has an open vocabulary, strings are also
-            supported.
+            any shape. If the layer has an open vocabulary, strings, and keys
+            that `tlm.ops.sample_keys` has sampled, are also supported.
 
         Returns:
           `inputs.shape + [output_dim]` in the layer's compute dtype. The result
@@ -460,7 +461,7 @@ class EmbeddingCore(LayerBase):
             return tf.cast(placeholder(ids), self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
 
-    def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
+    def _rows_of_keys(self, keys: tf.Tensor | StoredKeys) -> tf.Tensor:
         assert self._key_table is not None
         return tf.cast(
             self._key_table.look_up(
@@ -484,10 +485,16 @@ class EmbeddingCore(LayerBase):
         """Returns the mark weight's variable (open vocabularies only)."""
         raise NotImplementedError
 
-    def _ids(self, inputs: Any) -> tf.Tensor:
+    def _ids(self, inputs: Any) -> Any:
         """Returns `inputs` as int32 or int64 ids, or as keys."""
         if self._key_table is not None:
             return key_table.read_keys(inputs, self.name)
+        if isinstance(inputs, StoredKeys):
+            raise TypeError(
+                "Keys of a vocabulary must be looked up in a layer whose "
+                "`input_dim` is a tlm.OpenVocabulary. Received: StoredKeys "
+                f"(layer {self.name!r}, with input_dim={self.input_dim})."
+            )
         return read_ids(inputs, self.input_dim, self.name)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:

@@ -30,6 +30,7 @@ from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import InputShape, TensorLike
@@ -142,7 +143,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     @overload
     def __call__(
-        self, inputs: TensorLike, *args: object, **kwargs: object
+        self,
+        inputs: TensorLike | StoredKeys,
+        *args: object,
+        **kwargs: object,
     ) -> tf.Tensor: ...
 
     def __call__(
@@ -155,6 +159,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "Ids must be one tensor. Received: "
                 f"{type(inputs).__name__} (layer {self.name!r})."
             )
+        if isinstance(inputs, StoredKeys):
+            # Keras accepts other objects than tensors only by keyword.
+            return super().__call__(*args, **kwargs, inputs=inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: InputShape = None) -> None:
@@ -365,6 +372,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         del mask
         if not self.mask_zero:
             return None
+        if isinstance(inputs, StoredKeys):
+            return key_table.is_not_padding(inputs)
         is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
             inputs, "sparse", False
         )
