@@ -22,12 +22,15 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import shared, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
 
 dtensor = tf.experimental.dtensor
+
+# Key of the variable that describes which tables share vocabularies.
+_OWNERS = "vocabulary_owners"
 
 
 def save_table(
@@ -180,6 +183,16 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
                 "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
                 "by tlm.convert_vocabularies."
             )
+    if _OWNERS in variables:
+        own, saved = (
+            shared.decode_owners(value)
+            for value in (variables[_OWNERS].numpy(), store[_OWNERS][...])
+        )
+        if own != saved:
+            raise ValueError(
+                f"The tables of layer {layer!r} must share vocabularies as in "
+                f"the file, {saved}. Received: {own}."
+            )
     for key, variable in variables.items():
         if tuple(store[key].shape) != tuple(variable.shape):
             raise ValueError(
@@ -204,6 +217,9 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
         for name, variable in by_name.items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
             found[f"{number}.{name}{dtype}"] = variable
+    owners = getattr(embedding, shared.OWNERS, None)
+    if owners is not None:
+        found[_OWNERS] = owners
     updates = getattr(embedding, "schedule_updates", None)
     if updates is not None:
         found["schedule_updates"] = updates
