@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -45,19 +46,33 @@ absl::Status OpenTableRules::Get(size_t i, VocabularyPolicy* policy,
 
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs) {
-  std::vector<int32_t> tables;
+  std::vector<int32_t> tables, owners;
   OpenTableRules rules;
   TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &tables));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("vocabulary_of", &owners));
   TF_RETURN_IF_ERROR(rules.Read(ctx));
   const size_t size = tables.size();
-  if (!rules.AreOf(size)) {
+  if (owners.empty()) {
+    owners.resize(size);
+    std::iota(owners.begin(), owners.end(), 0);
+  }
+  if (owners.size() != size || !rules.AreOf(size)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "The lists about open tables must have the same size. Received: ", size,
         " `open_tables` and lists of other sizes"));
   }
   for (size_t i = 0; i < size; ++i) {
+    const int32_t owner = owners[i];
+    if (owner < 0 || owner >= static_cast<int32_t>(size) ||
+        owners[owner] != owner) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("`vocabulary_of` must be indices into `open_tables` of "
+                       "tables that own a vocabulary. Received: ",
+                       owner));
+    }
     OpenTableSpec spec;
     spec.table = tables[i];
+    spec.owner = static_cast<size_t>(owner);
     spec.has_unknown_row = rules.has_unknown_row(i);
     TF_RETURN_IF_ERROR(rules.Get(i, &spec.policy, &spec.values));
     specs->push_back(spec);

@@ -42,13 +42,17 @@ class OpenTableRules {
 struct OpenTableSpec {
   // Index of the table in the engine.
   int32_t table = 0;
+  // Index into the specs of the table whose vocabulary this table uses. The
+  // owner of a vocabulary has its own index.
+  size_t owner = 0;
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;
 };
 
 // Reads the specs of all tables. Returns an error if a list does not have the
-// length that the tables in `open_tables` require.
+// length that the tables in `open_tables` require, or if a table uses the
+// vocabulary of a table that is not its owner.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
 

@@ -28,17 +28,23 @@ NUM_WORKERS = 2
 
 
 def embedding(on_evict=None):
-    """Returns two open tables: one counts integer keys, one has string keys."""
+    """Returns three open tables.
+
+    One table counts integer keys, one has string keys, and one has another dim
+    and the vocabulary of the first table.
+    """
     first = tf.random_uniform_initializer(-1.0, 1.0)
     items = tpu.TableConfig(
         80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
     )
     names = tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names")
+    prices = tpu.TableConfig(80, 1, first, tpu.SGD(0.25), "sum", name="prices")
     return tlm.TPUEmbedding(
         {
             "shown": tpu.FeatureConfig(items),
             "history": tpu.FeatureConfig(items, max_sequence_length=2),
             "name": tpu.FeatureConfig(names),
+            "price": tpu.FeatureConfig(prices),
         },
         None,
         table_dtypes={"names": "bfloat16"},
@@ -52,6 +58,7 @@ def embedding(on_evict=None):
                 half_life_steps=2,
             ),
             "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
+            "prices": "items",
         },
     )
 
@@ -71,6 +78,7 @@ def batch(step, replica):
         "shown": ragged(60),
         "history": ragged(60),
         "name": names.with_values(tf.strings.as_string(names.values)),
+        "price": ragged(90),
     }
     return features, {
         name: tf.constant(rng.normal(size=shape), tf.float32)
@@ -78,6 +86,7 @@ def batch(step, replica):
             "shown": [num_samples, 3],
             "history": [num_samples, 2, 3],
             "name": [num_samples, 2],
+            "price": [num_samples, 1],
         }.items()
     }
 
@@ -121,6 +130,9 @@ def write(tpu_embedding, number):
     keys = np.unique(rng.integers(0, 60, 30) * 1009 - 5 + 100 * number)
     tpu_embedding.vocabularies["items"].write(
         keys, rng.normal(size=[len(keys), 3])
+    )
+    tpu_embedding.vocabularies["prices"].write(
+        keys[::2] + 1, rng.normal(size=[len(keys[::2]), 1])
     )
     tpu_embedding.vocabularies["names"].write(
         [str(key) for key in keys[:5]], rng.normal(size=[5, 2])

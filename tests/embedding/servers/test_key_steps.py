@@ -451,6 +451,21 @@ def test_unsupported_vocabulary_calls_raise():
     with local.servers(1):
         with pytest.raises(NotImplementedError, match="on_evict.*'words'"):
             cases.embedding({"on_evict": print})
+        with pytest.raises(
+            NotImplementedError, match="separate tlm.OpenVocabulary.*'wide'"
+        ):
+            tlm.TPUEmbedding(
+                {
+                    name: tpu.FeatureConfig(
+                        tpu.TableConfig(
+                            8, dim, tf.ones_initializer(), name=name
+                        )
+                    )
+                    for name, dim in {"wide": 1, "deep": 2}.items()
+                },
+                tpu.SGD(0.1),
+                vocabularies={"deep": tlm.OpenVocabulary(8), "wide": "deep"},
+            )
         distributed = cases.embedding({})
     with pytest.raises(NotImplementedError, match="convert_vocabularies"):
         distributed.vocabularies["words"].resize(128)

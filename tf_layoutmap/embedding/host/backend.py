@@ -273,13 +273,12 @@ class HostBackend:
                 "finish the steps, or call `reset` to discard them (table "
                 f"{name!r})."
             ) from None
-        old = self._variables[name]
         try:
-            with open_tables.resize_scope(old):
+            with open_tables.resize_scope(self._variables[name]):
                 resized = open_tables.resize(
-                    spec, table, old, self._partitioner
+                    spec, table, self._variables, self._partitioner
                 )
-                variables = {**self._variables, name: resized.variables}
+                variables = {**self._variables, **resized.variables}
                 new_engine = host_engine.HostEngine(
                     open_tables.spec_with_capacity(
                         self._shapes.fix_spec(), table, capacity
@@ -291,13 +290,16 @@ class HostBackend:
                 # The user function `on_evict` may raise an error. Therefore
                 # `on_evict` is called before `empty_variables` deletes the old
                 # table.
-                new_engine.report_dropped(table, resized.dropped)
+                for number, dropped in resized.dropped.items():
+                    new_engine.report_dropped(number, dropped)
         except BaseException:
             engine.retire("")
             raise
+        old = [self._variables[one] for one in resized.variables]
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
-        open_tables.empty_variables(old)
+        for by_name in old:
+            open_tables.empty_variables(by_name)
         return resized
 
     def _check_single_process(self, method: str) -> None:

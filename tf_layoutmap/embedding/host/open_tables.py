@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing import assertions, checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import (
@@ -67,7 +69,9 @@ class OpenTables:
         self._of_table: dict[int, dict[str, Any]] = {}
         for number, table in open_tables:
             by_name = variables[table.name]
-            self._state.extend(state.in_order_of_ops(by_name))
+            owner = open_specs.owner_of(spec, number)
+            if owner == number:
+                self._state.extend(state.in_order_of_ops(by_name))
             shards = tables.shards_of(by_name[tables.PARAMETERS])
             self._shards.extend(shards)
             slots = []
@@ -76,7 +80,9 @@ class OpenTables:
                 slot_values.append(slot.initial_value)
             self._slots.extend(slots)
             self._of_table[number] = {
-                "state": state.in_order_of_ops(by_name),
+                "state": state.in_order_of_ops(
+                    variables[spec.tables[owner].name]
+                ),
                 "shards": shards,
                 "slots": slots,
             }
@@ -85,6 +91,10 @@ class OpenTables:
         policies = [one.policy() for one in settings]
         self._attrs = {
             "open_tables": self._numbers,
+            "vocabulary_of": [
+                self._numbers.index(open_specs.owner_of(spec, number))
+                for number in self._numbers
+            ],
             "has_unknown_row": [one.unknown == "row" for one in settings],
             "admissions": [one["admission"] for one in policies],
             "evictions": [one["evict"] for one in policies],
@@ -255,7 +265,8 @@ class OpenTables:
 
         Args:
           engine: Handle of the engine.
-          table: Index of the table.
+          table: Index of the table. If other tables use the same vocabulary,
+            they lose the rows of the keys, too.
           keys: int64 keys to evict.
           expired: Whether to evict all expired keys instead of `keys`.
 
@@ -263,28 +274,52 @@ class OpenTables:
           The evicted keys, `[num_evicted]` int64. Keys without a row are not
           included.
         """
-        settings = self._spec.tables[table].vocabulary.settings
+        owner, *others = sharing = open_specs.sharing(self._spec, table)
+        settings = self._spec.tables[owner].vocabulary.settings
+        variables = {
+            "state": self._of_table[owner]["state"],
+            **self._joined(sharing),
+        }
         evictions = ops.evict_keys(
             engine=engine,
             keys=keys,
             expired=expired,
-            table=table,
-            Tvalues=self._dtypes[table],
-            **{
-                name: _handles(variables)
-                for name, variables in self._of_table[table].items()
-            },
+            table=owner,
+            sharing=others,
+            Tvalues=[
+                dtype for number in sharing for dtype in self._dtypes[number]
+            ],
+            **{name: _handles(each) for name, each in variables.items()},
             **settings.policy(),
         )
-        if table in self._reporters:
+        if owner in self._reporters:
+
+            def report_all(keys: Any, *arrays: Any) -> None:
+                first = 0
+                for number in sharing:
+                    size = len(self._dtypes[number])
+                    self._reporters[number](keys, *arrays[first : first + size])
+                    first += size
+
             self._report_or_undo(
-                self._reporters[table],
+                report_all,
                 [evictions.evicted, *evictions.values],
                 engine,
                 "No key was evicted",
-                **self._of_table[table],
+                **variables,
             )
         return evictions.evicted
+
+    def _joined(self, numbers: Sequence[int]) -> dict[str, list[tf.Variable]]:
+        """Returns the shards and slot variables of several tables."""
+        return {
+            name: [
+                one
+                for number in numbers
+                for one in self._of_table[number][name]
+            ]
+            for name in ("shards", "slots")
+        }
 
     def write_rows(
         self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
@@ -306,6 +341,17 @@ class OpenTables:
             written,
             self._of_table[table],
             engines=[engine],
+            sharing={
+                number: (
+                    self._spec.tables[number],
+                    [
+                        *self._of_table[number]["shards"],
+                        *self._of_table[number]["slots"],
+                    ],
+                )
+                for number in open_specs.sharing(self._spec, table)
+                if number != table
+            },
         )
 
 
@@ -317,6 +363,9 @@ def write_keys(
     *,
     first_bucket: int = 0,
     engines: Sequence[tf.Tensor] = (),
+    sharing: Mapping[
+        int, tuple[config.TableSpec, Sequence[tf.Variable]]
+    ] = types.MappingProxyType({}),
 ) -> tuple[Array, int]:
     """Runs the op that writes the rows of keys.
 
@@ -328,6 +377,8 @@ def write_keys(
         server `fetched_steps`.
       first_bucket: First bucket of the first shard.
       engines: Handle of the engine, or empty on a server.
+      sharing: The other tables with the same vocabulary, by index: the spec,
+        and the shards and slot variables. New keys get rows in these tables.
 
     Returns:
       The row of each key, or -1, and the number of keys that had no row before.
@@ -356,8 +407,32 @@ def write_keys(
         first_limits=values.limits,
         first_seed=values.seed,
         initial_slots=[slot.initial_value for slot in slots],
+        **_sharing_arguments(sharing),
     )
     return found.rows.numpy(), int(found.num_new)
+
+
+def _sharing_arguments(
+    sharing: Mapping[int, tuple[config.TableSpec, Sequence[tf.Variable]]],
+) -> dict[str, Any]:
+    """Returns the arguments of `WriteKeys` for the tables in `sharing`."""
+    values = [one.vocabulary.first_values for one, _ in sharing.values()]
+    return {
+        "sharing": list(sharing),
+        "sharing_shards": [
+            one.handle for _, variables in sharing.values() for one in variables
+        ],
+        "sharing_first_values": [one.kind for one in values],
+        "sharing_first_limits": [
+            limit for one in values for limit in one.limits
+        ],
+        "sharing_first_seeds": [one.seed for one in values],
+        "sharing_initial_slots": [
+            slot.initial_value
+            for one, _ in sharing.values()
+            for slot in (one.optimizer.slots if one.optimizer else ())
+        ],
+    }
 
 
 def kind_of_keys(
@@ -373,7 +448,8 @@ def kind_of_keys(
 
     Args:
       spec: Tables and features.
-      table: Index of the table.
+      table: Index of the table. All tables with the same vocabulary must have
+        keys of the same kind.
       inputs: Inputs of all features for replica 0, then for replica 1, and so
         on.
 
@@ -382,10 +458,11 @@ def kind_of_keys(
         has strings.
     """
     features = spec.features
+    sharing = open_specs.sharing(spec, table)
     named = [
         (one.kind, features[number % len(features)].name)
         for number, one in enumerate(inputs)
-        if features[number % len(features)].table == table
+        if features[number % len(features)].table in sharing
     ]
     if any(tf.is_tensor(kind) for kind, _ in named):
         return _kind_at_run_time(spec.tables[table].name, named)
@@ -395,7 +472,7 @@ def kind_of_keys(
         kinds.pop(stored_keys.ANY, None)
     if len(kinds) > 1:
         raise ValueError(
-            "Features of one open table must all have integers or all "
+            "Features of one open vocabulary must all have integers or all "
             f"have strings. Received: {key_tensors.KINDS[1]} for "
             f"{kinds[1]!r}, {key_tensors.KINDS[2]} for {kinds[2]!r} (table "
             f"{spec.tables[table].name!r})."
@@ -441,16 +518,17 @@ class Resized:
 
     Attributes:
       spec: Spec of the embedding with the new capacity.
-      variables: New variables of the table, by name.
+      variables: New variables by name, by the name of the table. The dict
+        contains all tables that share the vocabulary.
       conversion: Numbers of kept and dropped keys.
       dropped: Arrays with the dropped keys, their rows and the values of their
-        slot variables.
+        slot variables, by index of the table.
     """
 
     spec: config.EmbeddingSpec
-    variables: dict[str, Any]
+    variables: dict[str, dict[str, Any]]
     conversion: state.Conversion
-    dropped: list[Array]
+    dropped: dict[int, list[Array]]
 
 
 def spec_with_capacity(
@@ -464,48 +542,70 @@ def spec_with_capacity(
       TypeError: If `OpenVocabulary` does not accept the type of `capacity`.
       ValueError: If `OpenVocabulary` does not accept the value of `capacity`.
     """
-    old = spec.tables[table]
-    settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
-    new_tables = list(spec.tables)
-    new_tables[table] = dataclasses.replace(
-        old,
-        num_rows=settings.num_rows,
-        vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+    settings = dataclasses.replace(
+        spec.tables[table].vocabulary.settings, capacity=capacity
     )
+    new_tables = list(spec.tables)
+    for number in open_specs.sharing(spec, table):
+        old = new_tables[number]
+        new_tables[number] = dataclasses.replace(
+            old,
+            num_rows=settings.num_rows,
+            vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+        )
     return dataclasses.replace(spec, tables=tuple(new_tables))
 
 
 def resize(
     spec: config.EmbeddingSpec,
     table: int,
-    old: Mapping[str, Any],
+    old: Mapping[str, Mapping[str, Any]],
     partitioner: tables.Partitioner | None,
 ) -> Resized:
-    """Creates variables for a table with a new capacity, and copies the rows.
+    """Creates variables for tables with a new capacity, and copies the rows.
 
     The old variables are not changed. The memory must hold the old variables,
     the new variables, and a copy of one variable at a time.
 
     Args:
       spec: Spec with the new capacity.
-      table: Index of the table.
-      old: Old variables of the table.
-      partitioner: Partitioner of the table, or None.
+      table: Index of a table. All tables with the same vocabulary are resized.
+      old: Old variables by name, by the name of the table.
+      partitioner: Partitioner of the tables, or None.
     """
-    one = spec.tables[table]
-    keys = _gathered(old[state.KEYS])
+    owner, *_ = sharing = open_specs.sharing(spec, table)
+    vocabulary = old[spec.tables[owner].name]
+    keys = _gathered(vocabulary[state.KEYS])
     moved = vocabulary_conversion.move_rows(
         keys,
-        _gathered(old[state.LAST_STEPS]),
-        _gathered(old[state.COUNTS]),
-        _gathered(old[state.NUMBERS]),
-        one.vocabulary.settings,
-        (_gathered(old[state.SKETCH]), _gathered(old[state.SKETCH_SUMS]))
-        if state.SKETCH in old
+        _gathered(vocabulary[state.LAST_STEPS]),
+        _gathered(vocabulary[state.COUNTS]),
+        _gathered(vocabulary[state.NUMBERS]),
+        spec.tables[owner].vocabulary.settings,
+        (
+            _gathered(vocabulary[state.SKETCH]),
+            _gathered(vocabulary[state.SKETCH_SUMS]),
+        )
+        if state.SKETCH in vocabulary
         else None,
     )
-    variables = tables.create_table(one, partitioner)
-    dropped = [keys.ravel()[moved.dropped]]
+    resized = Resized(spec, {}, moved.conversion, {})
+    for number in sharing:
+        name = spec.tables[number].name
+        variables = tables.create_table(spec, number, partitioner)
+        dropped = _copy_moved(old[name], variables, moved)
+        resized.variables[name] = variables
+        resized.dropped[number] = [keys.ravel()[moved.dropped], *dropped]
+    return resized
+
+
+def _copy_moved(
+    old: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    moved: vocabulary_conversion.MovedRows,
+) -> list[Array]:
+    """Copies the variables of a table; returns the rows of dropped keys."""
+    dropped = []
     for name, variable in variables.items():
         value = moved.vocabulary.get(name)
         if value is None:
@@ -521,7 +621,7 @@ def resize(
             size = checks.known_size(shard)
             shard.assign(value[first : first + size])
             first += size
-    return Resized(spec, variables, moved.conversion, dropped)
+    return dropped
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from tf_layoutmap.embedding.host import backend, engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.vocabulary import key_rows
 
 
@@ -52,8 +52,8 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, or if `on_evict` of a
-            vocabulary is set.
+          NotImplementedError: If `is_pipelined` is True, if `on_evict` of a
+            vocabulary is set, or if tables share a vocabulary.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -72,6 +72,15 @@ class ServersBackend:
                 "ParameterServerStrategy: keys are evicted in calls of "
                 "workers, which cannot call a function of this program. "
                 f"Received: `on_evict` for tables {with_on_evict}."
+            )
+        shared = open_tables.owners_by_name(spec)
+        if shared:
+            raise NotImplementedError(
+                "Argument `vocabularies` must have a separate "
+                "tlm.OpenVocabulary for each table under "
+                "ParameterServerStrategy: a server admits the keys of each "
+                "table separately. Received: tables that share the vocabulary "
+                f"of another table, {shared}."
             )
         self._feature_config = feature_config
         self._spec = spec

@@ -16,18 +16,22 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, user_warnings
+from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
-from tf_layoutmap.vocabulary import bucket_layout, conversion, state
+from tf_layoutmap.vocabulary import bucket_layout, conversion, shared, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
 
 dtensor = tf.experimental.dtensor
+
+# Key of the variable that describes which tables share vocabularies.
+_OWNERS = "vocabulary_owners"
 
 
 def save_table(
@@ -173,6 +177,16 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             f"The saved weights of layer {layer!r} must hold "
             f"{sorted(variables)}. Received: {sorted(store.keys())}."
         )
+    if _OWNERS in variables:
+        own, saved = (
+            shared.decode_owners(value)
+            for value in (variables[_OWNERS].numpy(), store[_OWNERS][...])
+        )
+        if own != saved:
+            raise ValueError(
+                f"The tables of layer {layer!r} must share vocabularies as in "
+                f"the file, {saved}. Received: {own}."
+            )
     moved = _moved_tables(embedding, store, variables)
     for key, variable in variables.items():
         table, _, name = key.partition(".")
@@ -252,35 +266,47 @@ def _moved_tables(
 
     The keys of the result are the table numbers, as in the keys of `store`.
     """
-    found = {}
-    for number, table in enumerate(LayerAccess(embedding).spec.tables):
+    found: dict[str, _MovedTable] = {}
+    spec = LayerAccess(embedding).spec
+    moved: dict[int, conversion.MovedRows] = {}
+    for number, table in enumerate(spec.tables):
         if table.vocabulary is None:
             continue
-
-        def read(name: str, prefix: str = f"{number}.") -> Any:
-            return store[prefix + name][...]
-
-        keys = f"{number}.{state.KEYS}"
+        owner = open_specs.owner_of(spec, number)
+        keys = f"{owner}.{state.KEYS}"
         saved_buckets = int(store[keys].shape[0])
         if saved_buckets == int(variables[keys].shape[0]):
             continue
-        settings = embedding.vocabularies[table.name].settings
+        settings = embedding.vocabularies[spec.tables[owner].name].settings
+        if owner not in moved:
+            moved[owner] = _move_rows(store, f"{owner}.", settings)
         found[str(number)] = _MovedTable(
             table.name,
             settings.capacity,
             bucket_layout.KEYS_PER_BUCKET * saved_buckets + 1,
-            conversion.move_rows(
-                read(state.KEYS),
-                read(state.LAST_STEPS),
-                read(state.COUNTS),
-                read(state.NUMBERS),
-                settings,
-                (read(state.SKETCH), read(state.SKETCH_SUMS))
-                if settings.has_sketch
-                else None,
-            ),
+            moved[owner],
         )
     return found
+
+
+def _move_rows(
+    store: Weights, prefix: str, settings: Any
+) -> conversion.MovedRows:
+    """Returns the new rows of the saved keys of a vocabulary."""
+
+    def read(name: str) -> Any:
+        return store[prefix + name][...]
+
+    return conversion.move_rows(
+        read(state.KEYS),
+        read(state.LAST_STEPS),
+        read(state.COUNTS),
+        read(state.NUMBERS),
+        settings,
+        (read(state.SKETCH), read(state.SKETCH_SUMS))
+        if settings.has_sketch
+        else None,
+    )
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
@@ -290,6 +316,9 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
         for name, variable in by_name.items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
             found[f"{number}.{name}{dtype}"] = variable
+    owners = getattr(embedding, shared.OWNERS, None)
+    if owners is not None:
+        found[_OWNERS] = owners
     updates = getattr(embedding, "schedule_updates", None)
     if updates is not None:
         found["schedule_updates"] = updates
