@@ -25,8 +25,8 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,
     key_tensors,
-    sketch_conversion,
     shared,
+    sketch_conversion,
     state,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
