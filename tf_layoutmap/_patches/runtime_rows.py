@@ -25,7 +25,7 @@ _LOST_COUNTS = (
 
 def keras3_ps_rows() -> list[Patch]:
     """Returns the patches of Keras 3 for training with parameter servers."""
-    from tf_layoutmap.ps import fit_keras3
+    from tf_layoutmap.ps import fit_keras3, keras3_variables
 
     return [
         *(
@@ -65,8 +65,9 @@ def keras3_ps_rows() -> list[Patch]:
                 "tests/ps/test_keras3_counts.py",
             )
             for verb, ours in (
-                ("assign_add", fit_keras3.assign_add),
-                ("assign_sub", fit_keras3.assign_sub),
+                ("assign", keras3_variables.assign),
+                ("assign_add", keras3_variables.assign_add),
+                ("assign_sub", keras3_variables.assign_sub),
             )
         ),
     ]

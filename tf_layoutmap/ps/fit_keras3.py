@@ -1,8 +1,6 @@
 """Patches of `fit`, `evaluate` and `predict` of Keras 3 for servers.
 
-`Keras3` contains the operations of the loops in `fit_loop` for Keras 3. With
-the patches `assign_add` and `assign_sub`, several workers can update the same
-variable of Keras 3.
+`Keras3` contains the operations of the loops in `fit_loop` for Keras 3.
 """
 
 from __future__ import annotations
@@ -213,36 +211,3 @@ def _run_in_coordinator(
     # model and reads all variables.
     with keras_private.without_strategy(model):
         return original(model, *args, **kwargs)
-
-
-def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds a value with one op, on the server that holds the variable.
-
-    Keras' own method reads the variable and then writes the new value. Updates
-    of other workers between the read and the write would be lost.
-    """
-    return _assign("assign_add", original, variable, value)
-
-
-def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Subtracts a value with one op, for the same reason as `assign_add`."""
-    return _assign("assign_sub", original, variable, value)
-
-
-def _assign(
-    name: str, original: Callable[..., Any], variable: Any, value: Any
-) -> Any:
-    stored = _server_variable(variable)
-    if stored is None:
-        return original(variable, value)
-    return getattr(stored, name)(tf.cast(value, stored.dtype))
-
-
-def _server_variable(variable: Any) -> tf.Variable | None:
-    """Returns the variable on a server. None: Keras' own method is used."""
-    if not strategies.on_servers() or keras_private.in_stateless_scope():
-        return None
-    # `value` is a tensor, and not a variable, in an autocast scope of another
-    # dtype.
-    stored = variable.value
-    return stored if isinstance(stored, tf.Variable) else None
