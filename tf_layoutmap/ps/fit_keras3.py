@@ -13,8 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files, keras_private, strategies
-from tf_layoutmap.ps import fit_loop
+from tf_layoutmap._core import (
+    accumulation,
+    files,
+    keras_private,
+    strategies,
+)
+from tf_layoutmap.ps import fit_accumulation, fit_loop
 
 
 class Keras3:
@@ -31,6 +36,10 @@ class Keras3:
         if not model.compiled:
             raise ValueError(f"`compile` must be called before `{verb}`.")
 
+    def steps_per_execution(self, model: Any) -> int:
+        """Returns the `steps_per_execution` of a compiled model."""
+        return model.steps_per_execution
+
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
         """Creates weights, metrics and slot variables."""
         with strategy.scope():
@@ -40,9 +49,12 @@ class Keras3:
         """Returns a function that runs a step and returns metric variables."""
         step = getattr(model, f"{verb}_step")
 
-        def counting(batch: Any) -> list[tf.Tensor]:
+        def counting(
+            batch: Any, applies: bool | None = None
+        ) -> list[tf.Tensor]:
             variables = _metric_variables(model)
             with (
+                accumulation.fixed(applies),
                 keras_private.values_in_a_trace(variables),
                 keras_private.added_at_once(_counters(model)),
             ):
@@ -51,6 +63,12 @@ class Keras3:
                 return [tf.convert_to_tensor(one.value) for one in variables]
 
         return tf.autograph.experimental.do_not_convert(counting)
+
+    def update_condition(
+        self, model: Any, verb: str
+    ) -> Callable[[], tf.Tensor] | None:
+        """Returns a function that computes whether a step applies gradients."""
+        return fit_accumulation.condition_of(model) if verb == "train" else None
 
     def add(
         self, model: Any, verb: str, steps: list[list[np.ndarray]]
@@ -114,8 +132,9 @@ def _counters(model: Any) -> list[Any]:
         ),
     ):
         while isinstance(optimizer, keras.optimizers.Optimizer):
-            if not any(one is optimizer.iterations for one in found):
-                found.append(optimizer.iterations)
+            counter = keras_private.step_counter_of(optimizer)
+            if not any(one is counter for one in found):
+                found.append(counter)
             optimizer = getattr(optimizer, "inner_optimizer", None)
     return found
 

@@ -25,6 +25,7 @@ from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.base import server_tensor
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
@@ -46,6 +47,10 @@ class HostTable:
     def name(self) -> str:
         """Name of the table, for messages."""
         return self._variable.name
+
+    def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
+        """Creates a variable whose values have any first size."""
+        return new_host_accumulator(initial_value, name)
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
         """Creates a slot variable with the shards of the table."""
@@ -123,6 +128,22 @@ class HostTable:
         )
 
 
+def new_host_accumulator(initial_value: tf.Tensor, name: str) -> tf.Variable:
+    """Creates a variable on the host whose values have any first size.
+
+    Args:
+      initial_value: Initial value.
+      name: Name of the variable.
+    """
+    with tf.device(HOST):
+        return tf.Variable(
+            initial_value,
+            shape=[None, *initial_value.shape[1:]],
+            trainable=False,
+            name=name,
+        )
+
+
 def table_for_strategy(
     variable: ShardedVariable, rule: OptimizerSpec
 ) -> HostTable:
@@ -147,6 +168,11 @@ class ServersTable(HostTable):
         super().__init__(variable)
         self._rule = rule
         self._ops: step_ops.StepOps | None = None
+
+    def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
+        """Creates a tensor of any first size on the first shard's server."""
+        with tf.device(self._variable.variables[0].device):
+            return server_tensor.ServerTensor(initial_value, name=name)
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
         """Creates a slot variable on the devices of the table's shards."""

@@ -116,8 +116,9 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     >>> layer.embedding_tables[words].numpy().ravel().tolist()
     [0.0, 1.0, 1.0, 0.0]
 
-    Call the layer once in a training step. The model's optimizer must not
-    accumulate gradients. If the model's optimizer scales the loss, the scale is
+    The layer may be called several times in a training step. On a TPU, and with
+    an open vocabulary on parameter servers, it must be called once. The model's
+    optimizer must not accumulate gradients. If the model's optimizer scales the loss, the scale is
     removed from the gradients of the tables. Other settings of the model's
     optimizer (clipping, weight decay) do not affect the tables. If a step was
     not applied, the next call of the layer discards the step. Tables and slot
