@@ -136,6 +136,7 @@ def one_process():
         one_process_with_keys(),
         one_process_called_twice(),
         one_process_with_accumulation() if KERAS == "keras" else None,
+        one_process_regularized(),
     )
 
 
@@ -172,6 +173,46 @@ def called_twice(strategy):
         stats["num_updates"],
         stats["staleness"]["max"],
     ]
+
+
+REGULARIZED = {
+    "l2": lambda: {"embeddings_regularizer": keras.regularizers.L2(0.1)},
+    "l1": lambda: {"embeddings_regularizer": keras.regularizers.L1(0.1)},
+    "max_norm": lambda: {
+        "embeddings_constraint": keras.constraints.MaxNorm(0.05, axis=1)
+    },
+    "unit_norm": lambda: {
+        "embeddings_constraint": keras.constraints.UnitNorm(axis=1)
+    },
+    "non_negative": lambda: {
+        "embeddings_constraint": keras.constraints.NonNeg()
+    },
+    "some_norm": lambda: {
+        "embeddings_constraint": keras.constraints.MinMaxNorm(
+            0.04, 0.06, rate=0.5, axis=1
+        )
+    },
+}
+
+
+def one_process_regularized():
+    found = {}
+    for name, options in REGULARIZED.items():
+        built = table_model(**options())
+        history = built.fit(batches(), epochs=2, verbose=0)
+        found[name] = numbers(history), parts(built)
+    return found
+
+
+def regularizers_and_constraints(strategy):
+    """Trains tables with an optimizer, and by the model's optimizer."""
+    found = {}
+    for name, options in REGULARIZED.items():
+        built = table_model(strategy, **options())
+        history = built.fit(datasets(), epochs=2, verbose=0)
+        logs, expected = HOST[7][name]
+        found[name] = [numbers(history) == logs, *same(parts(built), expected)]
+    return found
 
 
 def accumulating():
@@ -618,6 +659,7 @@ CASES = {
         several_steps_per_execution,
         callbacks_of_executions,
         accumulated_gradients,
+        regularizers_and_constraints,
     ]
 }
 ERRORS = {
@@ -628,9 +670,6 @@ ERRORS = {
         "too_many_steps": lambda strategy: model(
             strategy, steps_per_execution=513
         ).fit(datasets(), verbose=0),
-        "constrained": lambda strategy: table_model(
-            strategy, embeddings_constraint=keras.constraints.UnitNorm(1)
-        ),
         "with_labels": lambda strategy: model(strategy).fit(
             datasets(), LABELS, verbose=0
         ),

@@ -113,6 +113,12 @@ def test_accumulated_gradients_equal_one_process_in_keras_3(found):
     assert found["accumulated_gradients"] in (None, [[True, True, 3]] * 2)
 
 
+def test_regularizers_and_constraints_equal_one_process(found):
+    assert len(found["regularizers_and_constraints"]) == 6
+    for name, are_same in found["regularizers_and_constraints"].items():
+        assert all(are_same), name
+
+
 def test_several_steps_per_execution_equal_one_process(found):
     assert found["several_steps_per_execution"] == [[True, True, 6]] * 2
 
@@ -132,7 +138,6 @@ def test_callbacks_are_called_after_complete_executions(found):
         ("bad_id", "Feature 'b', sample 0: id"),
         ("other_logs", "must return the results of the model's metrics"),
         ("too_many_steps", "`steps_per_execution` must be at most 512"),
-        ("constrained", "Argument `embeddings_constraint` must be None"),
         ("with_labels", "Argument `y` of `fit` must not be passed"),
         (
             "with_weights_of_classes",

@@ -425,16 +425,6 @@ def _rows_of(
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
-def check_constraint_supported(name: str) -> None:
-    """Raises an error if a layer on parameter servers has a constraint."""
-    if strategies.on_servers():
-        raise NotImplementedError(
-            "Argument `embeddings_constraint` must be None on parameter "
-            "servers for a table with an `optimizer`: a step that runs again "
-            f"would apply it twice. Received: one of layer {name!r}."
-        )
-
-
 def check_one_replica(name: str) -> None:
     """Raises an error if several replicas would each apply a step."""
     strategies.warn_of_wrong_sums()
