@@ -226,6 +226,10 @@ _method(BaseOptimizer, "build", "variables")
 _method(BaseOptimizer, "apply", "grads", "trainable_variables")
 _method(BaseOptimizer, "_get_variable_index", "variable")
 _method(BaseOptimizer, "_track_variable", "variable")
+_method(
+    BaseOptimizer, "_backend_apply_gradients", "grads", "trainable_variables"
+)
+_method(BaseOptimizer, "_update_model_variables_moving_average")
 _method(BaseOptimizer, "save_own_variables", "store")
 _method(BaseOptimizer, "load_own_variables", "store")
 _method(TFOptimizer, "_trackable_children", "save_type")
@@ -327,6 +331,36 @@ def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
     step of the optimizer.
     """
     return optimizer._learning_rate
+
+
+def step_counter_of(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """Returns the variable that counts the calls of `apply`.
+
+    If the optimizer accumulates gradients, `optimizer.iterations` is a quotient
+    of this variable.
+    """
+    return optimizer._iterations
+
+
+def accumulated_gradients(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]
+) -> list[keras.Variable]:
+    """Returns the variable of accumulated gradients for each variable."""
+    return [
+        optimizer._accumulated_gradients[optimizer._get_variable_index(one)]
+        for one in variables
+    ]
+
+
+def update_averages(optimizer: keras.optimizers.Optimizer) -> None:
+    """Updates the moving averages of weights, if the optimizer has any.
+
+    Keras updates the averages also in steps that only accumulate gradients.
+    """
+    if optimizer.use_ema:
+        optimizer._update_model_variables_moving_average(
+            optimizer._trainable_variables
+        )
 
 
 def applying_optimizer() -> keras.optimizers.Optimizer | None:

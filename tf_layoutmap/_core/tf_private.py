@@ -1015,8 +1015,21 @@ def set_constraint(variable: Any, constraint: Any) -> None:
 
     The constraint is set later, because the constraint of a sharded table
     requires all shards.
+
+    Raises:
+      RuntimeError: If the variable ignores the constraint.
     """
-    variable._constraint = constraint
+    stored = variable
+    # A variable on parameter servers is a wrapper, or two wrappers, and returns
+    # the constraint of the wrapped variable.
+    while hasattr(stored, "_v"):
+        stored = stored._v
+    stored._constraint = constraint
+    if variable.constraint is not constraint:
+        raise RuntimeError(
+            "A constraint cannot be set for a variable of the type "
+            f"{type(variable).__name__}. Received: variable {variable.name!r}."
+        )
 
 
 # The class that replaces a list of weights in an attribute of a layer. By

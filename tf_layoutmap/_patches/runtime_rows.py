@@ -25,7 +25,11 @@ _LOST_COUNTS = (
 
 def keras3_ps_rows() -> list[Patch]:
     """Returns the patches of Keras 3 for training with parameter servers."""
-    from tf_layoutmap.ps import fit_keras3
+    from tf_layoutmap.ps import (
+        fit_accumulation,
+        fit_keras3,
+        keras3_variables,
+    )
 
     return [
         *(
@@ -65,9 +69,20 @@ def keras3_ps_rows() -> list[Patch]:
                 "tests/ps/test_keras3_counts.py",
             )
             for verb, ours in (
-                ("assign_add", fit_keras3.assign_add),
-                ("assign_sub", fit_keras3.assign_sub),
+                ("assign", keras3_variables.assign),
+                ("assign_add", keras3_variables.assign_add),
+                ("assign_sub", keras3_variables.assign_sub),
             )
+        ),
+        Patch(
+            KERAS3_PS_GROUP,
+            "_core.keras_private:BaseOptimizer",
+            "_backend_apply_gradients",
+            fit_accumulation.apply_gradients,
+            "Keras 3 accumulates gradients in a `tf.cond`, in which TensorFlow "
+            "does not update variables on parameter servers.",
+            KERAS,
+            "tests/ps/fit/test_fit.py",
         ),
     ]
 

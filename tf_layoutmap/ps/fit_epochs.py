@@ -1,6 +1,6 @@
 """Runs passes over the datasets of all workers, in rounds of closures.
 
-`Epochs` runs the passes. A closure of `StepBody` returns all results in one
+`Epochs` runs the passes. A closure returns the results of all its steps in one
 vector, because the coordinator would need a separate call for each tensor. The
 dtype of the vector is float64, because float64 represents counts and float32
 values exactly.
@@ -17,21 +17,26 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tf_layoutmap._core import checks
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
-# When a worker has finished its dataset, each of its closures only waits for
-# this number of microseconds. Without the wait, the worker would take many
-# closures from the common queue while other workers are busy.
+# When a worker has finished its dataset, its steps only wait. All steps of one
+# closure together wait for this number of microseconds. Without the wait, the
+# worker would take many closures from the common queue while other workers are
+# busy.
 _IDLE_MICROSECONDS = 20_000
+# The number of examples of a step that did not run.
+_ENDED = -1
 
 
 class StepResult(NamedTuple):
-    """Result of one closure of `StepBody`.
+    """Result of one step of `StepBody`.
 
     Attributes:
       worker: Index of the worker.
       num_examples: Size of the batch; None if the worker's dataset has ended.
+        In this case, the step did not run.
       values: Results of the step function, as arrays.
     """
 
@@ -41,12 +46,18 @@ class StepResult(NamedTuple):
 
 
 class StepBody:
-    """Body of a closure for `StepClosure`.
+    """Body of a closure for `StepClosure` with `joins_results=True`.
 
     The object also reads its results.
     """
 
-    def __init__(self, strategy: Any, step: Callable[[Any], list[tf.Tensor]]):
+    def __init__(
+        self,
+        strategy: Any,
+        step: Callable[[Any], list[tf.Tensor]],
+        steps_per_closure: int = 1,
+        condition: Callable[[], tf.Tensor] | None = None,
+    ):
         """Creates the body from a step function.
 
         Args:
@@ -54,9 +65,16 @@ class StepBody:
           step: Function that is called with a batch, in `strategy.run`. The
             function must return tensors with known shapes and with values that
             float64 represents exactly.
+          steps_per_closure: Number of steps of a closure.
+          condition: Function that returns a bool scalar before each step. If it
+            is passed, the step function is traced twice, with the bools True
+            and False as its second argument, and each step runs the function
+            that was traced with the value of the condition.
         """
         self._strategy = strategy
         self._step = step
+        self._condition = condition
+        self._idle_microseconds = _IDLE_MICROSECONDS // steps_per_closure
         self._shapes: list[tuple[tuple[int, ...], Any]] = []
 
     @tf.autograph.experimental.do_not_convert
@@ -65,12 +83,14 @@ class StepBody:
         index = tf.distribute.coordinator.experimental_get_current_worker_index
         batch = iterator.get_next_as_optional()
         rest = tf.cond(
-            batch.has_value(), lambda: self._run(batch.get_value()), _idle
+            batch.has_value(),
+            lambda: self._run(batch.get_value()),
+            lambda: _idle(self._idle_microseconds),
         )
         return tf.concat([[tf.cast(index(), tf.float64)], rest], axis=0)
 
     def _run(self, batch: Any) -> tf.Tensor:
-        values = self._strategy.run(self._step, args=(batch,))
+        values = self._call_step(batch)
         self._shapes = [
             (tuple(one.shape.as_list()), one.dtype.as_numpy_dtype)
             for one in values
@@ -83,18 +103,37 @@ class StepBody:
             axis=0,
         )
 
-    def read(self, result: np.ndarray) -> StepResult:
-        """Converts the vector that a closure returned to its result."""
-        if result.size == 1:
-            return StepResult(int(result[0]), None, [])
-        values, offset = [], 2
-        for shape, dtype in self._shapes:
-            size = int(np.prod(shape))
-            values.append(
-                result[offset : offset + size].reshape(shape).astype(dtype)
-            )
+    def _call_step(self, batch: Any) -> Any:
+        if self._condition is None:
+            return self._strategy.run(self._step, args=(batch,))
+        # The condition is outside of `strategy.run`, because TensorFlow does
+        # not support variable updates in a condition of a replica.
+        return tf.cond(
+            self._condition(),
+            lambda: self._strategy.run(self._step, args=(batch, True)),
+            lambda: self._strategy.run(self._step, args=(batch, False)),
+        )
+
+    def read(self, result: np.ndarray) -> list[StepResult]:
+        """Converts the vector that a closure returned to results of steps."""
+        results, offset = [], 0
+
+        def take(size: int) -> np.ndarray:
+            nonlocal offset
             offset += size
-        return StepResult(int(result[0]), int(result[1]), values)
+            return result[offset - size : offset]
+
+        while offset < result.size:
+            worker, num_examples = map(int, take(2))
+            if num_examples == _ENDED:
+                results.append(StepResult(worker, None, []))
+                continue
+            values = [
+                take(int(np.prod(shape))).reshape(shape).astype(dtype)
+                for shape, dtype in self._shapes
+            ]
+            results.append(StepResult(worker, num_examples, values))
+        return results
 
 
 def num_samples(batch: Any) -> tf.Tensor:
@@ -115,13 +154,14 @@ def num_samples(batch: Any) -> tf.Tensor:
     return tf.shape(first)[0]
 
 
-def _idle() -> tf.Tensor:
-    nothing = tf.data.Dataset.from_tensors(tf.zeros([0], tf.float64))
+def _idle(microseconds: int) -> tf.Tensor:
+    """Waits, and returns the result of a step that did not run."""
+    nothing = tf.data.Dataset.from_tensors(tf.constant([_ENDED], tf.float64))
     late = tf.raw_ops.SleepDataset(
         input_dataset=tf.data.experimental.to_variant(nothing),
-        sleep_microseconds=tf.constant(_IDLE_MICROSECONDS, tf.int64),
+        sleep_microseconds=tf.constant(microseconds, tf.int64),
         output_types=[tf.float64],
-        output_shapes=[[0]],
+        output_shapes=[[1]],
     )
     return tf.data.experimental.from_variant(
         late, nothing.element_spec
@@ -160,6 +200,8 @@ class Epochs:
         data: Datasets,
         step: Callable[[Any], list[tf.Tensor]],
         error_guard: guard.Guard,
+        steps_per_execution: int = 1,
+        condition: Callable[[], tf.Tensor] | None = None,
     ):
         """Creates the object. `run` starts the passes.
 
@@ -169,9 +211,21 @@ class Epochs:
           step: Step function, as for `StepBody`.
           error_guard: Guard that raises errors with an explanation if the
             cluster fails.
+          steps_per_execution: Number of steps of a closure, from 1 to 512.
+          condition: As for `StepBody`.
+
+        Raises:
+          ValueError: If `steps_per_execution` is too large.
         """
+        checks.check_int(
+            "steps_per_execution",
+            steps_per_execution,
+            lowest=1,
+            highest=rounds.MAX_STEPS,
+            where="`compile` of a model on parameter servers",
+        )
         self._num_workers = processes.count_workers()
-        self._body = StepBody(strategy, step)
+        self._body = StepBody(strategy, step, steps_per_execution, condition)
         self._deadline = data.deadline
         self._rounds = rounds.Rounds(
             strategy,
@@ -180,6 +234,8 @@ class Epochs:
             num_workers=self._num_workers,
             deadline=data.deadline,
             seconds=_ROUND_SECONDS,
+            steps_per_closure=steps_per_execution,
+            joins_results=True,
         )
         self._guard = error_guard
 
@@ -216,15 +272,10 @@ class Epochs:
             if ended.error is not None:
                 raise ended.error
             values, num_examples = [], 0
-            for future in ended.values:
-                fetched = self._guard.call(
-                    functools.partial(self._rounds.fetch, future)
-                )
-                if fetched is None:
-                    # The worker that had the result was lost.
-                    done += 1
-                    continue
-                result = self._body.read(fetched)
+            results = self._results(ended)
+            # If the worker that had a result was lost, its steps count.
+            done += ended.num_done - len(results)
+            for result in results:
                 if result.num_examples is None:
                     finished_workers.add(result.worker)
                     continue
@@ -247,3 +298,14 @@ class Epochs:
                 done,
                 num_steps,
             )
+
+    def _results(self, ended: rounds.RoundResult) -> list[StepResult]:
+        """Returns the results of a round's steps, except lost results."""
+        results = []
+        for future in ended.values:
+            fetched = self._guard.call(
+                functools.partial(self._rounds.fetch, future)
+            )
+            if fetched is not None:
+                results.extend(self._body.read(fetched))
+        return results

@@ -1,8 +1,6 @@
 """Patches of `fit`, `evaluate` and `predict` of Keras 3 for servers.
 
-`Keras3` contains the operations of the loops in `fit_loop` for Keras 3. With
-the patches `assign_add` and `assign_sub`, several workers can update the same
-variable of Keras 3.
+`Keras3` contains the operations of the loops in `fit_loop` for Keras 3.
 """
 
 from __future__ import annotations
@@ -15,8 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files, keras_private, strategies
-from tf_layoutmap.ps import fit_loop
+from tf_layoutmap._core import (
+    accumulation,
+    files,
+    keras_private,
+    strategies,
+)
+from tf_layoutmap.ps import fit_accumulation, fit_loop
 
 
 class Keras3:
@@ -33,6 +36,10 @@ class Keras3:
         if not model.compiled:
             raise ValueError(f"`compile` must be called before `{verb}`.")
 
+    def steps_per_execution(self, model: Any) -> int:
+        """Returns the `steps_per_execution` of a compiled model."""
+        return model.steps_per_execution
+
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
         """Creates weights, metrics and slot variables."""
         with strategy.scope():
@@ -42,9 +49,12 @@ class Keras3:
         """Returns a function that runs a step and returns metric variables."""
         step = getattr(model, f"{verb}_step")
 
-        def counting(batch: Any) -> list[tf.Tensor]:
+        def counting(
+            batch: Any, applies: bool | None = None
+        ) -> list[tf.Tensor]:
             variables = _metric_variables(model)
             with (
+                accumulation.fixed(applies),
                 keras_private.values_in_a_trace(variables),
                 keras_private.added_at_once(_counters(model)),
             ):
@@ -53,6 +63,12 @@ class Keras3:
                 return [tf.convert_to_tensor(one.value) for one in variables]
 
         return tf.autograph.experimental.do_not_convert(counting)
+
+    def update_condition(
+        self, model: Any, verb: str
+    ) -> Callable[[], tf.Tensor] | None:
+        """Returns a function that computes whether a step applies gradients."""
+        return fit_accumulation.condition_of(model) if verb == "train" else None
 
     def add(
         self, model: Any, verb: str, steps: list[list[np.ndarray]]
@@ -116,8 +132,9 @@ def _counters(model: Any) -> list[Any]:
         ),
     ):
         while isinstance(optimizer, keras.optimizers.Optimizer):
-            if not any(one is optimizer.iterations for one in found):
-                found.append(optimizer.iterations)
+            counter = keras_private.step_counter_of(optimizer)
+            if not any(one is counter for one in found):
+                found.append(counter)
             optimizer = getattr(optimizer, "inner_optimizer", None)
     return found
 
@@ -213,36 +230,3 @@ def _run_in_coordinator(
     # model and reads all variables.
     with keras_private.without_strategy(model):
         return original(model, *args, **kwargs)
-
-
-def assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds a value with one op, on the server that holds the variable.
-
-    Keras' own method reads the variable and then writes the new value. Updates
-    of other workers between the read and the write would be lost.
-    """
-    return _assign("assign_add", original, variable, value)
-
-
-def assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Subtracts a value with one op, for the same reason as `assign_add`."""
-    return _assign("assign_sub", original, variable, value)
-
-
-def _assign(
-    name: str, original: Callable[..., Any], variable: Any, value: Any
-) -> Any:
-    stored = _server_variable(variable)
-    if stored is None:
-        return original(variable, value)
-    return getattr(stored, name)(tf.cast(value, stored.dtype))
-
-
-def _server_variable(variable: Any) -> tf.Variable | None:
-    """Returns the variable on a server. None: Keras' own method is used."""
-    if not strategies.on_servers() or keras_private.in_stateless_scope():
-        return None
-    # `value` is a tensor, and not a variable, in an autocast scope of another
-    # dtype.
-    stored = variable.value
-    return stored if isinstance(stored, tf.Variable) else None

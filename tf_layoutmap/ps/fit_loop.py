@@ -101,12 +101,22 @@ class KerasVersion(Protocol):
         """Raises an error if the model is not compiled."""
         ...
 
+    def steps_per_execution(self, model: Any) -> int:
+        """Returns the `steps_per_execution` of a compiled model."""
+        ...
+
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
         """Creates all variables of a model whose shapes are known."""
         ...
 
     def step(self, model: Any, verb: str) -> Any:
         """Returns the step function for `Epochs`."""
+        ...
+
+    def update_condition(
+        self, model: Any, verb: str
+    ) -> Callable[[], tf.Tensor] | None:
+        """Returns the argument `condition` of `Epochs`."""
         ...
 
     def add(self, model: Any, verb: str, steps: list[Any]) -> dict[str, Any]:
@@ -155,9 +165,9 @@ def fit(
     strategy = strategy_of(model, "fit")
     keras.check_compiled(model, "fit")
     guard = server_loss_handler(strategy, data, keras.backups(callbacks))
-    train = Epochs(strategy, data, keras.step(model, "train"), guard)
+    train = _epochs(keras, model, data, "train", guard)
     test = (
-        Epochs(strategy, validation_data, keras.step(model, "test"), guard)
+        _epochs(keras, model, validation_data, "test", guard)
         if (isinstance(validation_data, Datasets))
         else None
     )
@@ -259,7 +269,7 @@ def evaluate(
     strategy = strategy_of(model, "evaluate")
     keras.check_compiled(model, "evaluate")
     guard = server_loss_reporter(strategy, data)
-    test = Epochs(strategy, data, keras.step(model, "test"), guard)
+    test = _epochs(keras, model, data, "test", guard)
 
     def run() -> dict[str, Any]:
         keras.build(model, strategy, test.element_spec)
@@ -278,6 +288,24 @@ def evaluate(
         return logs
     values = list(logs.values())
     return values[0] if len(values) == 1 else values
+
+
+def _epochs(
+    keras: KerasVersion,
+    model: Any,
+    data: Datasets,
+    verb: str,
+    guard: ps_guard.Guard,
+) -> Epochs:
+    """Returns the passes of `fit` or `evaluate` over the datasets."""
+    return Epochs(
+        model.distribute_strategy,
+        data,
+        keras.step(model, verb),
+        guard,
+        keras.steps_per_execution(model),
+        keras.update_condition(model, verb),
+    )
 
 
 def _train_epoch(

@@ -25,6 +25,19 @@ class TfKeras:
         if model.compiled_loss is None:
             raise RuntimeError(f"`compile` must be called before `{verb}`.")
 
+    def steps_per_execution(self, model: Any) -> int:
+        """Returns the `steps_per_execution` of a compiled model.
+
+        Raises:
+          ValueError: If tf_keras would change the number during `fit`.
+        """
+        if model.autotune_steps_per_execution:
+            raise ValueError(
+                "Argument `steps_per_execution` of `compile` must be a number "
+                "for a model on parameter servers. Received: 'auto'."
+            )
+        return int(model.steps_per_execution.numpy())
+
     def build(self, model: Any, strategy: Any, element_spec: Any) -> None:
         """Creates slot variables.
 
@@ -56,6 +69,10 @@ class TfKeras:
             return []
 
         return tf.autograph.experimental.do_not_convert(without_logs)
+
+    def update_condition(self, model: Any, verb: str) -> None:
+        """Returns None: optimizers of tf_keras do not accumulate gradients."""
+        del model, verb
 
     def add(
         self, model: Any, verb: str, steps: list[list[np.ndarray]]

@@ -49,6 +49,8 @@ class StepClosure:
         coordinator: Any,
         body: Callable[[Any], Any],
         max_steps: int = 1,
+        *,
+        joins_results: bool = False,
     ):
         """Creates the closure. `trace` traces it.
 
@@ -59,6 +61,10 @@ class StepClosure:
             closure, because a function that was traced elsewhere does not use
             the number of the step.
           max_steps: Maximum number of steps of a call.
+          joins_results: Whether the result of a call contains the results of
+            all its steps. In this case, `body` must return a float64 vector,
+            and the result of a call is the concatenation of these vectors. By
+            default, a call returns the result of its last step.
         """
         self._coordinator = coordinator
         self._max_steps = max_steps
@@ -71,8 +77,22 @@ class StepClosure:
             self._record_trace(state)
             return result
 
+        def joined(iterator, numbers):
+            num_steps = tf.shape(numbers)[0]
+            results = tf.TensorArray(
+                tf.float64, num_steps, infer_shape=False, element_shape=[None]
+            )
+            for i in tf.range(num_steps):
+                tf.autograph.experimental.set_loop_options(
+                    parallel_iterations=1
+                )
+                results = results.write(i, step(iterator, numbers[i]))
+            return results.concat()
+
         @tf.function
         def closure(iterator, numbers):
+            if max_steps > 1 and joins_results:
+                return joined(iterator, numbers)
             if max_steps > 1:
                 # The loop is sequential, because each step uses the rows that
                 # the previous step has updated.
@@ -113,7 +133,7 @@ class StepClosure:
           numbers: Numbers of the steps in their epoch.
 
         Returns:
-          The future result of the last step. If the iterator of the worker was
+          The future result of the call. If the iterator of the worker was
           cancelled, waiting for the result raises `InputCancelledError`.
         """
         return tf_private.schedule_call(
@@ -267,7 +287,8 @@ class RoundResult(NamedTuple):
       num_done: Number of steps whose updates are in the tables.
       values: Results of the steps, in the order of their numbers. Each result
         can be passed to `Rounds.fetch`. The result of a step is None if it was
-        not the last step of its closure. Empty if the round has an error.
+        not the last step of its closure, or if its result was lost. Empty if
+        the round has an error.
       error: Error of a step that does not count, or None.
     """
 
@@ -289,6 +310,7 @@ class Rounds:
         deadline: float,
         seconds: float,
         steps_per_closure: int = 1,
+        joins_results: bool = False,
     ):
         """Creates the object.
 
@@ -302,11 +324,17 @@ class Rounds:
             shorter.
           steps_per_closure: Number of steps that a worker runs per closure, at
             most `MAX_STEPS`.
+          joins_results: As for `StepClosure`.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
         )
-        self._closure = StepClosure(self._coordinator, body, steps_per_closure)
+        self._closure = StepClosure(
+            self._coordinator,
+            body,
+            steps_per_closure,
+            joins_results=joins_results,
+        )
         self._steps_per_closure = steps_per_closure
         self._dataset_fn = dataset_fn
         self._dataset: Any = None
@@ -377,6 +405,9 @@ class Rounds:
 
     def _run(self, max_steps: int) -> RoundResult:
         count = min(self._size, max_steps)
+        if count < max_steps:
+            # Only the last closure of a run has fewer steps than the others.
+            count -= count % self._steps_per_closure
         began = time.monotonic()
         # Each round has a new epoch, so that servers reject late updates of
         # earlier rounds.

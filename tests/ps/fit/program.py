@@ -76,7 +76,9 @@ def model(strategy=None, twice=False, wire_dtype="float32", **options):
         found = layer(inputs)
         both = [found["a"], found["b"]]
         if twice:
-            both.append(layer(inputs)["a"])
+            # The second call has other numbers of ids per sample.
+            again = layer({"a": inputs["b"], "b": inputs["a"] % 20})
+            both += [again["a"], again["b"]]
         built = keras.Model(
             inputs,
             keras.layers.Dense(1, kernel_initializer="ones")(
@@ -132,6 +134,9 @@ def one_process():
         built.predict(IDS, verbose=0),
         one_process_with_tables(),
         one_process_with_keys(),
+        one_process_called_twice(),
+        one_process_with_accumulation() if KERAS == "keras" else None,
+        one_process_regularized(),
     )
 
 
@@ -149,6 +154,133 @@ def trains_bitwise_equal(strategy):
         same(values(built), HOST[1]),
         stats["num_updates"],
         int(built.optimizer.iterations.numpy()),
+    ]
+
+
+def one_process_called_twice():
+    built = model(twice=True)
+    history = built.fit(batches(), epochs=2, verbose=0)
+    return numbers(history), values(built)
+
+
+def called_twice(strategy):
+    built = model(strategy, twice=True)
+    history = built.fit(datasets(), epochs=2, verbose=0)
+    stats = built.embedding_layer.embedding.stats()
+    return [
+        numbers(history) == HOST[5][0],
+        same(values(built), HOST[5][1]),
+        stats["num_updates"],
+        stats["staleness"]["max"],
+    ]
+
+
+REGULARIZED = {
+    "l2": lambda: {"embeddings_regularizer": keras.regularizers.L2(0.1)},
+    "l1": lambda: {"embeddings_regularizer": keras.regularizers.L1(0.1)},
+    "max_norm": lambda: {
+        "embeddings_constraint": keras.constraints.MaxNorm(0.05, axis=1)
+    },
+    "unit_norm": lambda: {
+        "embeddings_constraint": keras.constraints.UnitNorm(axis=1)
+    },
+    "non_negative": lambda: {
+        "embeddings_constraint": keras.constraints.NonNeg()
+    },
+    "some_norm": lambda: {
+        "embeddings_constraint": keras.constraints.MinMaxNorm(
+            0.04, 0.06, rate=0.5, axis=1
+        )
+    },
+}
+
+
+def one_process_regularized():
+    found = {}
+    for name, options in REGULARIZED.items():
+        built = table_model(**options())
+        history = built.fit(batches(), epochs=2, verbose=0)
+        found[name] = numbers(history), parts(built)
+    return found
+
+
+def regularizers_and_constraints(strategy):
+    """Trains tables with an optimizer, and by the model's optimizer."""
+    found = {}
+    for name, options in REGULARIZED.items():
+        built = table_model(strategy, **options())
+        history = built.fit(datasets(), epochs=2, verbose=0)
+        logs, expected = HOST[7][name]
+        found[name] = [numbers(history) == logs, *same(parts(built), expected)]
+    return found
+
+
+def accumulating():
+    """Returns an optimizer that applies every second step of a run."""
+    return keras.optimizers.SGD(
+        0.1, momentum=0.5, gradient_accumulation_steps=2
+    )
+
+
+def one_process_with_accumulation():
+    built = table_model(optimizer=accumulating())
+    history = built.fit(batches(), epochs=2, verbose=0)
+    return numbers(history), parts(built)
+
+
+def accumulated_gradients(strategy):
+    """Accumulates the gradients of 3 batches per epoch, in pairs."""
+    if KERAS != "keras":
+        return None  # Optimizers of tf_keras do not accumulate gradients.
+    found = []
+    for steps in (1, 4):
+        with strategy.scope():
+            optimizer = accumulating()
+        built = table_model(strategy, optimizer=optimizer)
+        built.compile(optimizer, "mse", steps_per_execution=steps)
+        history = built.fit(datasets(), epochs=2, verbose=0)
+        found.append(
+            [
+                numbers(history) == HOST[6][0],
+                all(same(parts(built), HOST[6][1])),
+                int(built.get_layer("table_a").optimizer.iterations),
+            ]
+        )
+    return found
+
+
+def several_steps_per_execution(strategy):
+    """Trains with executions that are shorter and longer than an epoch."""
+    found = []
+    for steps in (2, 4):
+        built = model(strategy, steps_per_execution=steps)
+        history = built.fit(
+            datasets(), epochs=2, verbose=0, validation_data=datasets()
+        )
+        found.append(
+            [
+                numbers(history) == HOST[0],
+                all(same(values(built), HOST[1])),
+                built.embedding_layer.embedding.stats()["num_updates"],
+            ]
+        )
+    return found
+
+
+def callbacks_of_executions(strategy):
+    """Returns the numbers of steps after which callbacks are called."""
+    built = model(strategy, steps_per_execution=4)
+    counts = Ends()
+    built.fit(
+        tlm.ps.Datasets(lambda: batches().repeat()),
+        steps_per_epoch=42,
+        verbose=0,
+        callbacks=[counts],
+    )
+    return [
+        [one + 1 for one in counts.batches],
+        int(built.optimizer.iterations.numpy()),
+        built.embedding_layer.embedding.stats()["num_updates"],
     ]
 
 
@@ -215,7 +347,7 @@ def predicts_evaluates_and_exports(strategy):
     return all(map(bool, close))
 
 
-def table_model(strategy=None, **options):
+def table_model(strategy=None, optimizer=None, **options):
     """Returns a model with two tables, one of them with an optimizer."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
@@ -228,13 +360,13 @@ def table_model(strategy=None, **options):
                 4,
                 num_shards=3,
                 name=f"table_{name}",
-                optimizer=optimizer,
+                optimizer=table_optimizer,
                 embeddings_initializer=keras.initializers.RandomUniform(
                     seed=size
                 ),
                 **options,
             )(inputs[name])
-            for name, size, optimizer in [
+            for name, size, table_optimizer in [
                 ("a", 50, tpu.Adagrad(0.3)),
                 ("b", 20, None),
             ]
@@ -245,7 +377,7 @@ def table_model(strategy=None, **options):
                 keras.layers.Flatten()(keras.layers.Concatenate(axis=1)(rows))
             ),
         )
-        built.compile(keras.optimizers.SGD(0.1), "mse")
+        built.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
     return built
 
 
@@ -523,6 +655,11 @@ CASES = {
         keys_in_layers,
         callbacks_work,
         steps_of_an_epoch,
+        called_twice,
+        several_steps_per_execution,
+        callbacks_of_executions,
+        accumulated_gradients,
+        regularizers_and_constraints,
     ]
 }
 ERRORS = {
@@ -530,12 +667,9 @@ ERRORS = {
     for name, call in {
         "bad_id": bad_id,
         "other_logs": other_logs,
-        "called_twice": lambda strategy: model(strategy, twice=True).fit(
-            datasets(), verbose=0
-        ),
-        "constrained": lambda strategy: table_model(
-            strategy, embeddings_constraint=keras.constraints.UnitNorm(1)
-        ),
+        "too_many_steps": lambda strategy: model(
+            strategy, steps_per_execution=513
+        ).fit(datasets(), verbose=0),
         "with_labels": lambda strategy: model(strategy).fit(
             datasets(), LABELS, verbose=0
         ),

@@ -99,14 +99,45 @@ def test_an_epoch_ends_after_its_steps_or_with_its_dataset(found):
     assert num_epochs == 2
 
 
+def test_a_layer_called_twice_per_step_equals_one_process(found):
+    is_same_history, are_same, num_updates, staleness = found["called_twice"]
+    assert is_same_history
+    assert all(are_same)
+    # The gradients of both calls are one update.
+    assert num_updates == 6
+    assert staleness == 0
+
+
+def test_accumulated_gradients_equal_one_process_in_keras_3(found):
+    # 3 of 6 steps apply the mean of two gradients.
+    assert found["accumulated_gradients"] in (None, [[True, True, 3]] * 2)
+
+
+def test_regularizers_and_constraints_equal_one_process(found):
+    assert len(found["regularizers_and_constraints"]) == 6
+    for name, are_same in found["regularizers_and_constraints"].items():
+        assert all(are_same), name
+
+
+def test_several_steps_per_execution_equal_one_process(found):
+    assert found["several_steps_per_execution"] == [[True, True, 6]] * 2
+
+
+def test_callbacks_are_called_after_complete_executions(found):
+    steps, iterations, num_updates = found["callbacks_of_executions"]
+    assert iterations == num_updates == steps[-1] == 42
+    # A round is a number of complete executions, except at the end.
+    assert len(steps) > 1
+    assert all(one % 4 == 0 for one in steps[:-1])
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "case, words",
     [
         ("bad_id", "Feature 'b', sample 0: id"),
         ("other_logs", "must return the results of the model's metrics"),
-        ("called_twice", "must be called once in a training step"),
-        ("constrained", "Argument `embeddings_constraint` must be None"),
+        ("too_many_steps", "`steps_per_execution` must be at most 512"),
         ("with_labels", "Argument `y` of `fit` must not be passed"),
         (
             "with_weights_of_classes",

@@ -90,8 +90,8 @@ class Coordinator:
 class Closure:
     """Stand-in for StepClosure that calls the servers of the coordinator."""
 
-    def __init__(self, coordinator, body, max_steps):
-        del body
+    def __init__(self, coordinator, body, max_steps, *, joins_results):
+        del body, joins_results
         self.coordinator = coordinator
         self.max_steps = max_steps
 

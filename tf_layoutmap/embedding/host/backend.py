@@ -136,15 +136,7 @@ class BatchReader:
             # The packed batch is unpacked, because two operations require a
             # separate tensor for each feature: gathering over processes, and
             # assigning rows to keys.
-            ids, factors = packing.unpack_ids(
-                self._shapes.samples.features,
-                packed,
-                self._shapes.has_keys(),
-            )
-            return [
-                self._shapes.read_input(index, *one)
-                for index, one in enumerate(zip(ids, factors))
-            ]
+            return self.unpacked_features(packed)
         embedding_inputs.check_same_structure(
             features, "features", self._feature_config, "feature_config"
         )
@@ -156,6 +148,20 @@ class BatchReader:
             for index, (value, weight) in enumerate(
                 zip(tf.nest.flatten(features), flat_weights)
             )
+        ]
+
+    def unpacked_features(
+        self, packed: packing.PackedIds
+    ) -> list[embedding_inputs.FeatureIds]:
+        """Returns a separate input for each feature of a packed batch."""
+        ids, factors = packing.unpack_ids(
+            self._shapes.samples.features,
+            packed,
+            self._shapes.has_keys(),
+        )
+        return [
+            self._shapes.read_input(index, *one)
+            for index, one in enumerate(zip(ids, factors))
         ]
 
 

@@ -17,7 +17,12 @@ from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.host import backend, engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
+from tf_layoutmap.embedding.servers import (
+    closures,
+    key_step_ops,
+    lookups,
+    step_ops,
+)
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config, open_tables
 from tf_layoutmap.vocabulary import key_rows
@@ -96,7 +101,7 @@ class ServersBackend:
         )
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._steps = closures.StepsInFlight()
-        self._lookups = step_ops.Lookups()
+        self._lookups = lookups.Lookups(has_keys=spec.has_open_tables)
         self._devices: list[list[str]] = []
         self._ops: step_ops.StepOps | None = None
 
@@ -208,40 +213,50 @@ class ServersBackend:
         activations = self._shapes.shape_all_activations(
             self._started.combine(plan, fetched)
         )
-        return self._lookups.open(plan, fetched), activations
+        return self._lookups.open(inputs, plan, fetched), activations
 
     def follow(
         self,
         lookup: Any,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Stores the gradients of a lookup, and returns a mark of ones."""
-        self._lookups.follow(
+        """Stores the gradients of a lookup, and returns their mark."""
+        return self._lookups.follow(
             lookup, self._shapes.flat_gradients_of_call(gradients)
         )
-        return tf.ones(self.mark_shape)
 
     def apply_followed(self, marks: tf.Tensor) -> None:
-        """Applies the stored gradients, multiplied by the mark."""
-        lookup = self._lookups.take()
-        # All elements of `marks` are equal. A factor of 0 raises an error,
-        # because an update with zero gradients can also change rows.
-        factor = tf.reshape(marks, [-1])[0]
-        is_step = tf.debugging.assert_none_equal(
-            factor,
-            0.0,
-            message="Gradients of tables on servers must not be "
-            "multiplied by 0 before they are applied.",
-        )
-        with tf.control_dependencies([] if is_step is None else [is_step]):
-            factor = tf.identity(factor)
+        """Applies the gradients that a sum of marks represents, in one step."""
+        followed = self._lookups.take(marks)
+        plan, fetched = followed[0].plan, followed[0].fetched
+        gradients = followed[0].gradients
+        if len(followed) > 1:
+            batch, gradients = lookups.joined(
+                followed, self._reader.unpacked_features
+            )
+            plan, fetched = self._fetch_joined(batch, fetched)
         self._started.apply(
-            lookup.plan,
-            lookup.fetched,
-            [one * factor for one in lookup.gradients],
+            plan,
+            fetched,
+            gradients,
             steps.hyperparameters(self._spec.tables),
             closures.token_to_apply(self._started.applied_closures),
         )
+
+    def _fetch_joined(
+        self, batch: Any, first_fetched: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the plan of a joined batch, and the replies of the servers.
+
+        The number of updates in the replies, from which the servers compute the
+        staleness of the step, is the number before the first lookup.
+        """
+        plan, requests = self._started.plan(batch)
+        size = tf.int64.size
+        return plan, [
+            tf.concat([first[:size], one[size:]], axis=0)
+            for first, one in zip(first_fetched, self._started.fetch(requests))
+        ]
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool

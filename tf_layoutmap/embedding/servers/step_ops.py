@@ -4,18 +4,12 @@ A step calls each server twice, regardless of the number of tables. The first
 call reads rows from all shards of the server, and the second call updates these
 rows. The worker plans the requests, combines the rows, and sums the gradients
 of each row. The worker does not store state between steps.
-
-`Lookups` stores the lookup of a layer until the optimizer applies its
-gradients. When a layer is called, it is not known whether the lookup will
-receive gradients. A single thread traces a step or runs it eagerly, so
-gradients always belong to the last lookup of the thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -334,79 +328,3 @@ class StepOps:
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
     """Returns the handles of variables. Ops take handles as inputs."""
     return [variable.handle for variable in variables]
-
-
-@dataclasses.dataclass(eq=False)
-class Lookup:
-    """The lookup of one call of a layer.
-
-    Attributes:
-      plan: Plan that `StepOps.placed` returned.
-      fetched: Replies of the servers.
-      gradients: Gradients of the activations, in the shape that the ops
-        require. Empty until `follow` is called.
-    """
-
-    plan: Any
-    fetched: Any
-    gradients: Sequence[tf.Tensor] = ()
-
-
-class Lookups:
-    """A container for the last lookup of each thread."""
-
-    def __init__(self):
-        """Creates an empty container."""
-        self._of_thread = threading.local()
-
-    def open(self, plan: Any, fetched: Any) -> Lookup:
-        """Stores a lookup. A previous lookup of the thread is discarded."""
-        self._of_thread.lookup = Lookup(plan, fetched)
-        return self._of_thread.lookup
-
-    def follow(self, lookup: Lookup, gradients: Sequence[tf.Tensor]):
-        """Stores the gradients of a lookup.
-
-        Raises:
-          NotImplementedError: If `lookup` is not the last lookup of this
-            thread.
-        """
-        if getattr(self._of_thread, "lookup", None) is not lookup:
-            raise NotImplementedError(
-                "A layer with tables on parameter servers must be called once "
-                "in a training step: pass the features of both calls in one "
-                "call, with separate feature names."
-            )
-        lookup.gradients = gradients
-
-    def take(self) -> Lookup:
-        """Removes this thread's last lookup, and returns it.
-
-        Raises:
-          RuntimeError: If the lookup has no gradients, or if another function
-            contains the lookup.
-        """
-        lookup = getattr(self._of_thread, "lookup", None)
-        self._of_thread.lookup = None
-        if lookup is None or not lookup.gradients:
-            raise RuntimeError(
-                "There are no gradients to apply to the tables on parameter "
-                "servers; call the layer inside the tape, once per step."
-            )
-        if not all(map(_is_accessible, (lookup.plan, *lookup.gradients))):
-            raise RuntimeError(
-                "A layer with tables on parameter servers must be called in "
-                "the function that applies its gradients, because its lookup "
-                "is part of the step. Received: a call inside a separate "
-                "tf.function. In a training step, remove `@tf.function` from "
-                "the function that calls the layer, such as `call` of the "
-                "model."
-            )
-        return lookup
-
-
-def _is_accessible(tensor: tf.Tensor) -> bool:
-    """Returns whether the current function can use a tensor."""
-    return not tf.is_symbolic_tensor(tensor) or any(
-        graph is tensor.graph for graph in tf_private.graphs_around()
-    )

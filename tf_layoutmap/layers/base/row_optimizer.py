@@ -38,8 +38,8 @@ class RowOptimizerSaving:
 
     _keras: Any
     _spec: OptimizerSpec
-    _accumulated_ids: tf.Variable | None
-    _accumulated_gradients_of_ids: tf.Variable | None
+    _accumulated_ids: Any
+    _accumulated_gradients_of_ids: Any
     _table: Any
 
     if TYPE_CHECKING:
@@ -58,10 +58,10 @@ class RowOptimizerSaving:
 
         def _set_accumulated(self, ids: Any, values: Any) -> tf.Tensor: ...
 
-    def _accumulated_by_name(self) -> dict[str, tf.Variable]:
+    def _accumulated_by_name(self) -> dict[str, Any]:
         """Returns the accumulators; empty if no gradients are accumulated."""
         ids, values = self._accumulated_ids, self._accumulated_gradients_of_ids
-        if ids is None or values is None or not tf.size(ids):
+        if ids is None or values is None or not ids.numpy().size:
             return {}
         return {"accumulated_ids": ids, "accumulated_gradients": values}
 
@@ -106,7 +106,7 @@ class RowOptimizerSaving:
             self._accumulators(values.shape[-1])
             self._set_accumulated(store["accumulated_ids"][...], values)
         elif before := self._accumulated_by_name():
-            self._set_accumulated(*(one[:0] for one in before.values()))
+            self._set_accumulated(*(one.numpy()[:0] for one in before.values()))
         if not found:
             # The file was written by a layer without an optimizer, such as
             # Keras' Embedding.
@@ -182,8 +182,8 @@ class RowUpdates(RowOptimizerSaving):
     # table.
     _engine_slots: Callable[[], dict[str, Any]] | None = None
     learning_rate: Any
-    _accumulated_ids: tf.Variable | None = None
-    _accumulated_gradients_of_ids: tf.Variable | None = None
+    _accumulated_ids: Any = None
+    _accumulated_gradients_of_ids: Any = None
 
     @classmethod
     def read(
@@ -332,7 +332,7 @@ class RowUpdates(RowOptimizerSaving):
         self,
         gradient: tf.IndexedSlices | tf.Tensor,
         steps: int,
-        is_last: tf.Tensor,
+        is_last: bool | tf.Tensor,
     ) -> None:
         """Accumulates a gradient; applies the mean after the last gradient.
 
@@ -343,31 +343,37 @@ class RowUpdates(RowOptimizerSaving):
           gradient: As for `update`.
           steps: Divisor of the mean: the number of gradients, including missing
             gradients, which count as zeros.
-          is_last: `[]` bool: whether to apply the step now.
+          is_last: A bool or a `[]` bool tensor: whether to apply the step now.
 
         Raises:
-          NotImplementedError: If the table is on parameter servers.
+          NotImplementedError: If the table is on parameter servers, and the
+            caller is not `fit`.
           RuntimeError, tf.errors.InvalidArgumentError: As for `update`.
         """
-        if strategies.on_servers():
+        if strategies.on_servers() and not isinstance(is_last, bool):
             raise NotImplementedError(
                 "The model's optimizer must not accumulate gradients over "
-                "parameter servers, where gradients of a table are applied "
-                "immediately. Received: gradient_accumulation_steps="
-                f"{steps} (table {self._table.name!r})."
+                "parameter servers, except in `fit`. Received: "
+                f"gradient_accumulation_steps={steps} (table "
+                f"{self._table.name!r})."
             )
         ids, values = _rows_of(gradient)
         kept_ids, kept = self._accumulators(cast("int", values.shape[-1]))
-        ids = tf.concat([kept_ids, tf.cast(ids, tf.int64)], axis=0)
-        values = tf.concat([kept, values], axis=0)
+        ids = tf.concat([kept_ids.value(), tf.cast(ids, tf.int64)], axis=0)
+        values = tf.concat([kept.value(), values], axis=0)
 
         def take() -> tf.Tensor:
             self.update(tf.IndexedSlices(values / steps, ids))
             return self._set_accumulated(ids[:0], values[:0])
 
-        tf.cond(is_last, take, lambda: self._set_accumulated(ids, values))
+        if not isinstance(is_last, bool):
+            tf.cond(is_last, take, lambda: self._set_accumulated(ids, values))
+        elif is_last:
+            take()
+        else:
+            self._set_accumulated(ids, values)
 
-    def _accumulators(self, dim: int) -> tuple[tf.Variable, tf.Variable]:
+    def _accumulators(self, dim: int) -> tuple[Any, Any]:
         """Returns the variables of accumulated gradients, created if needed."""
         ids, gradients = (
             self._accumulated_ids,
@@ -375,19 +381,15 @@ class RowUpdates(RowOptimizerSaving):
         )
         if ids is not None and gradients is not None:
             return ids, gradients
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        with tf.init_scope():
             # Checkpoints save attributes.
-            ids = self._accumulated_ids = tf.Variable(
-                tf.zeros([0], tf.int64),
-                shape=[None],
-                trainable=False,
-                name="accumulated_ids",
+            ids = self._accumulated_ids = self._table.new_accumulator(
+                tf.zeros([0], tf.int64), "accumulated_ids"
             )
-            gradients = self._accumulated_gradients_of_ids = tf.Variable(
-                tf.zeros([0, dim]),
-                shape=[None, dim],
-                trainable=False,
-                name="accumulated_gradients_of_ids",
+            gradients = self._accumulated_gradients_of_ids = (
+                self._table.new_accumulator(
+                    tf.zeros([0, dim]), "accumulated_gradients_of_ids"
+                )
             )
         return ids, gradients
 
@@ -421,16 +423,6 @@ def _rows_of(
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.indices, tf.cast(gradient.values, tf.float32)
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
-
-
-def check_constraint_supported(name: str) -> None:
-    """Raises an error if a layer on parameter servers has a constraint."""
-    if strategies.on_servers():
-        raise NotImplementedError(
-            "Argument `embeddings_constraint` must be None on parameter "
-            "servers for a table with an `optimizer`: a step that runs again "
-            f"would apply it twice. Received: one of layer {name!r}."
-        )
 
 
 def check_one_replica(name: str) -> None:

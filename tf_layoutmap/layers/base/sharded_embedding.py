@@ -23,11 +23,7 @@ from tf_layoutmap.layers.base import (
     weight_files,
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
-from tf_layoutmap.layers.base.row_optimizer import (
-    RowUpdates,
-    check_constraint_supported,
-    check_one_replica,
-)
+from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_one_replica
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import ShardedVariable
@@ -356,12 +352,8 @@ class EmbeddingCore(LayerBase):
 
         Raises:
           RuntimeError: If there are several replicas.
-          NotImplementedError: If the layer has a constraint that is not
-            supported on parameter servers.
         """
         check_one_replica(self.name)
-        if self.optimizer and self.embeddings_constraint is not None:
-            check_constraint_supported(self.name)
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table. The first call creates the table."""

@@ -23,8 +23,12 @@ from tf_layoutmap._core import ops, strategies, tf_private
 from tf_layoutmap.embedding import inputs, tables
 from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.embedding.spec.optimizer_specs import (
+    OptimizerSpec,
+    read_optimizer,
+)
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers.base import server_tensor
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
@@ -46,6 +50,10 @@ class HostTable:
     def name(self) -> str:
         """Name of the table, for messages."""
         return self._variable.name
+
+    def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
+        """Creates a variable whose values have any first size."""
+        return new_host_accumulator(initial_value, name)
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
         """Creates a slot variable with the shards of the table."""
@@ -123,6 +131,22 @@ class HostTable:
         )
 
 
+def new_host_accumulator(initial_value: tf.Tensor, name: str) -> tf.Variable:
+    """Creates a variable on the host whose values have any first size.
+
+    Args:
+      initial_value: Initial value.
+      name: Name of the variable.
+    """
+    with tf.device(HOST):
+        return tf.Variable(
+            initial_value,
+            shape=[None, *initial_value.shape[1:]],
+            trainable=False,
+            name=name,
+        )
+
+
 def table_for_strategy(
     variable: ShardedVariable, rule: OptimizerSpec
 ) -> HostTable:
@@ -139,7 +163,9 @@ class ServersTable(HostTable):
 
     The ops of a `TPUEmbedding` on parameter servers update the rows. If a
     closure runs again after a failure, its update is therefore applied only
-    once.
+    once. A constraint is a second update with the same token. It adds the
+    difference between constrained and current rows, so that updates of other
+    workers between the read and the update are not lost.
     """
 
     def __init__(self, variable: ShardedVariable, rule: OptimizerSpec):
@@ -147,6 +173,12 @@ class ServersTable(HostTable):
         super().__init__(variable)
         self._rule = rule
         self._ops: step_ops.StepOps | None = None
+        self._constraint_ops: step_ops.StepOps | None = None
+
+    def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
+        """Creates a tensor of any first size on the first shard's server."""
+        with tf.device(self._variable.variables[0].device):
+            return server_tensor.ServerTensor(initial_value, name=name)
 
     def new_slot(self, name: str, initial: float) -> ShardedVariable:
         """Creates a slot variable on the devices of the table's shards."""
@@ -176,19 +208,8 @@ class ServersTable(HostTable):
         del optimizer
         if self._ops is None:
             with tf.init_scope():
-                self._ops = self._make_ops(slots)
-        ids = tf.cast(ids, tf.int64)
-        # Each gradient row is a separate sample with one id.
-        plan, requests = self._ops.plan(
-            [
-                inputs.FeatureIds(
-                    ids,
-                    tf.zeros([0], tf.int64),
-                    tf.size(ids, tf.int64),
-                    tf.zeros([0]),
-                )
-            ]
-        )
+                self._ops = self._make_ops(self._rule, slots)
+        plan, requests = self._ops.plan([_one_id_per_sample(ids)])
         self._ops.apply(
             plan,
             self._ops.fetch(requests),
@@ -197,7 +218,39 @@ class ServersTable(HostTable):
             closures.token_to_apply(self._ops.applied_closures),
         )
 
-    def _make_ops(self, slots: Sequence[ShardedVariable]) -> step_ops.StepOps:
+    def constrain(
+        self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
+    ) -> None:
+        """Applies `constraint` to the rows of `ids`."""
+        if self._constraint_ops is None:
+            with tf.init_scope():
+                self._constraint_ops = self._make_ops(_addition(self.name), ())
+        step = self._constraint_ops
+        unique_ids, _ = tf.unique(ids)
+        # Each row has two contributions. The server adds the first one, and
+        # then the second one, which corrects the rounding error of the first
+        # addition. With one worker, the result is therefore bitwise identical
+        # to the constrained row.
+        plan, requests = step.plan(
+            [_one_id_per_sample(tf.concat([unique_ids, unique_ids], axis=0))]
+        )
+        fetched = step.fetch(requests)
+        (found,) = step.combine(plan, fetched)
+        rows, _ = tf.split(found, 2)
+        constrained = constraint(rows)
+        difference = constrained - rows
+        correction = constrained - (rows + difference)
+        step.apply(
+            plan,
+            fetched,
+            [-tf.concat([difference, correction], axis=0)],
+            [tf.constant([1.0, *_addition(self.name).constants])],
+            closures.token_to_apply(step.applied_closures),
+        )
+
+    def _make_ops(
+        self, rule: OptimizerSpec, slots: Sequence[ShardedVariable]
+    ) -> step_ops.StepOps:
         table = self._variable
         spec = config.EmbeddingSpec(
             (
@@ -207,7 +260,7 @@ class ServersTable(HostTable):
                     int(table.shape[1] or 0),
                     "sum",
                     initializer=tf.zeros,
-                    optimizer=self._rule,
+                    optimizer=rule,
                 ),
             ),
             (config.FeatureSpec(self.name, 0, 0),),
@@ -217,7 +270,7 @@ class ServersTable(HostTable):
                 tables.PARAMETERS: table,
                 **{
                     slot.name: variable
-                    for slot, variable in zip(self._rule.slots, slots)
+                    for slot, variable in zip(rule.slots, slots)
                 },
             }
         }
@@ -229,6 +282,27 @@ class ServersTable(HostTable):
             rounding_seed=0,
             wire_dtype="float32",
         )
+
+
+def _one_id_per_sample(ids: tf.Tensor) -> inputs.FeatureIds:
+    """Returns a feature in which each id is a separate sample."""
+    ids = tf.cast(ids, tf.int64)
+    return inputs.FeatureIds(
+        ids,
+        tf.zeros([0], tf.int64),
+        tf.size(ids, tf.int64),
+        tf.zeros([0]),
+    )
+
+
+def _addition(table: str) -> OptimizerSpec:
+    """Returns a rule that subtracts each contribution to a row separately."""
+    rule = read_optimizer(
+        tf.tpu.experimental.embedding.SGD(1.0, use_gradient_accumulation=False),
+        table=table,
+    )
+    assert rule is not None
+    return rule
 
 
 class FullTableRegularizer:

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private
+from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
 from tf_layoutmap.layout.keras3 import optimizers
 from tf_layoutmap.layout.keras3.context import MeshContext
@@ -98,6 +99,10 @@ class MeshTable:
     def name(self) -> str:
         """Path of the weight, for messages."""
         return self._weight.path
+
+    def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
+        """Creates a variable on the host whose values have any first size."""
+        return tables.new_host_accumulator(initial_value, name)
 
     def new_slot(self, name: str, initial: float) -> MeshVariable:
         """Creates a slot variable with the layout of the table."""

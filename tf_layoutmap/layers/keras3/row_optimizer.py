@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import accumulation, keras_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
 from tf_layoutmap.layers.base import steps as base_steps
@@ -149,7 +149,8 @@ class TrainsItself(TakesGradients):
         Args:
           gradient: Gradient of the table.
           steps: The model's `gradient_accumulation_steps`.
-          is_last: `[]` bool: whether this is the last of `steps` gradients.
+          is_last: A bool or a `[]` bool tensor: whether this is the last of
+            `steps` gradients.
         """
         optimizer = keras_private.applying_optimizer()
         assert optimizer is not None  # An optimizer calls this method.
@@ -240,7 +241,10 @@ def overwrite_or_accumulate(
     """
     steps = optimizer.gradient_accumulation_steps
     if steps:
-        is_last = tf.equal((optimizer._iterations.value + 1) % steps, 0)
+        is_last = accumulation.fixed_value()
+        if is_last is None:
+            counter = keras_private.step_counter_of(optimizer)
+            is_last = tf.equal((counter.value + 1) % steps, 0)
         rest = []
         for gradient, variable in zip(grads, trainable_variables):
             if isinstance(variable, TrainsItself):

@@ -1,0 +1,91 @@
+"""Tests updates and constraints of tables on servers, without a cluster."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.spec import optimizer_specs
+from tf_layoutmap.layers.base import tables
+from tf_layoutmap.sharded import ShardedVariable
+
+ROWS = np.arange(1, 21, dtype=np.float32).reshape([5, 4])
+
+
+@pytest.fixture
+def table():
+    rule = optimizer_specs.read_optimizer(
+        tf.tpu.experimental.embedding.SGD(1.0), table="t"
+    )
+    shards = [tf.Variable(ROWS[:3]), tf.Variable(ROWS[3:])]
+    return tables.ServersTable(ShardedVariable(shards, name="t"), rule)
+
+
+def update(table, ids, value=1.0):
+    """Subtracts a value from rows."""
+    table.update(
+        (),
+        tf.constant(ids),
+        tf.fill([len(ids), 4], value),
+        optimizer="sgd",
+        hyperparameters=tf.constant([1.0]),
+    )
+
+
+def halve(rows):
+    return rows / 2
+
+
+def rows_of(table):
+    return tf.concat(table._variable.variables, axis=0).numpy()
+
+
+def test_only_the_rows_of_a_step_are_constrained(table):
+    table.constrain(tf.constant([4, 0, 4]), halve)
+    expected = ROWS.copy()
+    expected[[0, 4]] /= 2
+    np.testing.assert_array_equal(rows_of(table), expected)
+
+
+def test_no_row_is_constrained_without_ids(table):
+    table.constrain(tf.zeros([0], tf.int64), halve)
+    np.testing.assert_array_equal(rows_of(table), ROWS)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 0.3, 0.77, 3.0, 1e4, 0.0])
+def test_constrained_rows_are_bitwise_equal(table, factor):
+    """The difference to the current row cannot be represented exactly."""
+    random = np.random.default_rng(0).normal(size=[5, 4]).astype(np.float32)
+    table._variable.assign(random)
+    table.constrain(tf.range(5), lambda rows: rows * factor)
+    np.testing.assert_array_equal(rows_of(table), random * np.float32(factor))
+
+
+def test_updates_between_the_read_and_the_constraint_are_not_lost(table):
+    def halve_after_another_update(rows):
+        update(table, [1], 8.0)
+        return halve(rows)
+
+    table.constrain(tf.constant([1]), halve_after_another_update)
+    np.testing.assert_array_equal(rows_of(table)[1], ROWS[1] / 2 - 8)
+
+
+def test_a_repeated_closure_completes_the_constraint_and_applies_it_once(table):
+    @tf.function
+    def closure(numbers, has_constraint):
+        closures.begin(numbers)
+        update(table, [2])
+        if has_constraint:
+            table.constrain(tf.constant([2]), halve)
+
+    numbers = tf.constant([1, 0], tf.int64)
+    # The worker of the first run dies before it sends the constraint.
+    closure(numbers, False)
+    np.testing.assert_array_equal(rows_of(table)[2], ROWS[2] - 1)
+    for _ in range(2):
+        closure(numbers, True)
+        np.testing.assert_array_equal(rows_of(table)[2], (ROWS[2] - 1) / 2)
+    closure(tf.constant([1, 1], tf.int64), True)
+    np.testing.assert_array_equal(
+        rows_of(table)[2], ((ROWS[2] - 1) / 2 - 1) / 2
+    )
