@@ -107,9 +107,13 @@ std::vector<AdmitCase> AdmitCases() {
                              : num_threads == 2 ? CpuLevel::kAvx2
                                                 : CpuLevel::kAvx512;
       if (!CpuHas(level)) continue;
-      for (SearchOrder search : {SearchOrder::kBySegment, SearchOrder::kByBatch,
-                                 SearchOrder::kAuto}) {
-        cases.push_back({num_shards, num_threads, level, search});
+      cases.push_back(
+          {num_shards, num_threads, level, SearchOrder::kBySegment});
+      // With more shards, some segments are not contiguous, so that a search by
+      // batch is not possible.
+      if (num_shards == 1) {
+        cases.push_back(
+            {num_shards, num_threads, level, SearchOrder::kByBatch});
       }
     }
   }
@@ -159,16 +163,13 @@ TEST(AdmitKeysTest, ResultsAreBitwiseIdenticalForAllThreadsShardsAndLevels) {
        {Admission::kAll, Admission::kCount, Admission::kProbability}) {
     for (Eviction eviction :
          {Eviction::kNone, Eviction::kLru, Eviction::kLfu}) {
-      for (int32_t half_life_steps : {0, 2}) {
-        VocabularyPolicy policy = MakePolicy(admission, eviction);
-        policy.half_life_steps = half_life_steps;
-        std::vector<std::vector<int64_t>> expected;
-        for (const AdmitCase& with : AdmitCases()) {
-          const std::vector<std::vector<int64_t>> found =
-              RunSteps(policy, with);
-          if (expected.empty()) expected = found;
-          EXPECT_EQ(found, expected);
-        }
+      VocabularyPolicy policy = MakePolicy(admission, eviction);
+      if (eviction == Eviction::kLru) policy.half_life_steps = 0;
+      std::vector<std::vector<int64_t>> expected;
+      for (const AdmitCase& with : AdmitCases()) {
+        const std::vector<std::vector<int64_t>> found = RunSteps(policy, with);
+        if (expected.empty()) expected = found;
+        EXPECT_EQ(found, expected);
       }
     }
   }
