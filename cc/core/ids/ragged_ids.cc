@@ -458,15 +458,20 @@ void RaggedIds::TakeRowsOfKeys(Span<const int64_t> rows, int64_t unknown_row,
   assert(owner_ == nullptr);
   vocabulary_step_ = step;
   groups_ = std::move(groups);
-  // This loop has no branches. If every key of the batch has a row, the code
-  // after the loop is not needed.
-  bool all_known = true;
+  // The compiler can vectorize this loop. If every key of the batch has a row,
+  // the code after the loop is not needed.
+  int64_t signs = 0;
   for (int64_t i = 0; i < rows.size(); ++i) {
-    const int64_t row = rows[i] >= 0 ? rows[i] : unknown_row;
-    all_known &= row >= 0;
-    rows_[i] = static_cast<uint32_t>(row);
+    rows_[i] = static_cast<uint32_t>(rows[i]);
+    signs |= rows[i];
   }
-  if (all_known) return;
+  if (signs >= 0) return;
+  if (unknown_row >= 0) {
+    for (int64_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] < 0) rows_[i] = static_cast<uint32_t>(unknown_row);
+    }
+    return;
+  }
   int64_t kept = 0, start = 0;
   for (size_t o = 1; o < splits_.size(); ++o) {
     const int64_t end = splits_[o];

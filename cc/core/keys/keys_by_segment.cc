@@ -12,37 +12,8 @@
 #include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
-KeysBySegment::KeysBySegment(const BucketLayout& layout,
-                             Span<const int64_t> keys,
-                             const KeyKernels& kernels,
-                             const ParallelFor& parallel_for)
-    : num_segments_(layout.num_segments()),
-      num_parts_((keys.size() + kKeysPerPart - 1) / kKeysPerPart),
-      places_(keys.size()),
-      segments_(keys.size()),
-      first_places_(num_parts_ * num_segments_) {
-  const int64_t num_keys = keys.size();
-  const RawArray<uint32_t> buckets(num_keys);
-  std::vector<char> has_empty_key(num_parts_);
-  // At first, the values in `first_places_` are numbers of keys.
-  const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {
-    parallel_for(num_parts_, nanoseconds_per_key * kKeysPerPart,
-                 [&](int64_t first, int64_t last) {
-                   for (int64_t part = first; part < last; ++part) {
-                     const int64_t begin = part * kKeysPerPart;
-                     work(part, begin, std::min(begin + kKeysPerPart, num_keys),
-                          first_places_.data() + part * num_segments_);
-                   }
-                 });
-  };
-  for_parts(2, [&](int64_t part, int64_t begin, int64_t end, uint32_t* counts) {
-    has_empty_key[part] = kernels.buckets(
-        {keys.data() + begin, end - begin, layout.num_buckets(), num_segments_,
-         buckets.data() + begin, segments_.data() + begin});
-    for (int64_t i = begin; i < end; ++i) ++counts[segments_[i]];
-  });
-  has_empty_key_ =
-      std::count(has_empty_key.begin(), has_empty_key.end(), 0) != num_parts_;
+
+void SegmentPlaces::SumCounts() {
   splits_.reserve(num_segments_ + 1);
   uint32_t place = 0;
   for (int64_t s = 0; s < num_segments_; ++s) {
@@ -53,15 +24,36 @@ KeysBySegment::KeysBySegment(const BucketLayout& layout,
     }
   }
   splits_.push_back(place);
-  for_parts(3, [&](int64_t, int64_t begin, int64_t end, const uint32_t* first) {
-    uint32_t next[BucketLayout::kMaxSegments];
-    std::copy_n(first, num_segments_, next);
-    KeyPlace* const places = places_.data();
-    for (int64_t i = begin; i < end; ++i) {
-      places[next[segments_[i]]++] = {keys[i], static_cast<uint32_t>(i),
-                                      buckets[i]};
-    }
-  });
+}
+
+KeysBySegment::KeysBySegment(const BucketLayout& layout,
+                             Span<const int64_t> keys,
+                             const KeyKernels& kernels,
+                             const ParallelFor& parallel_for)
+    : keys_(keys.size()),
+      segments_(keys.size()),
+      places_(layout.num_segments(), keys.size()) {
+  const RawArray<uint32_t> buckets(keys.size());
+  std::vector<char> has_empty_key(places_.num_parts());
+  places_.Assign(
+      parallel_for, 2,
+      [&](int64_t part, int64_t begin, int64_t end, uint32_t* counts) {
+        has_empty_key[part] =
+            kernels.buckets({keys.data() + begin, end - begin,
+                             layout.num_buckets(), layout.num_segments(),
+                             buckets.data() + begin, segments_.data() + begin});
+        for (int64_t i = begin; i < end; ++i) ++counts[segments_[i]];
+      });
+  has_empty_key_ = std::count(has_empty_key.begin(), has_empty_key.end(), 0) !=
+                   places_.num_parts();
+  KeyPlace* const sorted = keys_.data();
+  places_.ForKeys(
+      parallel_for, 3, segments_.data(),
+      [&](int64_t i, uint8_t, uint32_t place) {
+        __builtin_prefetch(sorted + place + SegmentPlaces::kPlacesAhead,
+                           /*write=*/1, /*locality=*/2);
+        sorted[place] = {keys[i], static_cast<uint32_t>(i), buckets[i]};
+      });
 }
 
 int64_t FirstOccurrences::NumSlots(int64_t num_keys) {

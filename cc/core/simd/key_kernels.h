@@ -22,6 +22,11 @@ struct KeyPlace {
 // The relative row of a key that is not in the vocabulary.
 constexpr uint32_t kNoRelativeRow = UINT32_MAX;
 
+// The relative row of a key that is not in the vocabulary, if one of the
+// buckets that the search visited has an empty lane. Only `KeyKernels::search`
+// returns this value.
+constexpr uint32_t kNoRowButSpace = UINT32_MAX - 1;
+
 // A key for which a search found no row.
 struct MissedKey {
   // Index of the key among the keys of the search.
@@ -52,6 +57,33 @@ struct BucketArgs {
   // For each key, the bucket in which the search starts, and its segment.
   uint32_t* buckets;
   uint8_t* segments;
+};
+
+// A search for the keys of a part of a batch, in the order of the batch. The
+// search for a key visits `num_probes` consecutive buckets. After the last
+// bucket of the segment, it continues with the first bucket of the segment.
+struct SearchArgs {
+  const int64_t* keys;
+  int64_t size;
+  int64_t num_segments;
+  int64_t buckets_per_segment;
+  int64_t num_probes;
+  // The lanes of each segment.
+  const int64_t* const* lanes;
+  // The segment of each key.
+  uint8_t* segments;
+  // The row of each key relative to the first row of its segment. If the key
+  // has no row, this value is kNoRelativeRow or kNoRowButSpace.
+  uint32_t* rows;
+  // For each segment, the kernel adds the number of its keys.
+  uint32_t* counts;
+};
+
+struct SearchResult {
+  // Whether one of the keys is the value that marks empty lanes.
+  bool has_empty_key = false;
+  // Number of buckets that the searches visited.
+  int64_t num_probes = 0;
 };
 
 // Uses of rows in one segment. In this example, the first row of the segment is
@@ -105,6 +137,8 @@ struct KeyKernels {
   int64_t (*find)(const BucketRange& range, const KeyPlace* places,
                   int64_t size, uint32_t* rows, MissedKey* missed,
                   int64_t* num_probes);
+  // Finds the rows of keys of all segments.
+  SearchResult (*search)(const SearchArgs& args);
   // Groups uses of rows by row, and returns the number of unique rows.
   int64_t (*group)(const GroupArgs& args);
   // Returns the row of the first empty lane that a search visits.

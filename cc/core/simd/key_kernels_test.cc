@@ -115,6 +115,95 @@ TEST_F(KeyKernelsTest, FindReturnsKeysOnlyInTheBucketsOfTheirSearch) {
   }
 }
 
+// The keys of two segments are at different addresses. Most keys of the
+// segments are in the batch.
+TEST_F(KeyKernelsTest, SearchReturnsTheRowsOfKeysInAllSegments) {
+  for (int64_t num_probes : {int64_t{1}, kProbes}) {
+    std::vector<int64_t> keys;
+    for (int64_t i = 0; i < 200; ++i) {
+      keys.push_back(static_cast<int64_t>(random_() % 60) * 7 - 50);
+    }
+    const std::vector<int64_t> empty(8 * kSize, kEmpty);
+    std::vector<std::vector<int64_t>> lanes(2, empty);
+    std::vector<uint32_t> buckets(keys.size());
+    std::vector<uint8_t> expected_segments(keys.size());
+    KeyKernelsFor(CpuLevel::kBaseline)
+        .buckets({keys.data(), static_cast<int64_t>(keys.size()), 2 * kSize, 2,
+                  buckets.data(), expected_segments.data()});
+    // Every third key has no row. The buckets of the other keys are filled in
+    // the order of the batch. Segment 1 has no empty lane.
+    const auto visit = [&](size_t i, const auto& use) {
+      const int64_t first = buckets[i] % kSize;
+      for (int64_t p = 0; p < num_probes; ++p) {
+        for (int64_t lane = 0; lane < 8; ++lane) {
+          const int64_t row = (first + p) % kSize * 8 + lane;
+          if (use(p, row, &lanes[expected_segments[i]][row])) return;
+        }
+      }
+    };
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (keys[i] % 3 == 0) continue;
+      visit(i, [&](int64_t, int64_t, int64_t* lane) {
+        if (*lane != kEmpty && *lane != keys[i]) return false;
+        *lane = keys[i];
+        return true;
+      });
+    }
+    for (int64_t& key : lanes[1]) key = key == kEmpty ? 1000000 : key;
+    std::vector<uint32_t> expected(keys.size());
+    for (const KeyKernels* kernels : AllKernels()) {
+      for (size_t size :
+           {size_t{0}, size_t{1}, size_t{64}, size_t{65}, keys.size()}) {
+        int64_t num_visits = 0;
+        std::vector<uint32_t> counts = {10, 20}, expected_counts = counts;
+        for (size_t i = 0; i < size; ++i) {
+          ++expected_counts[expected_segments[i]];
+          expected[i] = kNoRelativeRow;
+          int64_t last = num_probes;
+          visit(i, [&](int64_t p, int64_t row, int64_t* lane) {
+            if (*lane == kEmpty) expected[i] = kNoRowButSpace;
+            if (*lane != keys[i]) return false;
+            expected[i] = static_cast<uint32_t>(row);
+            last = p + 1;
+            return true;
+          });
+          num_visits += last;
+        }
+        std::vector<uint8_t> segments(size);
+        std::vector<uint32_t> rows(size);
+        const int64_t* const first_lanes[] = {lanes[0].data(), lanes[1].data()};
+        SearchArgs args = {keys.data(),
+                           static_cast<int64_t>(size),
+                           2,
+                           kSize,
+                           num_probes,
+                           first_lanes,
+                           segments.data(),
+                           rows.data(),
+                           counts.data()};
+        const SearchResult result = kernels->search(args);
+        EXPECT_FALSE(result.has_empty_key);
+        EXPECT_EQ(result.num_probes, num_visits);
+        EXPECT_EQ(counts, expected_counts);
+        for (size_t i = 0; i < size; ++i) {
+          EXPECT_EQ(rows[i], expected[i]);
+          EXPECT_EQ(segments[i], expected_segments[i]);
+        }
+      }
+      std::vector<int64_t> bad = keys;
+      bad[70] = kEmpty;
+      std::vector<uint8_t> segments(bad.size());
+      std::vector<uint32_t> rows(bad.size()), counts(2);
+      const int64_t* const first_lanes[] = {lanes[0].data(), lanes[1].data()};
+      EXPECT_TRUE(kernels
+                      ->search({bad.data(), static_cast<int64_t>(bad.size()), 2,
+                                kSize, num_probes, first_lanes, segments.data(),
+                                rows.data(), counts.data()})
+                      .has_empty_key);
+    }
+  }
+}
+
 TEST_F(KeyKernelsTest, GroupReturnsTheRowsInAscendingOrder) {
   constexpr int64_t kNumRows = 150;
   constexpr uint32_t kFirstRow = 1000;

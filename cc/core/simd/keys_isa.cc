@@ -65,6 +65,22 @@ inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 #endif
 }
 
+// Number of keys that are hashed together. The buckets of a block are
+// prefetched while the preceding block is searched.
+constexpr int64_t kBlock = 128;
+
+// Computes the upper 32 bits of the hash of up to `kBlock` keys. Returns true
+// if one of the keys is the value that marks empty lanes. The compiler can
+// vectorize both loops, because each loop has values of one size.
+inline bool HashBlock(const int64_t* keys, int64_t size, uint64_t* bits) {
+  for (int64_t i = 0; i < size; ++i) {
+    bits[i] = Mix(static_cast<uint64_t>(keys[i])) >> 32;
+  }
+  uint64_t num_empty = 0;
+  for (int64_t i = 0; i < size; ++i) num_empty += keys[i] == kEmpty;
+  return num_empty != 0;
+}
+
 bool BucketsOf(const BucketArgs& args) {
   const auto num_buckets = static_cast<uint64_t>(args.num_buckets);
   const auto num_segments = static_cast<uint64_t>(args.num_segments);
@@ -73,13 +89,19 @@ bool BucketsOf(const BucketArgs& args) {
   uint8_t* const segments = args.segments;
   const int64_t size = args.size;
   bool has_empty = false;
-  for (int64_t i = 0; i < size; ++i) {
-    has_empty |= keys[i] == kEmpty;
-    const uint64_t bits = Mix(static_cast<uint64_t>(keys[i])) >> 32;
-    buckets[i] = static_cast<uint32_t>((bits * num_buckets) >> 32);
+  for (int64_t first = 0; first < size; first += kBlock) {
+    const int64_t end = size - first < kBlock ? size - first : kBlock;
+    uint64_t bits[kBlock];
+    has_empty |= HashBlock(keys + first, end, bits);
+    for (int64_t i = 0; i < end; ++i) {
+      buckets[first + i] = static_cast<uint32_t>((bits[i] * num_buckets) >> 32);
+    }
     // This is the segment of the bucket, because `num_segments` divides
     // `num_buckets`.
-    segments[i] = static_cast<uint8_t>((bits * num_segments) >> 32);
+    for (int64_t i = 0; i < end; ++i) {
+      segments[first + i] =
+          static_cast<uint8_t>((bits[i] * num_segments) >> 32);
+    }
   }
   return has_empty;
 }
@@ -138,6 +160,146 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
     rows[missed[j].index] = kNoRelativeRow;
   }
   return num_missed;
+}
+
+// The segments and the buckets of the keys of a block. The buckets are relative
+// to the first bucket of the segment.
+struct KeyBlock {
+  const int64_t* keys;
+  int64_t size;
+  uint32_t buckets[kBlock];
+  uint32_t segments[kBlock];
+};
+
+// Computes the block of the keys that start with `first`. Returns true if one
+// of the keys is the value that marks empty lanes.
+bool MakeBlock(const SearchArgs& args, int64_t first, KeyBlock* block) {
+  const auto num_segments = static_cast<uint64_t>(args.num_segments);
+  const auto num_buckets = static_cast<uint64_t>(args.buckets_per_segment);
+  const int64_t size = args.size - first < kBlock ? args.size - first : kBlock;
+  uint64_t bits[kBlock];
+  block->keys = args.keys + first;
+  block->size = size;
+  const bool has_empty = HashBlock(block->keys, size, bits);
+  // The upper 32 bits of the product of the hash and the number of segments are
+  // the segment. The lower 32 bits select the bucket in the segment. This is
+  // the same bucket as in `BucketsOf`, because `num_segments` divides the
+  // number of all buckets.
+  for (int64_t i = 0; i < size; ++i) bits[i] *= num_segments;
+  for (int64_t i = 0; i < size; ++i) {
+    block->segments[i] = static_cast<uint32_t>(bits[i] >> 32);
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    block->buckets[i] =
+        static_cast<uint32_t>(((bits[i] & 0xFFFFFFFFu) * num_buckets) >> 32);
+  }
+  return has_empty;
+}
+
+// Prefetches the first `num_probes` buckets of each search, without wrapping
+// around. The code prefetches into the second-level cache, because prefetches
+// into the first-level cache would stall.
+void PrefetchBlock(const SearchArgs& args, const KeyBlock& block,
+                   int64_t num_probes) {
+  for (int64_t i = 0; i < block.size; ++i) {
+    const int64_t* const lanes =
+        args.lanes[block.segments[i]] + block.buckets[i] * kLanes;
+    for (int64_t p = 0; p < num_probes; ++p) {
+      __builtin_prefetch(lanes + p * kLanes, /*write=*/0, /*locality=*/2);
+    }
+  }
+}
+
+// Visits the first bucket of all keys in the block. Writes the indices of the
+// keys that it does not find to `missed`, and returns their number.
+int64_t VisitFirst(const SearchArgs& args, const KeyBlock& block,
+                   uint32_t* rows, uint32_t* missed) {
+  const int64_t* const* const lanes = args.lanes;
+  uint32_t* const counts = args.counts;
+  const int64_t size = block.size;
+  int64_t num_missed = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t segment = block.segments[i];
+    const int64_t row = block.buckets[i] * kLanes;
+    const unsigned found = LanesWith(lanes[segment] + row, block.keys[i]);
+    rows[i] = static_cast<uint32_t>(row) + __builtin_ctz(found | 1u << kLanes);
+    missed[num_missed] = static_cast<uint32_t>(i);
+    num_missed += found == 0;
+    ++counts[segment];
+  }
+  return num_missed;
+}
+
+// Visits the other buckets of the keys in `missed`. Returns the number of keys
+// that it does not find, and adds the number of visited buckets to
+// `num_probes`.
+int64_t VisitOthers(const SearchArgs& args, const KeyBlock& block,
+                    int64_t num_missed, uint32_t* rows, uint32_t* missed,
+                    int64_t* num_probes) {
+  const auto size = static_cast<uint32_t>(args.buckets_per_segment);
+  uint32_t has_space[kBlock];
+  for (int64_t j = 0; j < num_missed; ++j) {
+    const uint32_t i = missed[j];
+    const int64_t* const lanes = args.lanes[block.segments[i]];
+    has_space[i] = LanesWith(lanes + block.buckets[i] * kLanes, kEmpty) != 0;
+  }
+  for (uint32_t p = 1; p < args.num_probes && num_missed > 0; ++p) {
+    *num_probes += num_missed;
+    int64_t num_kept = 0;
+    for (int64_t j = 0; j < num_missed; ++j) {
+      const uint32_t i = missed[j];
+      uint32_t bucket = block.buckets[i] + p;
+      bucket -= bucket >= size ? size : 0;
+      const int64_t row = bucket * kLanes;
+      const int64_t* const lanes = args.lanes[block.segments[i]] + row;
+      const unsigned found = LanesWith(lanes, block.keys[i]);
+      has_space[i] |= LanesWith(lanes, kEmpty) != 0;
+      rows[i] =
+          static_cast<uint32_t>(row) + __builtin_ctz(found | 1u << kLanes);
+      missed[num_kept] = i;
+      num_kept += found == 0;
+    }
+    num_missed = num_kept;
+  }
+  for (int64_t j = 0; j < num_missed; ++j) {
+    const uint32_t i = missed[j];
+    rows[i] = has_space[i] != 0 ? kNoRowButSpace : kNoRelativeRow;
+  }
+  return num_missed;
+}
+
+SearchResult Search(const SearchArgs& args) {
+  SearchResult result;
+  KeyBlock blocks[2];
+  uint32_t missed[kBlock];
+  if (args.size == 0) return result;
+  result.has_empty_key = MakeBlock(args, 0, &blocks[0]);
+  PrefetchBlock(args, blocks[0], 1);
+  int64_t num_missed = 0;
+  for (int64_t first = 0; first < args.size; first += kBlock) {
+    const KeyBlock& block = blocks[first / kBlock % 2];
+    if (first + kBlock < args.size) {
+      KeyBlock* const next = &blocks[(first / kBlock + 1) % 2];
+      result.has_empty_key |= MakeBlock(args, first + kBlock, next);
+      // If many keys of this block are new, many keys of the next block are
+      // probably new, too. The search for a new key visits all buckets.
+      const bool has_many_new = 4 * num_missed > kBlock;
+      PrefetchBlock(args, *next, has_many_new ? args.num_probes : 1);
+    }
+    uint32_t* const rows = args.rows + first;
+    num_missed = VisitFirst(args, block, rows, missed);
+    result.num_probes += block.size;
+    if (num_missed > 0) {
+      num_missed = VisitOthers(args, block, num_missed, rows, missed,
+                               &result.num_probes);
+    }
+    uint8_t* const segments = args.segments + first;
+    const int64_t size = block.size;
+    for (int64_t i = 0; i < size; ++i) {
+      segments[i] = static_cast<uint8_t>(block.segments[i]);
+    }
+  }
+  return result;
 }
 
 int64_t Group(const GroupArgs& args) {
@@ -276,7 +438,7 @@ void Draw(const DrawArgs& args) {
 }  // namespace
 
 extern const KeyKernels kKeyKernels;
-const KeyKernels kKeyKernels = {BucketsOf,       Find, Group, FindFree,
+const KeyKernels kKeyKernels = {BucketsOf,       Find, Search, Group, FindFree,
                                 FindLeastRecent, Draw};
 
 }  // namespace LM_ISA

@@ -21,6 +21,7 @@
 #include "cc/core/memory/raw_array.h"
 #include "cc/core/simd/key_kernels.h"
 #include "cc/core/vocabulary/admit_segment.h"
+#include "cc/core/vocabulary/batch_search.h"
 #include "cc/core/vocabulary/segment_buckets.h"
 
 namespace layoutmap {
@@ -55,6 +56,30 @@ struct OldVocabulary {
   }
 };
 
+// Returns whether many keys of the batch may have no row. The result depends on
+// a sample, and only affects the speed.
+bool MayHaveManyNew(const BucketLayout& layout,
+                    const std::vector<const int64_t*>& lanes,
+                    Span<const int64_t> keys) {
+  constexpr int64_t kSampleSize = 256;
+  constexpr int64_t kMaxNew = kSampleSize / 8;
+  const int64_t size = std::min(kSampleSize, keys.size());
+  const int64_t per_sample = keys.size() / std::max<int64_t>(size, 1);
+  const int64_t first_of = layout.buckets_per_segment();
+  const auto keys_of = [&](int64_t bucket) {
+    const int64_t segment = layout.SegmentOf(bucket);
+    return lanes[segment] + (bucket - segment * first_of) * kKeysPerBucket;
+  };
+  int64_t num_new = 0, num_probes = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    // The remainders keep the sample from having a regular pattern.
+    const int64_t key = keys[keys.size() * i / size + i * 5 % per_sample];
+    num_new += FindRow(layout, keys_of, layout.BucketOf(key), key,
+                       &num_probes) == kNoRow;
+  }
+  return num_new > kMaxNew;
+}
+
 // Admits the keys of one step. The methods are the phases of the step and are
 // called one after the other.
 class KeyAdmission {
@@ -70,11 +95,14 @@ class KeyAdmission {
         parallel_for_(parallel_for),
         state_(state),
         kernels_(kernels),
-        grouped_(layout, keys, kernels, parallel_for),
         segments_(layout.num_segments()) {}
 
   Status Run(Span<int64_t> rows, AdmittedKeys* admitted) {
-    if (grouped_.has_empty_key()) return EmptyKeyError();
+    Group();
+    if (search_ != nullptr ? search_->has_empty_key()
+                           : grouped_->has_empty_key()) {
+      return EmptyKeyError();
+    }
     Prepare();
     RunSegments();
     if (old_ != nullptr) {
@@ -97,14 +125,7 @@ class KeyAdmission {
           " in the vocabulary. Increase `capacity`, or set on_full=\"evict\" "
           "with an eviction rule");
     }
-    const int64_t rows_per_segment =
-        layout_.buckets_per_segment() * kKeysPerBucket;
-    grouped_.ForKeys(
-        parallel_for_, [&](int64_t i, int64_t segment, int64_t place) {
-          const uint32_t row = rows_[place];
-          rows[i] =
-              row == kNoRelativeRow ? kNoRow : segment * rows_per_segment + row;
-        });
+    WriteRows(rows);
     Collect(admitted);
     return Status();
   }
@@ -120,6 +141,51 @@ class KeyAdmission {
                            to_string(bad - keys_.begin()));
   }
 
+  // Groups the keys by segment.
+  void Group() {
+    if (step_.search != SearchOrder::kBySegment) {
+      const std::vector<const int64_t*> lanes =
+          BatchSearch::LanesOfSegments(layout_, state_);
+      if (!lanes.empty() && (step_.search == SearchOrder::kByBatch ||
+                             !MayHaveManyNew(layout_, lanes, keys_))) {
+        search_ = std::make_unique<BatchSearch>(layout_, lanes, keys_, kernels_,
+                                                parallel_for_);
+        return;
+      }
+    }
+    grouped_ = std::make_unique<KeysBySegment>(layout_, keys_, kernels_,
+                                               parallel_for_);
+  }
+
+  const SegmentPlaces& places() const {
+    return search_ != nullptr ? search_->places() : grouped_->places();
+  }
+
+  // Writes the rows of all keys in the order of the batch.
+  void WriteRows(Span<int64_t> rows) const {
+    constexpr int64_t kNanosecondsPerKey = 2;
+    const int64_t rows_per_segment =
+        layout_.buckets_per_segment() * kKeysPerBucket;
+    const auto write = [&](int64_t i, int64_t segment, uint32_t row) {
+      rows[i] =
+          row == kNoRelativeRow ? kNoRow : segment * rows_per_segment + row;
+    };
+    if (search_ == nullptr) {
+      places().ForKeys(parallel_for_, kNanosecondsPerKey, grouped_->segments(),
+                       [&](int64_t i, int64_t segment, uint32_t place) {
+                         write(i, segment, rows_[place]);
+                       });
+      return;
+    }
+    const uint8_t* const segments = search_->segments();
+    parallel_for_(keys_.size(), kNanosecondsPerKey,
+                  [&](int64_t begin, int64_t end) {
+                    for (int64_t i = begin; i < end; ++i) {
+                      write(i, segments[i], rows_[i]);
+                    }
+                  });
+  }
+
   void Prepare() {
     const int64_t num_keys = keys_.size();
     const bool keeps_old = policy_.fails_when_full || step_.keeps_old;
@@ -130,7 +196,12 @@ class KeyAdmission {
       old_->sketch.assign(state_.sketch.begin(), state_.sketch.end());
       old_->seen.assign(state_.seen.begin(), state_.seen.end());
     }
-    rows_ = RawArray<uint32_t>(num_keys);
+    if (search_ == nullptr) {
+      places_rows_ = RawArray<uint32_t>(num_keys);
+      rows_ = places_rows_;
+    } else {
+      rows_ = search_->rows();
+    }
     missing_ = RawArray<Missing>(num_keys);
     uses_ = RawArray<RowUse>(2 * num_keys);
     next_ = RawArray<uint32_t>(num_keys);
@@ -152,7 +223,7 @@ class KeyAdmission {
     int64_t begin = 0;
     for (int64_t s = 0; s < num_segments; ++s) {
       SegmentKeys& segment = segments_[s];
-      const int64_t size = grouped_.size(s);
+      const int64_t size = places().size(s);
       segment.size = size;
       segment.groups = groups_.get();
       segment.part = {begin, 0, 0};
@@ -203,9 +274,16 @@ class KeyAdmission {
           if (segments_[s].size == 0) continue;
           TakeScratch(begin, s);
           WithSegment(layout_, buckets, kernels_, s, [&](const auto& segment) {
-            AdmitSegment(layout_, policy_, step_, kernels_, segment, rows_,
-                         &segments_[s])
-                .Run(grouped_, s);
+            AdmitSegment admit(layout_, policy_, step_, kernels_, segment,
+                               rows_, &segments_[s]);
+            const int64_t first = places().first(s);
+            const int64_t size = places().size(s);
+            if (search_ != nullptr) {
+              admit.TakeFound({search_->uses().data() + first, size}, keys_);
+            } else {
+              admit.FindKnown({grouped_->keys().data() + first, size}, first);
+            }
+            admit.Run();
           });
         }
       });
@@ -218,6 +296,7 @@ class KeyAdmission {
     // keys of the preceding segment.
     NewKey* end = new_keys_->data();
     VocabularyCounts& total = admitted->counts;
+    if (search_ != nullptr) total.num_probes = search_->num_probes();
     groups_->parts.reserve(segments_.size());
     for (const SegmentKeys& segment : segments_) {
       groups_->parts.push_back(segment.part);
@@ -248,11 +327,15 @@ class KeyAdmission {
   const ParallelFor& parallel_for_;
   const VocabularyState& state_;
   const KeyKernels& kernels_;
-  KeysBySegment grouped_;
+  // One of these two pointers is not null.
+  std::unique_ptr<KeysBySegment> grouped_;
+  std::unique_ptr<BatchSearch> search_;
   std::vector<SegmentKeys> segments_;
-  // The rows in the order of `grouped_`, relative to the first row of their
-  // segment.
-  RawArray<uint32_t> rows_;
+  // The rows relative to the first row of their segment. They are in the order
+  // of `search_` or of `grouped_`. In the second case, `places_rows_` is their
+  // memory.
+  Span<uint32_t> rows_;
+  RawArray<uint32_t> places_rows_;
   // In these arrays, the elements of a segment are contiguous.
   RawArray<Missing> missing_;
   RawArray<RowUse> uses_;

@@ -20,6 +20,16 @@ namespace layoutmap {
 
 struct RowGroups;
 
+// The order in which a step searches for its keys. The results are the same.
+enum class SearchOrder {
+  // Selects the faster order by a sample of the keys.
+  kAuto,
+  // Searches in the order of the batch (BatchSearch), if possible.
+  kByBatch,
+  // Groups the keys by segment before the search (KeysBySegment).
+  kBySegment,
+};
+
 // The number of a training step, and the rows that other steps use. Each row
 // stores the number of the last step that used it, so that the number of a step
 // in flight is sufficient to pin its rows.
@@ -34,6 +44,7 @@ struct VocabularyStep {
   // Whether the result must contain `take_back`, which restores the state
   // before the step.
   bool keeps_old = false;
+  SearchOrder search = SearchOrder::kAuto;
 };
 
 // A key to which this step assigned a row.

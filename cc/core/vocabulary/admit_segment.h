@@ -36,7 +36,7 @@ struct Missing {
   uint32_t position;
   // The first bucket of the search.
   uint32_t bucket;
-  // Index of the key in `KeysBySegment::places`.
+  // Index of the key's row in `rows` (see AdmitSegment).
   uint32_t place;
   // Index of the key's first occurrence among the keys without a row.
   uint32_t first;
@@ -85,7 +85,7 @@ template <typename Segment>
 class AdmitSegment {
  public:
   // The constructor's `rows` are the rows of all keys relative to the first row
-  // of their segment, in the order of `grouped.places()`.
+  // of their segment, in the order of the search.
   AdmitSegment(const BucketLayout& layout, const VocabularyPolicy& policy,
                const VocabularyStep& step, const KeyKernels& kernels,
                const Segment& segment, Span<uint32_t> rows, SegmentKeys* keys)
@@ -97,15 +97,62 @@ class AdmitSegment {
         rows_(rows),
         s_(*keys) {}
 
-  // Finds the keys that have a row, and marks these rows as used in this step.
-  // Then inserts the other keys, while the segment is still in the cache, and
-  // counts the uses of all rows.
-  void Run(const KeysBySegment& grouped, int64_t s) {
-    std::fill(s_.used.begin(), s_.used.end(), 0);
-    FindKnown(grouped, s);
+  // Finds the keys that have a row, and collects the other keys. `keys` are the
+  // keys of the segment, and the index of the first key's row in `rows` is
+  // `first`.
+  void FindKnown(Span<const KeyPlace> keys, int64_t first) {
+    // The results of a block are still in the first-level cache when they are
+    // read. The buckets of a block are prefetched while the preceding block is
+    // searched.
+    constexpr int64_t kBlock = 64;
+    const int64_t size = keys.size();
+    const auto prefetch = [&](int64_t begin) {
+      if (begin >= size) return;
+      segment_.PrefetchKeys(keys.data() + begin,
+                            std::min(kBlock, size - begin));
+    };
+    prefetch(0);
+    for (int64_t begin = 0; begin < size; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, size);
+      prefetch(end);
+      segment_.PrefetchNext(begin, end, size);
+      FindBlock<kBlock>(keys, begin, end, first);
+    }
+  }
+
+  // Uses the result of a `BatchSearch` instead of finding the keys. `found` are
+  // the rows of the segment's keys, which are overwritten. `keys` are the keys
+  // of the batch.
+  void TakeFound(Span<RowUse> found, Span<const int64_t> keys) {
+    s_.uses = found;
+    RowUse* const uses = found.data();
+    int64_t num_uses = 0;
+    for (int64_t k = 0; k < found.size(); ++k) {
+      const RowUse use = uses[k];
+      const int64_t row = RowOfUse(use);
+      // This branch is rarely taken, because most keys have a row if the step
+      // uses a `BatchSearch`.
+      if (row >= kNoRowButSpace) {
+        AddMissing(keys, PositionOfUse(use), row == kNoRowButSpace);
+        continue;
+      }
+      uses[num_uses++] = use;
+    }
+    s_.num_uses = num_uses;
+  }
+
+  // Marks the rows of the known keys as used in this step. Then inserts the
+  // other keys, while the segment is still in the cache, and counts the uses of
+  // all rows.
+  void Run() {
+    s_.counts.num_lookups = s_.size;
+    s_.counts.num_known = s_.num_uses;
     const int64_t num_known = s_.num_uses;
     if (s_.used.empty()) {
       SortUses(num_rows(), num_known, &s_.uses, &s_.spare_uses);
+    } else {
+      std::fill(s_.used.begin(), s_.used.end(), 0);
+      for (int64_t k = 0; k < num_known; ++k) SetUsed(s_.uses[k]);
     }
     MarkUsedRows();
     if (!InsertMissing()) return;
@@ -123,57 +170,44 @@ class AdmitSegment {
     return layout_.buckets_per_segment() * kKeysPerBucket;
   }
 
-  // Finds the keys that have a row, and collects the other keys.
-  void FindKnown(const KeysBySegment& grouped, int64_t s) {
-    const KeyPlace* const places = grouped.places().data();
-    const int64_t first = grouped.first(s);
-    const int64_t last = first + s_.size;
-    // The results of a block are still in the first-level cache when they are
-    // read. The buckets of a block are prefetched while the preceding block is
-    // searched.
-    constexpr int64_t kBlock = 64;
-    const auto prefetch = [&](int64_t begin) {
-      if (begin >= last) return;
-      segment_.PrefetchKeys(places + begin, std::min(kBlock, last - begin));
-    };
-    prefetch(first);
-    for (int64_t begin = first; begin < last; begin += kBlock) {
-      const int64_t end = std::min(begin + kBlock, last);
-      prefetch(end);
-      segment_.PrefetchNext(begin - first, end - first, s_.size);
-      FindBlock<kBlock>(places, begin, end);
-    }
-    s_.counts.num_lookups = s_.size;
-    s_.counts.num_known = s_.num_uses;
-  }
-
   template <int64_t kBlock>
-  void FindBlock(const KeyPlace* places, int64_t first, int64_t last) {
+  void FindBlock(Span<const KeyPlace> keys, int64_t begin, int64_t end,
+                 int64_t first) {
     MissedKey missed[kBlock];
-    uint32_t* const rows = rows_.data();
+    const KeyPlace* const places = keys.data();
+    uint32_t* const rows = rows_.data() + first;
     const int64_t num_missed =
-        segment_.Find(places + first, last - first, rows + first, missed,
+        segment_.Find(places + begin, end - begin, rows + begin, missed,
                       &s_.counts.num_probes);
     RowUse* const uses = s_.uses.data();
     int64_t num_uses = s_.num_uses;
-    for (int64_t i = first; i < last; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       uses[num_uses] = MakeRowUse(rows[i], places[i].position);
       num_uses += rows[i] != kNoRelativeRow;
     }
-    if (!s_.used.empty()) {
-      for (int64_t k = s_.num_uses; k < num_uses; ++k) SetUsed(uses[k]);
-    }
     s_.num_uses = num_uses;
     for (int64_t j = 0; j < num_missed; ++j) {
-      const int64_t i = first + missed[j].index;
+      const int64_t i = begin + missed[j].index;
       s_.missing[s_.num_missing++] = {places[i].key,
                                       places[i].position,
                                       places[i].bucket,
-                                      static_cast<uint32_t>(i),
+                                      static_cast<uint32_t>(first + i),
                                       0,
                                       0,
                                       missed[j].may_have_space};
     }
+  }
+
+  void AddMissing(Span<const int64_t> keys, uint32_t position,
+                  bool may_have_space) {
+    const int64_t key = keys[position];
+    s_.missing[s_.num_missing++] = {
+        key,           position, static_cast<uint32_t>(layout_.BucketOf(key)),
+        position,      0,        0,
+        may_have_space};
+    // The search returned one of two values for keys without a row. The other
+    // code expects one value.
+    rows_[position] = kNoRelativeRow;
   }
 
   void SetUsed(RowUse use) {
@@ -195,7 +229,7 @@ class AdmitSegment {
           });
       return;
     }
-    constexpr int64_t kWordsAhead = 4;
+    constexpr int64_t kWordsAhead = 16;
     constexpr int64_t kStepsPerLine = 64 / sizeof(int32_t);
     const int64_t num_words = s_.used.size();
     for (int64_t w = 0; w < num_words; ++w) {

@@ -67,12 +67,16 @@ class SingleShardSegment {
                          /*locality=*/2);
     }
   }
-  // Prefetches the data that FindLeastRecent reads, and the counts of these
-  // rows for writing. A store to a count that is not in a cache would delay the
-  // stores after it.
+  // Prefetches the keys and the last steps that the insertion of a key reads,
+  // and the counts of these rows for writing. A store to a count that is not in
+  // a cache would delay the stores after it.
   void Prefetch(int64_t bucket) const {
     const int64_t end = range_.first + range_.size;
     const int64_t last = std::min(bucket + range_.num_probes, end) - 1;
+    for (int64_t one = bucket; one <= last; ++one) {
+      __builtin_prefetch(range_.keys + (one - range_.first) * kKeysPerBucket,
+                         /*write=*/1);
+    }
     // The steps of two buckets fill a cache line, so three prefetches are
     // enough.
     for (int64_t one : {bucket, std::min(bucket + 2, last), last}) {
