@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
@@ -32,6 +33,20 @@ WORKLOADS = {
         workloads.Workload("8 tables", (10_000,) * 8, 16, 1024, 1, 1),
         workloads.Workload("64 tables", (10_000,) * 64, 16, 1024, 1, 1),
         workloads.Workload("1 M rows", (1_000_000,), 16, 4096, 1, 1),
+        # Steps with few ids, whose time is the time of the calls.
+        workloads.Workload("tiny steps", (10_000,) * 8, 16, 8, 1, 1),
+        # The number of ids, and the number of rows of all tables, is the same.
+        *(
+            workloads.Workload(
+                f"16,384 ids, {num_tables} tables",
+                (2_097_152 // num_tables,) * num_tables,
+                16,
+                16_384 // num_tables,
+                1,
+                1,
+            )
+            for num_tables in (8, 64, 512)
+        ),
     )
 }
 
@@ -87,6 +102,30 @@ class Ours:
             activations = self._embedding.dequeue()
             tape.watch(activations)
             loss = _loss(activations)
+        self._embedding.apply_gradients(tape.gradient(loss, activations))
+        return loss
+
+
+class Packed(Ours):
+    """The contestant `tlm.TPUEmbedding` with packed batches.
+
+    The number of operations of a step does not depend on the number of tables,
+    except for operations inside `concat` and its gradient.
+    """
+
+    @staticmethod
+    def prepare(ids: np.ndarray) -> np.ndarray:
+        """Packs a batch of `[num_tables, num_samples]` ids."""
+        return tlm.pack(list(ids)).numpy()
+
+    def step(self, ids: tf.Tensor) -> tf.Tensor:
+        """Trains on a packed batch and returns the loss."""
+        self._embedding.enqueue(ids)
+        activations = self._embedding.dequeue()
+        with tf.GradientTape() as tape:
+            tape.watch(activations)
+            joined = tf.concat(activations, axis=0)
+            loss = tf.reduce_sum(joined * joined)
         self._embedding.apply_gradients(tape.gradient(loss, activations))
         return loss
 
@@ -169,6 +208,7 @@ class KerasEmbedding:
 CONTESTANTS = {
     "empty": Empty,
     "ours": Ours,
+    "packed": Packed,
     "bfloat16": lambda one: Ours(one, wire_dtype="bfloat16"),
     "stock": Stock,
     "keras": KerasEmbedding,

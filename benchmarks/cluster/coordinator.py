@@ -93,7 +93,10 @@ class _Commands:
         for one in names:
             with (self._strategy or tf.distribute.get_strategy()).scope():
                 made = contestants.CONTESTANTS[one](workload)
-            self._steps[one] = _Steps(made.step, ids, self._coordinator)
+            batches = ids
+            if hasattr(made, "prepare"):
+                batches = np.stack([made.prepare(batch) for batch in ids])
+            self._steps[one] = _Steps(made.step, batches, self._coordinator)
 
     def steps(self, name: str, count: int) -> float:
         return self._steps[name].run(count)

@@ -15,6 +15,9 @@ servers. All processes run on the local machine. Contestants:
 
 In separate runs, proxies in front of all servers and workers count bytes and
 calls. The runs that measure time do not use proxies.
+
+`sizes.py` measures how the time of a step depends on the number of tables and
+servers.
 """
 
 import contextlib
@@ -26,6 +29,7 @@ import rich.table
 
 from benchmarks import timing
 from benchmarks.cluster import contestants, processes, proxy
+from benchmarks.cluster import sizes as step_sizes
 
 # Number of workers and number of servers of each cluster.
 SHAPES = {
@@ -133,6 +137,7 @@ def report(
     """Runs the benchmark and returns its tables and results."""
     times, busy = measure_speed(distribution, rounds)
     traffic = measure_traffic(distribution)
+    sizes_table, by_size = step_sizes.report(distribution, rounds)
     examples = contestants.WORKLOADS["26 tables"].num_samples * NUM_STEPS
     figures = {}
     for name, values in times.items():
@@ -145,11 +150,13 @@ def report(
             _speed_table(distribution, times, figures),
             _busy_table(distribution, busy),
             _traffic_table(distribution, traffic),
+            sizes_table,
         ),
         {
             "examples_per_second": figures,
             "processor_ms_per_step": busy,
             "per_step": traffic,
+            "by_size": by_size,
             "empty_steps_per_second": {
                 shape: 1e3
                 * NUM_STEPS

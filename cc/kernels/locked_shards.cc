@@ -32,8 +32,54 @@ absl::Status CheckNumVariables(const std::string& needs, const char* input,
       needs, " ", expected, " `", input, "`. Received: ", received));
 }
 
+absl::Status VariableList::Add(tensorflow::OpKernelContext* ctx,
+                               const char* input) {
+  tensorflow::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list(input, &handles));
+  for (int i = 0; i < handles.size(); ++i) {
+    TF_RETURN_IF_ERROR(CheckRank(input, handles[i], 0));
+    const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
+    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+    const absl::Status found =
+        tensorflow::LookupResource(ctx, handle, &variable);
+    if (absl::IsNotFound(found)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("`", input, "[", i, "]`: variable '", handle.name(),
+                       "' is not initialized"));
+    }
+    TF_RETURN_IF_ERROR(found);
+    variables_.push_back(std::move(variable));
+  }
+  return absl::OkStatus();
+}
+
+void VariableList::Add(const VariableList& other, int first, int last) {
+  for (int i = first; i < last; ++i) {
+    tensorflow::Var* const variable = other.variables_[i].get();
+    variable->Ref();
+    variables_.emplace_back(variable);
+  }
+}
+
+absl::Status VariableList::SetLockOrder(bool is_written) {
+  mutexes_.clear();
+  mutexes_.reserve(variables_.size());
+  for (const auto& variable : variables_) mutexes_.push_back(variable->mu());
+  std::sort(mutexes_.begin(), mutexes_.end(), std::less<Mutex>());
+  mutexes_.erase(std::unique(mutexes_.begin(), mutexes_.end()), mutexes_.end());
+  if (is_written && mutexes_.size() < variables_.size()) {
+    // If two shards were the same variable, two threads could write to the same
+    // row at the same time.
+    return absl::InvalidArgumentError(
+        "Each shard and each slot shard must be a separate variable. "
+        "Received: the same variable twice");
+  }
+  return absl::OkStatus();
+}
+
 LockedShards::~LockedShards() {
-  for (Mutex mu : locked_) {
+  if (!is_locked_) return;
+  for (VariableList::Mutex mu : list_->mutexes_) {
     if (mode_ == Mode::kShared) {
       mu->unlock_shared();
     } else {
@@ -45,46 +91,25 @@ LockedShards::~LockedShards() {
 absl::Status LockedShards::Lock(tensorflow::OpKernelContext* ctx,
                                 const std::vector<const char*>& inputs,
                                 Mode mode) {
-  mode_ = mode;
-  std::vector<Mutex> mutexes;
   for (const char* input : inputs) {
-    tensorflow::OpInputList handles;
-    TF_RETURN_IF_ERROR(ctx->input_list(input, &handles));
-    for (int i = 0; i < handles.size(); ++i) {
-      TF_RETURN_IF_ERROR(CheckRank(input, handles[i], 0));
-      const auto& handle = handles[i].scalar<tensorflow::ResourceHandle>()();
-      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-      const absl::Status found =
-          tensorflow::LookupResource(ctx, handle, &variable);
-      if (absl::IsNotFound(found)) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("`", input, "[", i, "]`: variable '", handle.name(),
-                         "' is not initialized"));
-      }
-      TF_RETURN_IF_ERROR(found);
-      mutexes.push_back(variable->mu());
-      variables_.push_back(std::move(variable));
-    }
+    TF_RETURN_IF_ERROR(own_.Add(ctx, input));
   }
-  std::sort(mutexes.begin(), mutexes.end(), std::less<Mutex>());
-  mutexes.erase(std::unique(mutexes.begin(), mutexes.end()), mutexes.end());
-  if (mode == Mode::kExclusive && mutexes.size() < variables_.size()) {
-    // If two shards were the same variable, two threads could write to the same
-    // row at the same time.
-    return absl::InvalidArgumentError(
-        "Each shard and each slot shard must be a separate variable. "
-        "Received: the same variable twice");
-  }
-  locked_.reserve(mutexes.size());
-  for (Mutex mu : mutexes) {
+  TF_RETURN_IF_ERROR(own_.SetLockOrder(mode == Mode::kExclusive));
+  Lock(own_, mode);
+  return absl::OkStatus();
+}
+
+void LockedShards::Lock(const VariableList& list, Mode mode) {
+  list_ = &list;
+  mode_ = mode;
+  for (VariableList::Mutex mu : list.mutexes_) {
     if (mode == Mode::kShared) {
       mu->lock_shared();
     } else {
       mu->lock();
     }
-    locked_.push_back(mu);
   }
-  return absl::OkStatus();
+  is_locked_ = true;
 }
 
 absl::Status LockedShards::CheckShards(int first, const std::string& table,
@@ -97,19 +122,19 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
                      " shards. Received: ", size() - first));
   }
   for (int s = 0; s < partition.num_shards(); ++s) {
-    const Tensor& value = *variables_[first + s]->tensor();
+    const Tensor& found = value(first + s);
     TensorShape expected({partition.shard_size(s)});
     TF_RETURN_IF_ERROR(expected.AppendShapeWithStatus(row_shape));
-    if (!value.IsInitialized() && expected.num_elements() > 0) {
+    if (!found.IsInitialized() && expected.num_elements() > 0) {
       return absl::FailedPreconditionError(absl::StrCat(
           "Table '", table, "': shard ", s, " is not initialized"));
     }
-    if (value.dtype() != dtype || value.shape() != expected) {
+    if (found.dtype() != dtype || found.shape() != expected) {
       return absl::InvalidArgumentError(absl::StrCat(
           "Table '", table, "': shard ", s, " must be ",
           tensorflow::DataTypeString(dtype), " ", expected.DebugString(),
-          ". Received: ", tensorflow::DataTypeString(value.dtype()), " ",
-          value.shape().DebugString()));
+          ". Received: ", tensorflow::DataTypeString(found.dtype()), " ",
+          found.shape().DebugString()));
     }
   }
   return absl::OkStatus();
@@ -118,39 +143,39 @@ absl::Status LockedShards::CheckShards(int first, const std::string& table,
 absl::Status LockedShards::MutableCount(tensorflow::OpKernelContext* ctx, int i,
                                         const std::string& table,
                                         int64_t** count) {
-  const Tensor& value = *variables_[i]->tensor();
-  if (!value.IsInitialized() || value.dtype() != tensorflow::DT_INT64 ||
-      value.dims() != 0) {
+  const Tensor& found = value(i);
+  if (!found.IsInitialized() || found.dtype() != tensorflow::DT_INT64 ||
+      found.dims() != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Table '", table,
                      "': `rounding_steps` must be an int64 scalar. Received: ",
-                     tensorflow::DataTypeString(value.dtype()), " ",
-                     value.shape().DebugString()));
+                     tensorflow::DataTypeString(found.dtype()), " ",
+                     found.shape().DebugString()));
   }
   TF_RETURN_IF_ERROR(OwnValue(ctx, i));
-  *count = static_cast<int64_t*>(variables_[i]->tensor()->data());
+  *count = static_cast<int64_t*>(variable(i).tensor()->data());
   return absl::OkStatus();
 }
 
 absl::Status LockedShards::FirstRowShape(const std::string& table,
                                          TensorShape* row_shape) const {
-  if (variables_.empty() || variables_[0]->tensor()->dims() < 1) {
+  if (size() == 0 || value(0).dims() < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("Table '", table, "': a shard must have rows"));
   }
-  *row_shape = variables_[0]->tensor()->shape();
+  *row_shape = value(0).shape();
   row_shape->RemoveDim(0);
   return absl::OkStatus();
 }
 
 absl::Status LockedShards::NumRows(int i, const std::string& table,
                                    int64_t* num_rows) const {
-  const Tensor& value = *variables_[i]->tensor();
-  if (!value.IsInitialized() || value.dims() < 1) {
+  const Tensor& found = value(i);
+  if (!found.IsInitialized() || found.dims() < 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Table '", table, "': a shard is not initialized, or has no rows"));
   }
-  *num_rows = value.dim_size(0);
+  *num_rows = found.dim_size(0);
   return absl::OkStatus();
 }
 
@@ -173,30 +198,29 @@ absl::Status LockedShards::ByteView(int first, const std::string& table,
 
 absl::Status LockedShards::Copy(tensorflow::OpKernelContext* ctx, int i,
                                 Tensor* copy) const {
-  if (i >= size() || !variables_[i]->tensor()->IsInitialized() ||
-      !tensorflow::DataTypeCanUseMemcpy(variables_[i]->tensor()->dtype())) {
+  if (i >= size() || !value(i).IsInitialized() ||
+      !tensorflow::DataTypeCanUseMemcpy(value(i).dtype())) {
     return absl::FailedPreconditionError(
         absl::StrCat("Variable ", i, " of ", size(),
                      " must exist, be initialized and have a numeric dtype"));
   }
-  const Tensor& value = *variables_[i]->tensor();
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(value.dtype(), value.shape(), copy));
-  std::memcpy(copy->data(), value.data(), value.TotalBytes());
+  const Tensor& found = value(i);
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(found.dtype(), found.shape(), copy));
+  std::memcpy(copy->data(), found.data(), found.TotalBytes());
   return absl::OkStatus();
 }
 
 std::vector<MemoryRange> LockedShards::Memory() const {
   std::vector<MemoryRange> found;
-  found.reserve(variables_.size());
-  for (const auto& variable : variables_) {
-    const Tensor& value = *variable->tensor();
-    found.push_back({value.data(), value.TotalBytes()});
+  found.reserve(size());
+  for (int i = 0; i < size(); ++i) {
+    found.push_back({value(i).data(), value(i).TotalBytes()});
   }
   return found;
 }
 
 absl::Status LockedShards::OwnValue(tensorflow::OpKernelContext* ctx, int i) {
-  Tensor* value = variables_[i]->tensor();
+  Tensor* value = variable(i).tensor();
   if (value->RefCountIsOne() || value->NumElements() == 0) {
     return absl::OkStatus();
   }

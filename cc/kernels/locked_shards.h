@@ -24,6 +24,35 @@ namespace layoutmap {
 absl::Status CheckNumVariables(const std::string& needs, const char* input,
                                int64_t expected, int64_t received);
 
+// Variables that are locked together. The object keeps a reference to each
+// variable. An assignment or a restored checkpoint replaces the value of a
+// variable, and not the variable itself, so the list stays valid.
+class VariableList {
+ public:
+  // Looks up the variables of all handles in the input list `input`, and
+  // appends them.
+  absl::Status Add(tensorflow::OpKernelContext* ctx, const char* input);
+  // Appends the variables [first, last) of another list.
+  void Add(const VariableList& other, int first, int last);
+
+  // Determines the order in which the variables are locked. Call this method
+  // after the last `Add`. If `is_written`, returns an error if the list
+  // contains a variable twice.
+  absl::Status SetLockOrder(bool is_written);
+
+  int size() const { return static_cast<int>(variables_.size()); }
+
+ private:
+  friend class LockedShards;
+
+  // The code does not use the name of this type, because TensorFlow has
+  // deprecated the name. The function that returns the type is not deprecated.
+  using Mutex = decltype(std::declval<tensorflow::Var>().mu());
+
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
+  std::vector<Mutex> mutexes_;
+};
+
 class LockedShards {
  public:
   enum class Mode { kShared, kExclusive };
@@ -38,6 +67,10 @@ class LockedShards {
   // addresses, to prevent a deadlock between two ops with the same shards.
   absl::Status Lock(tensorflow::OpKernelContext* ctx,
                     const std::vector<const char*>& inputs, Mode mode);
+
+  // Locks the variables of a list, which must exist as long as this object.
+  // `VariableList::SetLockOrder` must have succeeded.
+  void Lock(const VariableList& list, Mode mode);
 
   // Returns a view of the variables [first, first + num_shards) as the rows of
   // a table. Returns an error if a variable is not initialized, or if it does
@@ -85,14 +118,17 @@ class LockedShards {
 
   // Returns the number of rows of the first variable. Call this method only
   // after `FirstRowShape` has succeeded.
-  int64_t FirstNumRows() const { return variables_[0]->tensor()->dim_size(0); }
+  int64_t FirstNumRows() const { return value(0).dim_size(0); }
 
   // Returns the memory range of each variable's value.
   std::vector<MemoryRange> Memory() const;
 
-  int size() const { return static_cast<int>(variables_.size()); }
+  int size() const { return list_->size(); }
 
  private:
+  tensorflow::Var& variable(int i) const { return *list_->variables_[i]; }
+  const tensorflow::Tensor& value(int i) const { return *variable(i).tensor(); }
+
   absl::Status CheckShards(int first, const std::string& table,
                            const RowPartition& partition,
                            tensorflow::DataType dtype,
@@ -109,17 +145,15 @@ class LockedShards {
     view->shards.clear();
     for (int s = 0; s < partition.num_shards(); ++s) {
       view->shards.push_back(
-          static_cast<T*>(variables_[first + s]->tensor()->data()));
+          static_cast<T*>(variable(first + s).tensor()->data()));
     }
   }
 
-  // The code does not use the name of this type, because TensorFlow has
-  // deprecated the name. The function that returns the type is not deprecated.
-  using Mutex = decltype(std::declval<tensorflow::Var>().mu());
-
   Mode mode_ = Mode::kShared;
-  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;
-  std::vector<Mutex> locked_;
+  // The variables that this object has looked up.
+  VariableList own_;
+  const VariableList* list_ = &own_;
+  bool is_locked_ = false;
 };
 
 template <typename T>

@@ -75,31 +75,9 @@ placed: Plan that `CombineRows` and `FoldGradients` accept.
 )doc");
 
 REGISTER_OP("LayoutMap>FetchKeys")
-    .Input("shards: num_shards * resource")
-    .Input("slots: num_slot_shards * resource")
-    .Input("state: num_state * resource")
-    .Input("fetched_steps: resource")
-    .Input("applied: resource")
+    .Input("server: resource")
     .Input("request: uint8")
     .Output("fetched: uint8")
-    .Attr("num_shards: int >= 1")
-    .Attr("num_slot_shards: int >= 0")
-    .Attr("num_state: int >= 0")
-    .Attr("tables: list(string)")
-    .Attr("dims: list(int)")
-    .Attr("dtypes: list({float, bfloat16, half})")
-    .Attr("open_pieces: list(int)")
-    .Attr("first_buckets: list(int)")
-    .Attr("vocabulary_buckets: list(int)")
-    .Attr("has_unknown_row: list(bool)")
-    .Attr("optimizers: list(string)")
-    .Attr("admissions: list(string)")
-    .Attr("evictions: list(string)")
-    .Attr("policies: list(int)")
-    .Attr("first_values: list(string)")
-    .Attr("first_limits: list(float)")
-    .Attr("first_seeds: list(int)")
-    .Attr("slot_values: list(float)")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
@@ -109,37 +87,12 @@ Finds or creates the rows of keys, and reads rows, of all shards on a server.
 
 If the closure has already fetched here, the op only finds keys.
 
-shards: All shards on this server, by table, then by shard.
-slots: For each shard of an open table, one slot variable after the other.
-state: For each such shard, its keys, their last steps and their counts; its
-  sketch and the sums of the sketch if keys are admitted by their count; its
-  numbers.
-fetched_steps: Record of the steps whose gradients are pending: an int64
-  variable [6403] with zeros as initial values.
-applied: The int64 variable [2054] of `ApplyRows`.
+server: Output of `CreateServer`, with the input `fetched_steps`.
 request: Output of `PlanKeys`.
 fetched: A ticket for `ApplyRows` (8 bytes). Then the row of each key in its
   shard, or 2^32 - 1 if the key has no row (4 bytes each), padded with zeros to
   a multiple of 8 bytes. Then the rows of all shards, each once, ascending; the
   row that unknown keys share is always included.
-tables: As in `FetchRows`.
-dims: As in `FetchRows`.
-dtypes: As in `FetchRows`.
-open_pieces: Indices of the shards that belong to open tables.
-first_buckets: First bucket of each such shard. A shard consists of complete
-  segments.
-vocabulary_buckets: For each such shard, the number of buckets of the full
-  vocabulary.
-has_unknown_row: For each such shard, whether its last row is the row of unknown
-  keys, which are then trained.
-optimizers: For each such shard, the optimizer of its table.
-admissions: For each such shard, as in `EnqueueKeys`.
-evictions: For each such shard, as in `EnqueueKeys`.
-policies: For each such shard, as in `EnqueueKeys`.
-first_values: For each such shard, as in `EnqueueKeys`.
-first_limits: For each such shard, as in `EnqueueKeys`.
-first_seeds: For each such shard, as in `EnqueueKeys`.
-slot_values: For each such shard, the initial values of its slot variables.
 )doc");
 
 REGISTER_OP("LayoutMap>EvictServerKeys")
@@ -163,15 +116,15 @@ REGISTER_OP("LayoutMap>EvictServerKeys")
     .Doc(R"doc(
 Frees the rows of the given keys, or of all expired keys, of one shard.
 
-state: State of the shard, as in `FetchKeys`.
-fetched_steps: As in `FetchKeys`. The op fails if a pending step uses one of the
+state: State of the shard, as in `CreateServer`.
+fetched_steps: As in `CreateServer`. The op fails if a pending step uses one of the
   keys.
 keys: Keys to free, any shape. Keys of other shards are ignored, and with
   `expired` all keys are ignored.
 evicted: Keys that had a row, [num_evicted].
 only_check: If True, the op only checks whether the keys may be freed.
-first_bucket: As in `FetchKeys`.
-vocabulary_buckets: As in `FetchKeys`.
+first_bucket: As in `CreateServer`.
+vocabulary_buckets: As in `CreateServer`.
 admission: As in `EvictKeys`.
 evict: As in `EvictKeys`.
 policy: As in `EvictKeys`.

@@ -56,6 +56,104 @@ shard_servers: Server of each shard: of all shards of the first table, then of
   all shards of the second, and so on.
 )doc");
 
+REGISTER_OP("LayoutMap>CreateServer")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_shards * resource")
+    .Input("state: num_state * resource")
+    .Input("fetched_steps: num_fetched * resource")
+    .Input("applied: resource")
+    .Output("server: resource")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_shards: int >= 0")
+    .Attr("num_state: int >= 0")
+    .Attr("num_fetched: int >= 0")
+    .Attr("tables: list(string)")
+    .Attr("table_numbers: list(int)")
+    .Attr("first_rows: list(int)")
+    .Attr("dims: list(int)")
+    .Attr("dtypes: list({float, bfloat16, half})")
+    .Attr("optimizers: list(string)")
+    .Attr("num_hyperparameters: list(int)")
+    .Attr("rounding_seed: int = 0")
+    .Attr("open_pieces: list(int) = []")
+    .Attr("first_buckets: list(int) = []")
+    .Attr("vocabulary_buckets: list(int) = []")
+    .Attr("has_unknown_row: list(bool) = []")
+    .Attr("admissions: list(string) = []")
+    .Attr("evictions: list(string) = []")
+    .Attr("policies: list(int) = []")
+    .Attr("first_values: list(string) = []")
+    .Attr("first_limits: list(float) = []")
+    .Attr("first_seeds: list(int) = []")
+    .Attr("slot_values: list(float) = []")
+    .SetIsStateful()
+    .SetShapeFn(ScalarShape)
+    .Doc(R"doc(
+Creates the resource that the other ops of a server use.
+
+The resource contains references to all variables of the server. It exists as
+long as there is a handle to it.
+
+shards: All shards on this server, by table, then by shard.
+slots: Shard by shard, one slot variable after the other.
+rounding_steps: For each shard with 16-bit rows, the int64 variable that counts
+  its updates.
+state: For each shard of an open table, its keys, their last steps and their
+  counts; its sketch and the sums of the sketch if keys are admitted by their
+  count; its numbers.
+fetched_steps: Record of the steps whose gradients are pending: an int64
+  variable [6403] with zeros as initial values. Empty if no table of the
+  embedding has an open vocabulary.
+applied: Record of the applied closures: an int64 variable [2054] with zeros as
+  initial values. It holds the epoch, the number below which all closures were
+  applied, the number of updates so far, the sum and the maximum of the updates
+  between a fetch and its apply, and the number of repeated closures; then
+  number + 1 and attempt of each of 1,024 closures.
+server: Handle that the other ops accept.
+tables: For each shard, the name of its table, for error messages.
+table_numbers: For each shard, the index of its table among all tables.
+first_rows: For each shard, its first row in its table.
+dims: For each shard, the number of columns of its table.
+dtypes: For each shard, the storage type of its rows.
+optimizers: For each shard, the optimizer of its table, or 'none'.
+num_hyperparameters: For each shard, the number of hyperparameters of its
+  optimizer.
+rounding_seed: As in `CreateHostEngine`.
+open_pieces: Indices of the shards that belong to open tables.
+first_buckets: First bucket of each such shard. A shard consists of complete
+  segments.
+vocabulary_buckets: For each such shard, the number of buckets of the full
+  vocabulary.
+has_unknown_row: For each such shard, whether its last row is the row of unknown
+  keys, which are then trained.
+admissions: For each such shard, as in `EnqueueKeys`.
+evictions: For each such shard, as in `EnqueueKeys`.
+policies: For each such shard, as in `EnqueueKeys`.
+first_values: For each such shard, as in `EnqueueKeys`.
+first_limits: For each such shard, as in `EnqueueKeys`.
+first_seeds: For each such shard, as in `EnqueueKeys`.
+slot_values: For each such shard, the initial values of its slot variables.
+)doc");
+
+REGISTER_OP("LayoutMap>FetchServerRows")
+    .Input("server: resource")
+    .Input("request: uint8")
+    .Output("fetched: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Reads rows of all shards on a server.
+
+server: Output of `CreateServer`.
+request: Output of `PlanStep`.
+fetched: Number of updates so far (8 bytes), followed by the rows of all shards
+  in the order of the request.
+)doc");
+
 REGISTER_OP("LayoutMap>FetchRows")
     .Input("shards: num_shards * resource")
     .Input("applied: resource")
@@ -70,13 +168,12 @@ REGISTER_OP("LayoutMap>FetchRows")
       return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
     })
     .Doc(R"doc(
-Reads rows of all shards on a server.
+Reads rows of shards, as `FetchServerRows`, without a server resource.
 
-shards: All shards on this server, by table, then by shard.
-applied: The int64 variable [2054] of `ApplyRows`.
-request: Output of `PlanStep`.
-fetched: Number of updates so far (8 bytes), followed by the rows of all shards
-  in the order of the request.
+shards: All shards in this process, by table, then by shard.
+applied: The int64 variable [2054] of `CreateServer`.
+request: As in `FetchServerRows`.
+fetched: As in `FetchServerRows`.
 tables: For each shard, the name of its table, for error messages.
 dims: For each shard, the number of columns of its table.
 dtypes: For each shard, the storage type of its rows.
@@ -100,7 +197,7 @@ REGISTER_OP("LayoutMap>CombineRows")
 Looks up a batch in the rows that were fetched for it.
 
 plan: Output of `PlanStep`.
-fetched: For each server, the output of `FetchRows`.
+fetched: For each server, the output of `FetchServerRows`.
 activations: As in `DequeueStep`.
 )doc");
 
@@ -121,7 +218,7 @@ REGISTER_OP("LayoutMap>FoldGradients")
 Sums the gradients of each unique row of a batch.
 
 plan: Output of `PlanStep`.
-fetched: For each server, the output of `FetchRows`.
+fetched: For each server, the output of `FetchServerRows`.
 gradients: Gradients of the activations, with the same shapes.
 hyperparameters: Hyperparameters of each table, in the order that its optimizer
   defines.
@@ -136,49 +233,21 @@ requests: For each server, first the epoch, number, attempt and the number of
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRows")
-    .Input("shards: num_shards * resource")
-    .Input("slots: num_slot_shards * resource")
-    .Input("rounding_steps: num_half_shards * resource")
-    .Input("fetched_steps: num_fetched * resource")
-    .Input("applied: resource")
+    .Input("server: resource")
     .Input("request: uint8")
     .Output("is_new: bool")
-    .Attr("num_shards: int >= 1")
-    .Attr("num_slot_shards: int >= 0")
-    .Attr("num_half_shards: int >= 0")
-    .Attr("num_fetched: int >= 0")
-    .Attr("tables: list(string)")
-    .Attr("table_numbers: list(int)")
-    .Attr("first_rows: list(int)")
-    .Attr("dims: list(int)")
-    .Attr("dtypes: list({float, bfloat16, half})")
-    .Attr("optimizers: list(string)")
-    .Attr("num_hyperparameters: list(int)")
-    .Attr("rounding_seed: int = 0")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
 Updates rows of all shards on a server, once for each closure.
 
-shards: All shards on this server, by table, then by shard.
-slots: Shard by shard, one slot variable after the other.
-rounding_steps: For each shard with 16-bit rows, the int64 variable that counts
-  its updates.
-fetched_steps: The variable of `FetchKeys` if a table has an open vocabulary,
-  otherwise empty. The op fails if the rows of the step are no longer pinned.
-applied: Record of the applied closures: an int64 variable [2054] with zeros as
-  initial values. It holds the epoch, the number below which all closures were
-  applied, the number of updates so far, the sum and the maximum of the updates
-  between a fetch and its apply, and the number of repeated closures; then
-  number + 1 and attempt of each of 1,024 closures.
+If a table has an open vocabulary, the op fails if the rows of the step are no
+longer pinned.
+
+server: Output of `CreateServer`.
 request: Output of `FoldGradients`.
 is_new: False if the closure was already applied. In this case the op changes
   nothing.
-table_numbers: For each shard, the index of its table among all tables.
-first_rows: For each shard, its first row in its table.
-num_hyperparameters: For each shard, the number of hyperparameters of its
-  optimizer.
-rounding_seed: As in `CreateHostEngine`.
 )doc");
 
 }  // namespace

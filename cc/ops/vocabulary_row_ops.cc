@@ -64,7 +64,7 @@ engine: The engine, which records the changed rows, or no engine.
 state: State of the shards, as in `EvictKeys`.
 shards: Shards of the table.
 slots: One slot variable after the other, shard by shard.
-fetched_steps: As in `FetchKeys` on a server, otherwise no variable.
+fetched_steps: As in `CreateServer` on a server, otherwise no variable.
 sharing_shards: For each table in `sharing`, its shards, then its slot
   variables. The rows of new keys get initial values in these tables.
 keys: Distinct keys, [num_keys]. All places of the keys must be in the shards.

@@ -1,5 +1,6 @@
 """Ops of steps over parameter servers match a list-based reference."""
 
+import gc
 import json
 
 import numpy as np
@@ -129,47 +130,41 @@ class Cluster:
                 }
             )
 
-    def describe(self, server) -> dict:
-        return {
-            "tables": [NAMES[t] for t in self.tables[server]],
-            "dims": [DIMS[t] for t in self.tables[server]],
-            "dtypes": [tf.float32 for t in self.tables[server]],
-        }
+    def server(self, server, **changes):
+        """Creates the resource of a server, with some changed arguments."""
+        own, tables = self.variables[server], self.tables[server]
+        return ops.create_server(
+            **{
+                "shards": cases.handles(own["shards"]),
+                "slots": cases.handles(own["slots"]),
+                "rounding_steps": [],
+                "state": [],
+                "fetched_steps": [],
+                "applied": own["applied"].handle,
+                "tables": [NAMES[t] for t in tables],
+                "table_numbers": tables,
+                "first_rows": [
+                    one.first_row for one in self.refs[server].shards
+                ],
+                "dims": [DIMS[t] for t in tables],
+                "dtypes": [tf.float32 for _ in tables],
+                "optimizers": [OPTIMIZERS[t] for t in tables],
+                "num_hyperparameters": [1 for _ in tables],
+                **changes,
+            }
+        )
 
     def plan(self, batch, id_type=np.int64):
         return ops.plan_step(**inputs(batch, id_type), **self.plan_attrs)
 
     def fetch(self, server, request, **changes):
-        own = self.variables[server]
-        return ops.fetch_rows(
-            **{
-                "shards": cases.handles(own["shards"]),
-                "applied": own["applied"].handle,
-                "request": request,
-                **self.describe(server),
-                **changes,
-            }
+        return ops.fetch_server_rows(
+            server=self.server(server, **changes), request=request
         )
 
     def apply(self, server, request, **changes):
-        own, tables = self.variables[server], self.tables[server]
         return ops.apply_rows(
-            **{
-                "shards": cases.handles(own["shards"]),
-                "slots": cases.handles(own["slots"]),
-                "rounding_steps": [],
-                "fetched_steps": [],
-                "applied": own["applied"].handle,
-                "request": request,
-                "table_numbers": tables,
-                "first_rows": [
-                    one.first_row for one in self.refs[server].shards
-                ],
-                "optimizers": [OPTIMIZERS[t] for t in tables],
-                "num_hyperparameters": [1 for _ in tables],
-                **self.describe(server),
-                **changes,
-            }
+            server=self.server(server, **changes), request=request
         )
 
     def check(self):
@@ -397,19 +392,81 @@ def test_bfloat16_on_the_wire_rounds_to_nearest(values):
     assert (abs(back - exact) <= 2**-8 * abs(exact)).all()
 
 
+def fetch_without_a_server(shards, dims, request, applied=None):
+    """Calls `FetchRows`, which gets variables instead of a server."""
+    if applied is None:
+        applied = tf.Variable(tf.zeros([closures.NUM_APPLIED], tf.int64))
+    return ops.fetch_rows(
+        shards=cases.handles(shards),
+        applied=applied.handle,
+        request=request,
+        tables=[f"table_{i}" for i in range(len(shards))],
+        dims=dims,
+        dtypes=[one.dtype for one in shards],
+    )
+
+
+@given(sharding=shardings, batch=batches(), wire=wires)
+def test_variables_are_read_as_the_shards_of_a_server(sharding, batch, wire):
+    cluster = Cluster(sharding, wire=wire)
+    for server, request in enumerate(cluster.plan(batch).requests):
+        own = cluster.variables[server]
+        own["applied"].assign(tf.fill([closures.NUM_APPLIED], np.int64(7)))
+        cases.assert_bitwise_equal(
+            fetch_without_a_server(
+                own["shards"],
+                [DIMS[t] for t in cluster.tables[server]],
+                request,
+                own["applied"],
+            ),
+            cluster.fetch(server, request),
+        )
+
+
+def test_a_server_follows_assigned_values_and_keeps_its_variables():
+    """A restored checkpoint assigns values to the same variables."""
+    cluster = Cluster([0, 1, 0, 1, 0])
+    server = cluster.server(0)
+    shards = cluster.variables[0]["shards"]
+    request = servers.fetch([[2], [], []])
+
+    def row():
+        return (
+            ops.fetch_server_rows(server=server, request=request)
+            .numpy()[8:]
+            .view(np.float32)
+        )
+
+    cases.assert_bitwise_equal(row(), shards[0].numpy()[2])
+    value = cases.floats(*shards[0].shape, seed=9)
+    shards[0].assign(value)
+    cases.assert_bitwise_equal(row(), value[2])
+    copy = shards[0].read_value()
+    ops.apply_rows(
+        server=server,
+        request=servers.apply_message(
+            (1, 0, 0),
+            0,
+            [[2], [], []],
+            [HYPERPARAMETERS[t] for t in cluster.tables[0]],
+            [np.ones([1, 3], np.float32), *[np.zeros([0, 16], np.float32)] * 2],
+        ),
+    )
+    assert (row() < value[2]).all()
+    cases.assert_bitwise_equal(copy, value)
+    # The resource keeps its variables after the program has deleted them.
+    expected = row()
+    del cluster.variables[0], shards
+    gc.collect()
+    cases.assert_bitwise_equal(row(), expected)
+
+
 def test_16_bit_rows_are_sent_unchanged_or_as_nearest_bfloat16():
     for dtype in (tf.bfloat16, tf.float16):
         table = tf.Variable(tf.cast([[1 + 2**-7, 3 + 2**-9]], dtype))
         found = (
-            ops.fetch_rows(
-                shards=[table.handle],
-                applied=tf.Variable(
-                    tf.zeros([closures.NUM_APPLIED], tf.int64)
-                ).handle,
-                request=servers.fetch([[0]], "bfloat16"),
-                tables=["ads"],
-                dims=[2],
-                dtypes=[dtype],
+            fetch_without_a_server(
+                [table], [2], servers.fetch([[0]], "bfloat16")
             )
             .numpy()[8:]
             .view(np.uint16)
@@ -528,6 +585,7 @@ def update_bytes(counts=(0, 0, 0), values=(0.0, 0.0, 0.0), rows=(), wire=0):
             "`optimizers` must have one value for each of 3",
         ),
         ({"slots": []}, "need 1 `slots`. Received: 0"),
+        ({"open_pieces": [3]}, "lists about shards of open tables"),
     ],
 )
 def test_a_malformed_update_changes_nothing(changes, words):
@@ -542,6 +600,20 @@ def test_a_state_of_the_wrong_size_raises():
     cluster.variables[0]["applied"] = tf.Variable(tf.zeros([9], tf.int64))
     with pytest.raises(InvalidArgument, match="closures applied"):
         cluster.fetch(0, fetch_bytes([0, 0, 0], []))
+
+
+def test_a_server_with_the_same_variable_twice_raises():
+    cluster = Cluster([0, 1, 0, 1, 0])
+    with pytest.raises(InvalidArgument, match="the same variable twice"):
+        cluster.server(
+            0, slots=cases.handles(cluster.variables[0]["shards"][:1])
+        )
+
+
+def test_keys_require_a_server_that_records_fetched_steps():
+    cluster = Cluster([0, 1, 0, 1, 0])
+    with pytest.raises(InvalidArgument, match="created with `fetched_steps`"):
+        ops.fetch_keys(server=cluster.server(0), request=np.zeros(48, np.uint8))
 
 
 def test_a_process_reports_its_versions():

@@ -562,10 +562,11 @@ def packed(strategy, coordinator):
 def calls_of_a_step(strategy, coordinator):
     """Lists the ops that a step runs on servers, and counts their tensors.
 
-    The embeddings have 2 and 9 tables.
+    Also lists the servers of the resources that the step captures. The
+    embeddings have 2 and 9 tables.
     """
     del coordinator
-    found = []
+    found, captured = [], []
     for count in (2, 9):
         with strategy.scope():
             distributed = tlm.TPUEmbedding(
@@ -584,7 +585,9 @@ def calls_of_a_step(strategy, coordinator):
             )
             distributed.apply_gradients(gradients(distributed.dequeue()))
 
-        ops = step.get_concrete_function().graph.get_operations()
+        concrete = step.get_concrete_function()
+        captured.append(servers_of_captures(concrete))
+        ops = concrete.graph.get_operations()
         found.append(
             sorted(
                 (
@@ -597,7 +600,16 @@ def calls_of_a_step(strategy, coordinator):
                 if "job:ps" in one.device and one.type != "Placeholder"
             )
         )
-    return found
+    return [found, captured]
+
+
+def servers_of_captures(concrete):
+    """Returns the task of each resource that a function captures."""
+    return sorted(
+        one.device.split("/")[3]
+        for one in concrete.captured_inputs
+        if one.dtype == tf.resource
+    )
 
 
 def looked_up_without_a_step(strategy, coordinator):
@@ -759,16 +771,13 @@ def open_vocabulary(strategy, coordinator):
         shard.device.split("/")[3]
         for shard in distributed.vocabularies["words"].key_variable.variables
     }
-    ops = (
-        steps[0]
-        .get_concrete_function(
-            *(
-                tf.nest.map_structure(tf.type_spec_from_value, one)
-                for one in (ids, weights["bag"])
-            )
+    concrete = steps[0].get_concrete_function(
+        *(
+            tf.nest.map_structure(tf.type_spec_from_value, one)
+            for one in (ids, weights["bag"])
         )
-        .graph.get_operations()
     )
+    ops = concrete.graph.get_operations()
     calls = sorted(
         (one.device[-10:], one.type.removeprefix("LayoutMap>"))
         for one in ops
@@ -780,6 +789,7 @@ def open_vocabulary(strategy, coordinator):
         key_cases.differences(fresh, host),
         sorted(tasks),
         [name for _, name in calls],
+        servers_of_captures(concrete),
     ]
 
 

@@ -199,7 +199,9 @@ def test_servers_create_the_initial_values_of_one_process(found):
 
 
 def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
-    few, many = two_servers[0]["calls_of_a_step"]
+    (few, many), captured = two_servers[0]["calls_of_a_step"]
+    # The function captures one resource for each server, and no variable.
+    assert captured == [["task:0", "task:1"]] * 2
     assert (
         few
         == many
@@ -211,19 +213,22 @@ def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
                 1,
             ]
             for task in (0, 1)
-            for op, num_inputs in [("ApplyRows", 1), ("FetchRows", 1)]
+            for op, num_inputs in [("ApplyRows", 1), ("FetchServerRows", 1)]
         ]
     )
 
 
 def test_open_tables_equal_one_process_with_two_calls(found):
-    wrong, distributed, restored, tasks, calls = found["open_vocabulary"]
+    wrong, distributed, restored, tasks, calls, captured = found[
+        "open_vocabulary"
+    ]
     assert [wrong, distributed, restored] == [[], [], []]
     assert len(tasks) == 2
     num_servers = found["stats"][3]
     assert sorted(calls) == ["ApplyRows"] * num_servers + (
         ["FetchKeys"] * num_servers
     )
+    assert captured == [f"task:{task}" for task in range(num_servers)]
 
 
 def test_closures_count_and_sample_keys(found):

@@ -146,6 +146,7 @@ class ServersBackend:
             rounding_seed=self._rounding_seed,
             wire_dtype=self._wire_dtype,
         )
+        self._ops.create_handles()
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""

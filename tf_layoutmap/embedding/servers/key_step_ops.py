@@ -38,13 +38,11 @@ class _KeyServer:
       fetched_steps: Variable that records the steps that wait for gradients.
       state: Vocabulary variables of each shard, such as the keys, the last
         steps and the counts.
-      slots: Slot variables of each shard.
-      attrs: Attributes of the op `FetchKeys`.
+      attrs: Attributes of the op `CreateServer` about open tables.
     """
 
     fetched_steps: Any
     state: list[Any] = dataclasses.field(default_factory=list)
-    slots: list[Any] = dataclasses.field(default_factory=list)
     attrs: dict[str, list[Any]] = dataclasses.field(
         default_factory=lambda: {
             name: []
@@ -53,7 +51,6 @@ class _KeyServer:
                 "first_buckets",
                 "vocabulary_buckets",
                 "has_unknown_row",
-                "optimizers",
                 "admissions",
                 "evictions",
                 "policies",
@@ -118,8 +115,6 @@ class KeyStepOps(step_ops.StepOps):
         values = table.vocabulary.first_values
         slots = table.optimizer.slots if table.optimizer else ()
         server.state.extend(_state_of_shard(by_name, shard))
-        for slot in slots:
-            server.slots.append(tables.shards_of(by_name[slot.name])[shard])
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
         for name, attr_values in {
             "open_pieces": [place],
@@ -128,7 +123,6 @@ class KeyStepOps(step_ops.StepOps):
             "has_unknown_row": [
                 settings.unknown == "row" and shard + 1 == num_shards
             ],
-            "optimizers": [table.optimizer.name if table.optimizer else "none"],
             "admissions": [policy["admission"]],
             "evictions": [policy["evict"]],
             "policies": policy["policy"],
@@ -190,21 +184,10 @@ class KeyStepOps(step_ops.StepOps):
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Looks up keys and reads rows, with one call per server."""
         fetched = []
-        for server, keys, request in zip(
-            self.servers, self._key_servers, requests
-        ):
+        for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(
-                    ops.fetch_keys(
-                        shards=step_ops.handles(server.shards),
-                        slots=step_ops.handles(keys.slots),
-                        state=step_ops.handles(keys.state),
-                        fetched_steps=keys.fetched_steps.handle,
-                        applied=server.applied.handle,
-                        request=request,
-                        **keys.attrs,
-                        **self._describe(server),
-                    )
+                    ops.fetch_keys(server=server.handle, request=request)
                 )
         return fetched
 
@@ -324,6 +307,14 @@ class KeyStepOps(step_ops.StepOps):
                     )
                 num_new += new
         return rows, num_new
+
+    def _describe(self, server: step_ops.Server) -> dict[str, Any]:
+        keys = self._key_servers[self.servers.index(server)]
+        return {
+            **super()._describe(server),
+            "state": step_ops.handles(keys.state),
+            **keys.attrs,
+        }
 
     def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
         return [self._key_servers[self.servers.index(server)].fetched_steps]

@@ -37,6 +37,8 @@ class Server:
       numbers: For each shard, the index of the shard within the table.
       first_rows: For each shard, the index of its first row in the unsharded
         table.
+      handle: Handle of the resource on the server that contains all variables
+        of the server. `StepOps.create_handles` sets it.
     """
 
     device: str
@@ -47,6 +49,7 @@ class Server:
     tables: list[int] = dataclasses.field(default_factory=list)
     numbers: list[int] = dataclasses.field(default_factory=list)
     first_rows: list[int] = dataclasses.field(default_factory=list)
+    handle: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +182,19 @@ class StepOps:
                 variables[embedding_tables.ROUNDING_STEPS].copies[shard]
             )
 
+    def create_handles(self) -> None:
+        """Creates a resource on each server that contains its variables.
+
+        A step passes this resource instead of the variables. The time of a step
+        therefore does not depend on the number of variables. A restored
+        checkpoint assigns values to the same variables, so the resource stays
+        valid. If a server is lost, the coordinator restarts, and creates new
+        variables and a new resource.
+        """
+        for server in self.servers:
+            with tf.device(server.device):
+                server.handle = ops.create_server(**self._describe(server))
+
     def plan(
         self,
         features: engine.StepInputs,
@@ -233,12 +249,7 @@ class StepOps:
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(
-                    ops.fetch_rows(
-                        shards=handles(server.shards),
-                        applied=server.applied.handle,
-                        request=request,
-                        **self._describe(server),
-                    )
+                    ops.fetch_server_rows(server=server.handle, request=request)
                 )
         return fetched
 
@@ -280,28 +291,8 @@ class StepOps:
             token=token,
         )
         for server, request in zip(self.servers, requests):
-            specs = [self.spec.tables[one] for one in server.tables]
             with tf.device(server.device):
-                ops.apply_rows(
-                    shards=handles(server.shards),
-                    slots=handles(server.slots),
-                    rounding_steps=handles(server.rounding_steps),
-                    fetched_steps=handles(self._fetched_steps(server)),
-                    applied=server.applied.handle,
-                    request=request,
-                    table_numbers=server.tables,
-                    first_rows=server.first_rows,
-                    optimizers=[
-                        one.optimizer.name if one.optimizer else "none"
-                        for one in specs
-                    ],
-                    num_hyperparameters=[
-                        1 + len(one.optimizer.constants) if one.optimizer else 0
-                        for one in specs
-                    ],
-                    rounding_seed=self._rounding_seed,
-                    **self._describe(server),
-                )
+                ops.apply_rows(server=server.handle, request=request)
 
     def count(self) -> dict[str, Counts]:
         """Returns the counters of all servers, by device."""
@@ -317,11 +308,28 @@ class StepOps:
         return []
 
     def _describe(self, server: Server) -> dict[str, Any]:
+        """Returns the arguments of `create_server` for the shards."""
         specs = [self.spec.tables[one] for one in server.tables]
         return {
+            "shards": handles(server.shards),
+            "slots": handles(server.slots),
+            "rounding_steps": handles(server.rounding_steps),
+            "state": [],
+            "fetched_steps": handles(self._fetched_steps(server)),
+            "applied": server.applied.handle,
             "tables": [one.name for one in specs],
+            "table_numbers": server.tables,
+            "first_rows": server.first_rows,
             "dims": [one.dim for one in specs],
             "dtypes": [tf.as_dtype(one.dtype) for one in specs],
+            "optimizers": [
+                one.optimizer.name if one.optimizer else "none" for one in specs
+            ],
+            "num_hyperparameters": [
+                1 + len(one.optimizer.constants) if one.optimizer else 0
+                for one in specs
+            ],
+            "rounding_seed": self._rounding_seed,
         }
 
 

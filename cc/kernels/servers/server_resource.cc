@@ -1,0 +1,222 @@
+#include "cc/kernels/servers/server_resource.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/base/views.h"
+#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/row_partition.h"
+#include "cc/core/served_keys/fetched_steps.h"
+#include "cc/core/servers/applied_closures.h"
+#include "cc/core/servers/messages.h"
+#include "cc/core/servers/pieces.h"
+#include "cc/kernels/kernel_util.h"
+#include "cc/kernels/locked_shards.h"
+#include "cc/kernels/servers/aligned_bytes.h"
+#include "cc/kernels/servers/locked_key_piece.h"
+#include "cc/kernels/servers/pieces_op.h"
+#include "cc/kernels/vocabulary/open_table_specs.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace layoutmap {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+
+ServerOp::ServerOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+  OP_REQUIRES_OK(ctx, OneShard(AppliedClosures::kSize, &applied_partition_));
+  OP_REQUIRES_OK(ctx, OneShard(FetchedSteps::kSize, &fetched_partition_));
+}
+
+void ServerOp::Run(OpKernelContext* ctx) {
+  const tensorflow::Tensor* handle;
+  ServerPtr server;
+  AlignedBytes request;
+  OP_REQUIRES_OK(ctx, GetInput(ctx, "server", 0, &handle));
+  OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
+                          ctx, handle->scalar<ResourceHandle>()(), &server));
+  OP_REQUIRES_OK(ctx, request.Get(ctx, "request"));
+  OP_REQUIRES_OK(ctx, RunOn(ctx, *server, request.bytes()));
+}
+
+namespace {
+
+class CreateServerOp : public PiecesOp {
+ public:
+  explicit CreateServerOp(OpKernelConstruction* ctx) : PiecesOp(ctx) {
+    if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadRules(ctx));
+    if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadOpenPieces(ctx));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    ServerResource::Variables variables;
+    OP_REQUIRES_OK(ctx, FindVariables(ctx, &variables));
+    std::vector<RowPartition> partitions;
+    std::vector<PieceSize> sizes;
+    {
+      LockedShards shards;
+      shards.Lock(variables.fetch_rows, LockedShards::Mode::kShared);
+      OP_REQUIRES_OK(ctx, ReadSizes(shards, &partitions, &sizes));
+    }
+    OP_REQUIRES_OK(ctx,
+                   SetScalar(ctx, "server",
+                             ResourceHandle::MakeRefCountingHandle(
+                                 new ServerResource(settings_, std::move(sizes),
+                                                    std::move(partitions),
+                                                    std::move(variables)),
+                                 ctx->device()->name())));
+  }
+
+ private:
+  absl::Status ReadRules(OpKernelConstruction* ctx) {
+    std::vector<int64_t> numbers, first_rows, num_hyperparameters;
+    std::vector<std::string> optimizers;
+    int64_t seed;
+    TF_RETURN_IF_ERROR(GetList(ctx, "table_numbers", &numbers));
+    TF_RETURN_IF_ERROR(GetList(ctx, "first_rows", &first_rows));
+    TF_RETURN_IF_ERROR(GetList(ctx, "optimizers", &optimizers));
+    TF_RETURN_IF_ERROR(
+        GetList(ctx, "num_hyperparameters", &num_hyperparameters));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("rounding_seed", &seed));
+    settings_.rounding_seed = static_cast<uint64_t>(seed);
+    for (size_t p = 0; p < pieces().size(); ++p) {
+      Piece& piece = (*mutable_pieces())[p];
+      piece.table_number = numbers[p];
+      piece.first_row = first_rows[p];
+      piece.num_hyperparameters = num_hyperparameters[p];
+      TF_RETURN_IF_ERROR(ToTf(ParseOptimizer(optimizers[p], &piece.optimizer)));
+      if (num_hyperparameters[p] >= 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("`num_hyperparameters` must not be negative. Received: ",
+                       num_hyperparameters[p], " (table '", piece.table, "')"));
+    }
+    settings_.pieces = pieces();
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadOpenPieces(OpKernelConstruction* ctx) {
+    std::vector<int64_t> places, first_buckets, num_buckets;
+    std::vector<float> slot_values;
+    OpenTableRules rules;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("open_pieces", &places));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("first_buckets", &first_buckets));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("vocabulary_buckets", &num_buckets));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("slot_values", &slot_values));
+    TF_RETURN_IF_ERROR(rules.Read(ctx));
+    const size_t size = places.size();
+    if (first_buckets.size() != size || num_buckets.size() != size ||
+        !rules.AreOf(size)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("The lists about shards of open tables must have the "
+                       "same size. Received: ",
+                       size, " `open_pieces` and lists of other sizes"));
+    }
+    int32_t num_fetched;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("num_fetched", &num_fetched));
+    settings_.has_fetched_steps = num_fetched > 0;
+    settings_.is_open.resize(pieces().size());
+    size_t next_value = 0;
+    for (size_t i = 0; i < size; ++i) {
+      const int64_t place = places[i];
+      if (place < 0 || place >= static_cast<int64_t>(pieces().size()) ||
+          settings_.is_open[place]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`open_pieces` must be distinct shards of this server. Received: ",
+            place));
+      }
+      settings_.is_open[place] = true;
+      OpenPiece& open = settings_.open.emplace_back();
+      open.place = static_cast<int>(place);
+      open.piece.table = pieces()[place].table;
+      open.piece.first_bucket = first_buckets[i];
+      open.piece.has_unknown_row = rules.has_unknown_row(i);
+      TF_RETURN_IF_ERROR(
+          ToTf(BucketLayout::Make(num_buckets[i], &open.piece.layout)));
+      TF_RETURN_IF_ERROR(rules.Get(i, &open.piece.policy, &open.values));
+      for (int j = 0; j < NumSlots(pieces()[place].optimizer); ++j) {
+        if (next_value >= slot_values.size()) {
+          return absl::InvalidArgumentError(
+              absl::StrCat("`slot_values` must have one value for each slot "
+                           "variable. Received: ",
+                           slot_values.size()));
+        }
+        open.slot_values.push_back(slot_values[next_value++]);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindVariables(OpKernelContext* ctx,
+                             ServerResource::Variables* found) const {
+    VariableList shards, slots, counts, state, fetched_steps, applied;
+    TF_RETURN_IF_ERROR(shards.Add(ctx, "shards"));
+    TF_RETURN_IF_ERROR(slots.Add(ctx, "slots"));
+    TF_RETURN_IF_ERROR(counts.Add(ctx, "rounding_steps"));
+    TF_RETURN_IF_ERROR(state.Add(ctx, "state"));
+    TF_RETURN_IF_ERROR(fetched_steps.Add(ctx, "fetched_steps"));
+    TF_RETURN_IF_ERROR(applied.Add(ctx, "applied"));
+    // For each shard, the index of its first slot variable.
+    std::vector<int> first_slots;
+    int num_slots = 0, num_counts = 0, num_state = 0;
+    for (const Piece& piece : pieces()) {
+      first_slots.push_back(num_slots);
+      num_slots += NumSlots(piece.optimizer);
+      num_counts += ServerSettings::HasCount(piece);
+    }
+    first_slots.push_back(num_slots);
+    for (const OpenPiece& open : settings_.open) {
+      num_state += LockedKeyPiece::NumVariables(open.piece);
+    }
+    constexpr char kNeeds[] = "The shards on this server need";
+    TF_RETURN_IF_ERROR(
+        CheckNumVariables(kNeeds, "slots", num_slots, slots.size()));
+    TF_RETURN_IF_ERROR(
+        CheckNumVariables(kNeeds, "rounding_steps", num_counts, counts.size()));
+    TF_RETURN_IF_ERROR(
+        CheckNumVariables(kNeeds, "state", num_state, state.size()));
+    if (settings_.has_fetched_steps || !settings_.open.empty()) {
+      TF_RETURN_IF_ERROR(
+          CheckNumVariables(kNeeds, "fetched_steps", 1, fetched_steps.size()));
+    }
+
+    AddAll(shards, &found->fetch_rows);
+    AddAll(applied, &found->fetch_rows);
+    TF_RETURN_IF_ERROR(found->fetch_rows.SetLockOrder(/*is_written=*/false));
+    for (const VariableList* list :
+         {&shards, &slots, &counts, &fetched_steps, &applied}) {
+      AddAll(*list, &found->apply_rows);
+    }
+    TF_RETURN_IF_ERROR(found->apply_rows.SetLockOrder(/*is_written=*/true));
+    if (!settings_.has_fetched_steps) return absl::OkStatus();
+    AddAll(shards, &found->fetch_keys);
+    for (const OpenPiece& open : settings_.open) {
+      found->fetch_keys.Add(slots, first_slots[open.place],
+                            first_slots[open.place + 1]);
+    }
+    for (const VariableList* list : {&state, &fetched_steps, &applied}) {
+      AddAll(*list, &found->fetch_keys);
+    }
+    return found->fetch_keys.SetLockOrder(/*is_written=*/true);
+  }
+
+  static void AddAll(const VariableList& from, VariableList* to) {
+    to->Add(from, 0, from.size());
+  }
+
+  ServerSettings settings_;
+};
+
+LM_REGISTER_KERNEL("CreateServer", CreateServerOp);
+
+}  // namespace
+}  // namespace layoutmap
