@@ -83,6 +83,10 @@ NO_DELTAS_OF_PROCESSES = NotYet(
     "under a strategy with several processes",
     "Deltas of several processes are not supported.",
 )
+NO_DELTAS_ON_SERVERS = NotYet(
+    "requires the host engine. Received: a TPUEmbedding",
+    "Changes of rows on servers are not recorded.",
+)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -227,11 +231,15 @@ SECTIONS["loop"] = Section(
             row(
                 "deltas",
                 replicated=NO_DELTAS_OF_PROCESSES,
+                sharded=NO_DELTAS_OF_PROCESSES,
+                servers=NO_DELTAS_ON_SERVERS,
+                tpu=ROWS_ON_TPU,
+            ),
+            row(
+                "deltas, open vocabulary",
+                replicated=NO_DELTAS_OF_PROCESSES,
                 sharded=NO_KEYS_IN_SHARDS,
-                servers=NotYet(
-                    "requires the host engine. Received: a TPUEmbedding",
-                    "Changes of rows on servers are not recorded.",
-                ),
+                servers=NO_DELTAS_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
@@ -381,8 +389,24 @@ SECTIONS["sharded"] = Section(
                 tpu=NO_KEYS_ON_TPU,
             ),
             row("reading a table", **OF_ONE_REPLICA),
-            row("tied weights", **OF_ONE_REPLICA),
-            row("tied weights in `tlm.export`", **OF_ONE_REPLICA),
+            row(
+                "tied weights",
+                **OF_ONE_REPLICA,
+                mesh=Works(
+                    "Products over a sharded dimension are summed in another "
+                    "order, so that last bits differ.",
+                    tolerance=1e-6,
+                ),
+            ),
+            row(
+                "tied weights in `tlm.export`",
+                **OF_ONE_REPLICA,
+                mesh=NotYet(
+                    "must not be read other than by calling its layer",
+                    "Direct reads of a table on a mesh are not exported. Use "
+                    "`model.export`.",
+                ),
+            ),
         ]
     ),
 )
@@ -397,7 +421,8 @@ SECTIONS["tpu"] = Section(
             row(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
-                **OF_PROCESSES,
+                replicated=KERAS_3_PROCESSES,
+                sharded=NO_KEYS_IN_SHARDS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),

@@ -22,10 +22,13 @@ class Works:
       reason: Remark on the page, a complete sentence, or an empty string.
       ignored: Regular expression of the names of numbers that differ from the
         host for this reason.
+      tolerance: Largest difference from the numbers of the host. The value 0
+        requires bitwise identical numbers.
     """
 
     reason: str = ""
     ignored: str = ""
+    tolerance: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

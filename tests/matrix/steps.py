@@ -197,13 +197,24 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
 
 @program("deltas")
 def deltas(runtime: Runtime) -> dict[str, Array]:
-    one = embedding_of(runtime, {})
-    runtime.train(one, batches_of(2, keys=30))
-    base = runtime.write(one, "base")
+    return rows_with_deltas(runtime, embedding_of(runtime), None)
+
+
+@program("deltas, open vocabulary")
+def deltas_open(runtime: Runtime) -> dict[str, Array]:
+    return rows_with_deltas(runtime, embedding_of(runtime, {}), 30)
+
+
+def rows_with_deltas(
+    runtime: Runtime, one: tlm.TPUEmbedding, keys: int | None
+) -> dict[str, Array]:
+    """Returns a checkpoint that consists of a base and two deltas."""
+    runtime.train(one, batches_of(2, keys=keys))
+    base = shared_path(runtime, runtime.write(one, "base"))
     folder = runtime.path("deltas")
     writer = tlm.DeltaWriter(one, folder, base=base)
     for seed in (1, 2):
-        runtime.train(one, batches_of(1, seed=seed, keys=30))
+        runtime.train(one, batches_of(1, seed=seed, keys=keys))
         writer.write()
     if not runtime.is_first:
         return {}

@@ -253,7 +253,7 @@ def _problem(cell: Cell, outcomes: dict[Cell, Outcome]) -> str | None:
         gap = difference(outcome, host, getattr(state, "ignored", ""))
     except AssertionError as error:
         return f"must return the numbers of the host: {error}"
-    if gap:
+    if gap > getattr(state, "tolerance", 0.0):
         return f"differs from the host by {gap}"
     return None
 

@@ -161,7 +161,8 @@ class Reads:
         """
         read = report.placeholder_of(self)
         if read is not None:
-            return tf.gather_nd(read(), indices, name=name)
+            rows: Any = tf.convert_to_tensor(indices)
+            return tf.gather_nd(read(), rows, name=name)
         return indexing.gather_nd(self._shards(), indices, name)
 
     def value(self) -> tf.Tensor:
