@@ -218,12 +218,104 @@ def test_a_model_on_a_mesh_is_served_without_a_mesh(
     np.testing.assert_array_equal(found["output_0"], served.serve(IDS))
 
 
-def test_tables_that_are_not_read_by_a_call_raise(tmp_path):
-    class Tied(Subclassed):
+# Ways to read a table other than by calling its layer. Each function returns
+# the product of `rows` with the rows of the table.
+DIRECT_READS = {
+    "value": lambda rows, table: tf.matmul(
+        rows, table.value(), transpose_b=True
+    ),
+    "conversion": lambda rows, table: tf.matmul(rows, table, transpose_b=True),
+    "operator": lambda rows, table: tf.matmul(
+        rows, table + 0.0, transpose_b=True
+    ),
+    "index": lambda rows, table: tf.matmul(rows, table[:], transpose_b=True),
+    "sparse_read": lambda rows, table: tf.matmul(
+        rows, table.sparse_read(tf.range(16)), transpose_b=True
+    ),
+    "gather_rows": lambda rows, table: tf.matmul(
+        rows, table.gather_rows(tf.range(16), unique=True), transpose_b=True
+    ),
+    "gather_nd": lambda rows, table: tf.matmul(
+        rows,
+        table.gather_nd(tf.range(16)[:, tf.newaxis]),
+        transpose_b=True,
+    ),
+}
+
+
+def tied_model(read, **options):
+    class Tied(keras.Model):
+        def __init__(self):
+            super().__init__()
+            # Both tables are stored in one variable.
+            self.first = tlm.layers.ShardedEmbedding(
+                20, 4, name="first", **options
+            )
+            self.table = tlm.layers.ShardedEmbedding(
+                16, 4, name="words", **options
+            )
+
+        def call(self, ids, training=False):
+            rows = self.table(ids) + self.first(ids)
+            return DIRECT_READS[read](rows, self.table.embeddings)
+
+    model = Tied()
+    model(IDS)
+    return model
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("read", DIRECT_READS)
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("optimizer", ["adagrad", None])
+def test_tied_weights_are_read_from_the_stored_table(
+    read, kind, num_shards, optimizer, tmp_path
+):
+    model = tied_model(read, num_shards=num_shards, optimizer=optimizer)
+    report, served = helpers.export(
+        model,
+        tmp_path,
+        kind,
+        input_signature=[tf.TensorSpec([None, None], tf.int64)],
+    )
+    assert report.num_variables == 1
+    # The product has the unpacked rows, as in lookups of the stored table. The
+    # error of a product is therefore at most the error of one factor times the
+    # other factor, for both factors.
+    error = max(table.largest_error for table in report.tables)
+    largest = 2 * max(
+        np.abs(layer.embeddings.numpy()).max()
+        for layer in (model.table, model.first)
+    )
+    np.testing.assert_allclose(
+        served.serve(IDS),
+        model(IDS),
+        rtol=1e-5,
+        atol=1e-6 + 4 * (2 * error * largest + largest * error + error**2),
+    )
+    # The rows are stored once.
+    assert not served.variables_of_model
+    assert (
+        b"LayoutMap>"
+        not in (tmp_path / "model" / "saved_model.pb").read_bytes()
+    )
+
+
+def test_direct_reads_of_other_tables_raise(tmp_path):
+    class Tied(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.table = tlm.layers.ShardedEmbedding(
+                tlm.OpenVocabulary(16), 4, optimizer="sgd", name="words"
+            )
+
         def call(self, ids, training=False):
             rows = self.table(ids)
             return tf.matmul(
-                rows, self.table.embeddings.value(), transpose_b=True
+                rows,
+                tf.convert_to_tensor(self.table.embeddings),
+                transpose_b=True,
             )
 
     model = Tied()

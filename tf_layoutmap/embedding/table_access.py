@@ -264,6 +264,11 @@ class LayerAccess:
         return self._state.backend.is_on_tpu
 
     @property
+    def is_built(self) -> bool:
+        """Whether the tables exist."""
+        return self._state.backend.is_built
+
+    @property
     def is_divided(self) -> bool:
         """Whether the tables are sharded over processes."""
         return getattr(self._state.backend, "is_divided", False)

@@ -116,7 +116,9 @@ def _check_no_direct_reads(sources: Sequence[Source]) -> None:
             raise ValueError(
                 f"Table {source.name!r} must not be read other than by "
                 "calling its layer, because it is exported as rows for "
-                "lookups. For a model with tied weights, use `model.export`."
+                "lookups. For a model with tied weights, use a "
+                "tlm.layers.ShardedEmbedding that is not on a mesh and has no "
+                "open vocabulary, or use `model.export`."
             )
 
 

@@ -6,6 +6,7 @@ unchanged.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from tf_layoutmap.serving.stored_variable import (
     StoredVariable,
 )
 from tf_layoutmap.serving_deltas import packing
+from tf_layoutmap.sharded import ShardedVariable
 
 if TYPE_CHECKING:
     import keras
@@ -140,6 +142,10 @@ def export(
     these rows. If packing would make the rows of a table larger, the table is
     not packed.
 
+    A model can also read the table of a `ShardedEmbedding` directly, for
+    example for tied weights. In the SavedModel, such a read unpacks all rows of
+    the table in each call.
+
     Args:
       model_or_embedding: A built Keras or tf_keras model with layers of
         `tlm.layers`, a layer of `tlm.layers`, or a `tlm.TPUEmbedding`. All
@@ -228,6 +234,16 @@ def export(
             holder.make_lookup([next(stored) for _ in holder.sources]),
         )
         for holder in holders
+    ]
+    # A `ShardedVariable` that the model reads without a lookup, for example for
+    # tied weights, is read from the stored table.
+    replaced += [
+        (
+            variable,
+            functools.partial(stored_tables.read_all, table, variable.dtype),
+        )
+        for source, table in zip(sources, tables)
+        if isinstance(variable := source.variable(), ShardedVariable)
     ]
 
     module, signatures = endpoints.make_endpoints(

@@ -119,6 +119,22 @@ def _gather(inputs: Sequence[Wanted], out_of_range: str) -> list[Found]:
     ]
 
 
+def read_all(table: StoredTable, dtype: tf.DType) -> tf.Tensor:
+    """Returns all rows of a stored table, unpacked.
+
+    Args:
+      table: The table to read.
+      dtype: Dtype of the result.
+
+    Returns:
+      `[num_rows, dim]`, with the same values as lookups of the table.
+    """
+    form = table.variable.form
+    stop = table.start + table.num_rows
+    rows = _unpacked(table.variable.in_graph[table.start : stop], form)
+    return tf.cast(tf.ensure_shape(rows, [table.num_rows, form.dim]), dtype)
+
+
 class StoredKeys:
     """A copy of the keys of a vocabulary in one unsharded variable.
 
@@ -249,7 +265,11 @@ def gather_unpacked(stored: Any, ids: tf.Tensor, form: RowFormat) -> tf.Tensor:
     Returns:
       `[num_ids, form.dim]` float32.
     """
-    rows = tf.gather(stored, ids)
+    return _unpacked(tf.gather(stored, ids), form)
+
+
+def _unpacked(rows: Any, form: RowFormat) -> tf.Tensor:
+    """Returns packed rows as float32."""
     if form.kind == "float16":
         rows = tf.bitcast(rows, tf.float16)
     if not form.is_packed:

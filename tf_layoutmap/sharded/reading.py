@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import tf_private
+from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded import summary as _summary
 from tf_layoutmap.sharded.routing import checks as routing_checks
@@ -69,7 +70,12 @@ class Reads:
           tf.errors.InvalidArgumentError: If a tensor contains a row that is out
             of range.
         """
-        found = indexing.read(self._shards(), index)
+        read = report.placeholder_of(self)
+        found = (
+            indexing.read(self._shards(), index)
+            if read is None
+            else read()[index]
+        )
         for method, verb in (
             ("assign", "update"),
             ("assign_add", "add"),
@@ -102,6 +108,9 @@ class Reads:
           TypeError: If `indices` are not int32 or int64.
           tf.errors.InvalidArgumentError: If a row is out of range.
         """
+        read = report.placeholder_of(self)
+        if read is not None:
+            return tf.gather(read(), indices, name=name)
         return routing.gather(self._shards(), indices, name)
 
     def gather_rows(
@@ -119,9 +128,9 @@ class Reads:
         Returns:
           Shape `ids.shape + shape[1:]`.
         """
+        if not unique or report.placeholder_of(self) is not None:
+            return self.sparse_read(ids, name)
         shards = self._shards()
-        if not unique:
-            return routing.gather(shards, ids, name)
         with tf.name_scope(name or "gather_rows"):
             ids = routing_checks.ids_of(shards, ids)
             distinct, positions = tf.unique(tf.reshape(ids, [-1]))
@@ -150,11 +159,15 @@ class Reads:
             table.
           tf.errors.InvalidArgumentError: If an index is out of range.
         """
+        read = report.placeholder_of(self)
+        if read is not None:
+            rows: Any = tf.convert_to_tensor(indices)
+            return tf.gather_nd(read(), rows, name=name)
         return indexing.gather_nd(self._shards(), indices, name)
 
     def value(self) -> tf.Tensor:
         """Returns the full table as one tensor, with its rows in order."""
-        return indexing.dense(self._shards())
+        return _dense(self)
 
     def read_value(self) -> tf.Tensor:
         """Returns the full table as one tensor, with its rows in order."""
@@ -286,4 +299,10 @@ def _to_tensor(
             f"Argument `dtype` must be {table.dtype.name}, the dtype of the "
             f"table. Received: {dtype.name} (table {table.name!r})."
         )
-    return indexing.dense(table._shards())
+    return _dense(table)
+
+
+def _dense(table: Any) -> tf.Tensor:
+    """Returns the full table. While it is exported, it is read elsewhere."""
+    read = report.placeholder_of(table)
+    return indexing.dense(table._shards()) if read is None else read()

@@ -577,28 +577,115 @@ def test_a_mesh_raises():
 
 
 @both
-def test_setting_weights_without_the_vocabulary_raises(version, layers):
-    """Without this error, callbacks would restore weights but not tables."""
-    model, _ = model_of(version, layers)
-    with pytest.raises(
-        RuntimeError, match="'words', whose tables are not Keras weights"
-    ):
-        model.set_weights(model.get_weights())
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_early_stopping_restores_the_best_table(version, layers, num_replicas):
+    class Copies(version.callbacks.Callback):
+        """Stores the table after each epoch."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            found.append(state_of(layer))
+
+    found = []
+    with mirrored(num_replicas).scope():
+        model, layer = model_of(version, layers, ttl_steps=3)
     best = version.callbacks.EarlyStopping(
-        "loss", patience=1, restore_best_weights=True
+        # The loss decreases, so the first epoch is the best epoch.
+        "loss",
+        patience=2,
+        mode="max",
+        restore_best_weights=True,
     )
-    with pytest.raises(RuntimeError, match="ModelCheckpoint"):
-        model.fit(*data(), epochs=2, verbose=0, callbacks=[best])
+    inputs, labels = data()
+    model.fit(
+        inputs,
+        labels,
+        batch_size=16,
+        epochs=9,
+        verbose=0,
+        shuffle=False,
+        callbacks=[Copies(), best],
+    )
+    assert len(found) == 3
+    first, _, last = found
+    assert not np.array_equal(first["rows"], last["rows"])
+    restored = state_of(layer)
+    assert restored.keys() == first.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(restored[name], value, err_msg=name)
+    # Training continues from the restored table.
+    model.fit(inputs, labels, batch_size=16, verbose=0, shuffle=False)
+    np.testing.assert_array_equal(state_of(layer)["keys"], found[1]["keys"])
+
+
+def state_of(layer):
+    """Returns the keys, rows and slot variables of a layer."""
+    return {
+        "keys": layer.vocabulary.keys().numpy(),
+        "rows": tf.convert_to_tensor(layer.embeddings).numpy(),
+        **{
+            name: tf.convert_to_tensor(slot).numpy()
+            for name, slot in layer.optimizer.slots.items()
+        },
+    }
 
 
 @both
-def test_several_replicas_raise(version, layers):
-    del version
-    with (
-        mirrored(2).scope(),
-        pytest.raises(RuntimeError, match="must be trained by one replica"),
+def test_weights_of_another_model_include_its_table(version, layers):
+    model, layer = model_of(version, layers, num_shards=3)
+    model.fit(*data(), verbose=0)
+    other, loaded = model_of(version, layers)
+    other.set_weights(model.get_weights())
+    for name, value in state_of(layer).items():
+        np.testing.assert_array_equal(state_of(loaded)[name], value)
+
+
+@both
+def test_setting_weights_without_the_vocabulary_raises(version, layers):
+    """Without this error, callbacks would restore weights but not tables."""
+    model, _ = model_of(version, layers)
+    copies = [np.array(one) for one in model.get_weights()]
+    with pytest.raises(
+        RuntimeError, match="'words', whose tables are not Keras weights"
     ):
-        layer_of(layers).build(None)
+        model.set_weights(copies)
+
+
+@both
+@pytest.mark.parametrize("dtype", [str, np.int64])
+def test_two_replicas_train_the_same_table_as_one(version, layers, dtype):
+    """The gradients are integers, so sums do not depend on their order."""
+    found = []
+    inputs, _ = data(dtype=dtype)
+    labels = np.random.default_rng(1).integers(-4, 5, [64, LENGTH * 4])
+    evaluated = []
+    for num_replicas in (1, 2):
+        with mirrored(num_replicas).scope():
+            layer = layer_of(layers)
+            ids = version.Input(
+                [LENGTH], dtype="string" if dtype is str else "int64"
+            )
+            model = version.Model(ids, version.layers.Flatten()(layer(ids)))
+            model.compile(version.optimizers.SGD(0.01), product_of(version)())
+        batches = tf.data.Dataset.from_tensor_slices(
+            (inputs, labels.astype(np.float32))
+        ).batch(16)
+        model.fit(batches, epochs=2, verbose=0)
+        assert int(layer.optimizer.iterations.numpy()) == 8
+        found.append(state_of(layer))
+        evaluated.append(model.evaluate(batches, verbose=0))
+        found[-1]["predicted"] = model.predict(batches, verbose=0)
+    one, two = found
+    for name, value in one.items():
+        np.testing.assert_array_equal(two[name], value, err_msg=name)
+    np.testing.assert_allclose(*evaluated, rtol=1e-5)
+
+
+def product_of(version):
+    class Product(version.losses.Loss):
+        def call(self, y, x):
+            return tf.reduce_sum(x * y, axis=1)
+
+    return Product
 
 
 def test_gradient_accumulation_raises():

@@ -511,10 +511,13 @@ class DividedTable(tf_private.Trackable):
             rows.read_local_rows()
 
     def _copy_trackable_to_cpu(self, object_map):
-        raise NotImplementedError(
+        # TensorFlow catches `NotImplementedError` here, and would then write a
+        # checkpoint from a second thread, whose collectives would run at the
+        # same time as the collectives of the steps.
+        raise RuntimeError(
             "Tables that are sharded over processes do not support "
             "asynchronous checkpoints, because all processes participate in a "
-            "save. Leave `experimental_enable_async_checkpoint` out (table "
+            "save. Leave `enable_async` of tf.train.CheckpointOptions out (table "
             f"{self.name!r})."
         )
 

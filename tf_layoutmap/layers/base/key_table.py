@@ -193,7 +193,10 @@ class KeyTable:
             self._access.check_can_train(self.layer_name)
             record_gradients, found = self._access.open(ids, None)
             (rows,) = steps.connect_mark(
-                record_gradients, tf.convert_to_tensor(marks_variable), found, 1
+                record_gradients,
+                tf.convert_to_tensor(marks_variable),
+                found,
+                self.num_replicas,
             )
         else:
             tables.watch_table(self.embedding)
@@ -216,15 +219,27 @@ class KeyTable:
 
     @property
     def num_replicas(self) -> int:
-        """Always 1: open vocabularies do not support several replicas."""
-        return 1
+        """Number of replicas of each step."""
+        return self._access.num_replicas
 
     def apply(self, sum_of_marks: tf.Tensor) -> None:
         """Applies the gradients of the lookups that the marks identify."""
         self._access.apply_marks(sum_of_marks)
-        self._optimizer.iterations.assign_add(1)
+        if self.num_replicas == 1:
+            self._optimizer.iterations.assign_add(1)
+            return
+        # Each replica has a copy of the variable. The copies are updated
+        # together, once per step of all replicas.
+        tf.distribute.get_replica_context().merge_call(
+            lambda _: self._optimizer.iterations.assign_add(1)
+        )
 
     # Saved state.
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether this process can copy the tables now."""
+        return self._is_built
 
     def save(self, store: Any) -> None:
         """Writes rows, slot variables and keys."""

@@ -340,6 +340,11 @@ class EmbeddingCore(LayerBase):
         vars(self)["_key_table"] = table
         vars(self.optimizer)["_engine_slots"] = lambda: table.slots
         self._track_embedding(table.embedding)
+        if table.num_replicas > 1:
+            self._support_string_batches()
+
+    def _support_string_batches(self) -> None:
+        """Enables batches of strings for models on several replicas."""
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
         """Tracks the `KeyTable`, so that checkpoints contain its variables."""
@@ -351,9 +356,11 @@ class EmbeddingCore(LayerBase):
         """Checks that the current strategy can train the table.
 
         Raises:
-          RuntimeError: If there are several replicas.
+          RuntimeError: If there are several replicas, and the layer has no open
+            vocabulary.
         """
-        check_one_replica(self.name)
+        if self._key_table is None:
+            check_one_replica(self.name)
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table. The first call creates the table."""

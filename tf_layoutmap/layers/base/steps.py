@@ -24,7 +24,7 @@ from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.base import keras_rs_configs
+from tf_layoutmap.layers.base import keras_rs_configs, weight_files
 from tf_layoutmap.layers.base import tables as base_tables
 from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
 from tf_layoutmap.serving import report
@@ -428,6 +428,21 @@ class EmbeddingSteps:
         flat = connect_mark(record_gradients, step, found, self.num_replicas)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether this process can copy the tables now."""
+        if self.access.is_divided:
+            return False
+        return not self.is_on_tpu or self.access.is_built
+
+    def save(self, store: Any) -> None:
+        """Writes tables and slot variables, each as one array."""
+        weight_files.save_tables(self.embedding, store)
+
+    def load(self, store: Any) -> None:
+        """Reads what `save` wrote; the number of shards may differ."""
+        weight_files.load_tables(self.embedding, store, layer=self._layer)
+
     def apply(self, sum_of_marks: tf.Tensor):
         """Applies a step to the tables when the last replica calls.
 
@@ -560,8 +575,19 @@ class StepCommitHook(Protocol):
         """Number of replicas of each step."""
         ...
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether this process can copy the tables now."""
+        ...
+
     def apply(self, sum_of_marks: tf.Tensor) -> None:
         """Applies a step. `sum_of_marks` is the gradient of the mark weight."""
+
+    def save(self, store: Any) -> None:
+        """Writes all variables of the tables to a dict."""
+
+    def load(self, store: Any) -> None:
+        """Reads what `save` wrote."""
 
 
 def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
@@ -592,11 +618,23 @@ def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
     )
 
 
+def mesh_error(layer_class: str, layer: str) -> str:
+    """Returns the error message for a layer of an embedding on a mesh."""
+    return (
+        f"{layer_class} is not supported on a mesh, because DTensor cannot run "
+        "the steps of its tables, which are on the host; use "
+        "tlm.layers.ShardedEmbedding of Keras 3, whose table is on the mesh, "
+        "or build the layer outside of `layout_map_scope`. Received: layer "
+        f"{layer!r}."
+    )
+
+
 def set_weights_error(layer: str) -> str:
     """Returns the error message of `set_weights`."""
     return (
-        f"`set_weights` does not support layer {layer!r}, whose tables are not "
-        "Keras weights: `get_weights` does not return them, and `set_weights`, "
-        "or EarlyStopping with restore_best_weights=True, would not change "
-        "them. Use `save_weights` and `load_weights`, or ModelCheckpoint."
+        "`set_weights` must receive an array that `get_weights` returned in "
+        f"this process for layer {layer!r}, whose tables are not Keras "
+        "weights: this array holds a copy of the tables, unless they are "
+        "sharded over processes. Received: an array without a copy. Use "
+        "`save_weights` and `load_weights`, or ModelCheckpoint."
     )

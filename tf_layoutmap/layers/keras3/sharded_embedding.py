@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
@@ -207,6 +208,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             )
         table.build()
         self._marks = StepWeight(table)
+
+    def _support_string_batches(self) -> None:
+        engine.ensure("keras3_string_batches")
 
     def _set_regularizer_and_constraint(self) -> None:
         """Sets the regularizer and the constraint of the last shard."""

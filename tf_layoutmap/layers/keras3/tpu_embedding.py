@@ -9,15 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap._patches import engine
-from tf_layoutmap.layers.base import keras_version_guard, sharded_embedding
+from tf_layoutmap.layers.base import (
+    keras_version_guard,
+    sharded_embedding,
+    snapshots,
+)
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
+from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features, InputShape
@@ -61,19 +67,30 @@ class StepWeight(TakesGradients, keras.Variable):
             self._steps.layer_name, self._steps.table_names
         )
 
+    def numpy(self) -> np.ndarray:
+        """Returns zeros that hold a copy of the tables, for `get_weights`."""
+        return snapshots.marks_with_tables(self._steps)
+
     def assign(self, value: Any) -> Any:
         """Applies a step to the tables, with a sum of marks as `value`.
 
+        If the caller is not an optimizer, but for example `set_weights`, the
+        tables are restored from the copy that `value` holds.
+
         Raises:
-          RuntimeError: If the caller is not an optimizer, for example if it is
-            `set_weights`. Keras' weights do not contain the tables.
+          RuntimeError: If the caller is not an optimizer, and `value` holds no
+            copy of the tables. Keras' weights do not contain the tables.
           ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
-            raise RuntimeError(
-                base_steps.set_weights_error(self._steps.layer_name)
-            )
+            copied = snapshots.tables_in(value)
+            if copied is None:
+                raise RuntimeError(
+                    base_steps.set_weights_error(self._steps.layer_name)
+                )
+            self._steps.load(copied)
+            return value
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(
@@ -150,10 +167,18 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         engine.ensure("keras3_string_batches")
 
     def build(self, input_shape: InputShape = None) -> None:
-        """Creates the tables."""
+        """Creates the tables.
+
+        Raises:
+          NotImplementedError: In a scope of a mesh.
+        """
         del input_shape
         if self.built:
             return
+        if mesh_context.context_of_new_variable()[0] is not None:
+            raise NotImplementedError(
+                base_steps.mesh_error("tlm.layers.TPUEmbedding", self.name)
+            )
         self._steps.build()
         self._marks = StepWeight(self._steps)
         self._marks.trainable = self.trainable

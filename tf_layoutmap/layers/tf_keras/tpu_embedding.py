@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._core import tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
-from tf_layoutmap.layers.base import keras_version_guard, key_table
+from tf_layoutmap.layers.base import keras_version_guard, key_table, snapshots
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
@@ -53,14 +54,30 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns the value if the layer's weights include the tables.
 
+        Otherwise, the tables are restored from the copy that `value` holds.
+
         Raises:
-          RuntimeError: If the tables are not among the weights.
+          RuntimeError: If the tables are not among the weights, and `value`
+            holds no copy of them.
         """
-        if self.unlisted_tables() is not None:
+        if self.unlisted_tables() is None:
+            return super().assign(value, *args, **kwargs)
+        copied = snapshots.tables_in(value)
+        if copied is None:
             raise RuntimeError(
                 base_steps.set_weights_error(self.steps.layer_name)
             )
-        return super().assign(value, *args, **kwargs)
+        self.steps.load(copied)
+        return self
+
+    def numpy(self) -> np.ndarray:
+        """Returns the value, for `get_weights`.
+
+        If the tables are not among the weights, the value holds a copy of them.
+        """
+        if self.unlisted_tables() is None:
+            return super().numpy()
+        return snapshots.marks_with_tables(self.steps)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
@@ -134,6 +151,12 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         """Creates the tables."""
         if self.built:
             return
+        if tf_keras_private.layout_map_in_use() is not None:
+            raise NotImplementedError(
+                base_steps.mesh_error(
+                    "tlm.layers.tf_keras.TPUEmbedding", self.name
+                )
+            )
         # tf_keras also calls layers outside of TPU steps, for example when a
         # program creates a functional model.
         if self._steps.is_on_tpu:

@@ -1,0 +1,57 @@
+"""Tries each feature on each runtime, and writes the page about it.
+
+    python -m tests.matrix                   tries all cells
+    python -m tests.matrix --runtime host    one runtime
+    python -m tests.matrix --only evict      features with `evict` in their name
+    python -m tests.matrix --page            only writes the page
+
+Prints each cell whose result differs from tests/matrix/declared.py. If there is
+no such cell and all cells were tried, the command writes
+docs/features_by_runtime.md. The exit code is 1 if a cell differs.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+from tests.matrix import page, trial
+from tests.matrix.declared import SECTIONS
+from tests.matrix.states import RUNTIMES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--runtime", nargs="+", choices=RUNTIMES, default=list(RUNTIMES)
+    )
+    parser.add_argument("--section", nargs="+", choices=SECTIONS)
+    parser.add_argument("--only", default="", help="part of the features")
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("--folder", type=pathlib.Path, help="keeps all files")
+    options = parser.parse_args()
+    if options.page:
+        page.write()
+        print(f"Written: {page.PAGE}")
+        return 0
+    cells = trial.cells(
+        options.runtime, options.section or list(SECTIONS), options.only
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found = trial.try_cells(cells, options.folder or pathlib.Path(folder))
+    for (runtime, section, feature), problem in found.items():
+        print(f"{runtime}, {section}, {feature}: {problem}")
+    print(f"{len(found)} of {len(cells)} cells differ from the declared states")
+    if found:
+        return 1
+    if len(cells) == len(trial.cells(list(RUNTIMES), list(SECTIONS))):
+        page.write()
+        print(f"Written: {page.PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

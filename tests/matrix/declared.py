@@ -1,0 +1,562 @@
+"""The declared state of each cell of the matrix.
+
+A row lists only the cells that do not work. All other cells of the columns of a
+section must compute the numbers of the host. If a combination begins to work,
+delete its line, and run `python -m tests.matrix --page`.
+"""
+
+import dataclasses
+
+from tests.matrix.states import (
+    RUNTIMES,
+    Absent,
+    Impossible,
+    NotTried,
+    NotYet,
+    State,
+    Works,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Rows of the matrix that use the same interface.
+
+    Attributes:
+      title: Heading on the page.
+      text: Paragraph below the heading.
+      columns: Runtimes of the table.
+      rows: Maps each feature to its cells by runtime.
+    """
+
+    title: str
+    text: str
+    columns: tuple[str, ...]
+    rows: dict[str, dict[str, State]]
+
+    def state(self, feature: str, runtime: str) -> State:
+        """Returns the declared state of a cell."""
+        return self.rows[feature].get(runtime, Works())
+
+
+def row(feature: str, **cells: State) -> tuple[str, dict[str, State]]:
+    """Returns a row; cells that are not listed work."""
+    unknown = set(cells) - set(RUNTIMES)
+    if unknown:
+        raise ValueError(f"Unknown runtimes: {sorted(unknown)}.")
+    return feature, cells
+
+
+ALL = tuple(RUNTIMES)
+
+# Reasons that occur in several rows.
+
+ONE_REPLICA = Impossible(
+    "must be trained by one replica; tlm.TPUEmbedding trains",
+    "A `ShardedEmbedding` without an open vocabulary is trained by one replica "
+    "per step. `tlm.layers.TPUEmbedding` supports several replicas.",
+)
+ONE_REPLICA_OF_PROCESSES = Impossible(
+    "must be trained by one replica; tlm.TPUEmbedding trains",
+    "A `ShardedEmbedding` is trained by one replica per step. "
+    "`tlm.layers.TPUEmbedding` supports several processes.",
+)
+NO_KEYS_IN_LAYER = NotYet(
+    "open vocabulary is not supported under MultiWorkerMirroredStrategy",
+    "A `ShardedEmbedding` with an open vocabulary does not support several "
+    "processes. A `tlm.TPUEmbedding` does.",
+)
+NO_COLLECTIVE_CALL = NotYet(
+    "must not be called under MultiWorkerMirroredStrategy",
+    "Each process has a copy of the vocabulary, and a call in one process "
+    "would change only this copy.",
+)
+NO_KEYS_IN_SHARDS = NotYet(
+    'must be None with over_processes="sharded"',
+    "Tables that are sharded over processes do not support keys.",
+)
+ONE_PROCESS_HAS_ROWS = NotYet(
+    "sharded over processes",
+    "No process has all rows of a table that is sharded over processes.",
+)
+NO_DELTAS_OF_PROCESSES = NotYet(
+    "under a strategy with several processes",
+    "Deltas of several processes are not supported.",
+)
+NO_DELTAS_ON_SERVERS = NotYet(
+    "requires the host engine. Received: a TPUEmbedding",
+    "Changes of rows on servers are not recorded.",
+)
+LOCAL_REPLICAS_NEED_GPUS = NotTried(
+    "TensorFlow creates several replicas in one process of this strategy only "
+    "for several GPUs.",
+)
+ONE_REPLICA_PER_WORKER = Absent(
+    "Each worker of a `ParameterServerStrategy` runs one replica."
+)
+REFERENCE = Absent(
+    "The default strategy has one replica. Its numbers are the reference of "
+    "the row."
+)
+NO_KEYS_ON_TPU = Impossible(
+    "`vocabularies` must be None on a TPU",
+    "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
+    "them up.",
+)
+ROWS_ON_TPU = Impossible(
+    "the rows are on the TPU. Save a checkpoint",
+    "The rows are on the TPU. Save a checkpoint, and restore it on the host.",
+)
+NO_KEYS_ON_MESH = NotYet(
+    "open vocabulary is on the host and is not supported on a mesh",
+    "A table with an open vocabulary is on the host, and DTensor has no rules "
+    "for the operations that assign rows to keys.",
+)
+LAYER_ON_MESH = Impossible(
+    "is not supported on a mesh, because DTensor cannot run the steps",
+    "The tables of a `TPUEmbedding` are on the host. "
+    "`tlm.layers.ShardedEmbedding` has a table on the mesh.",
+)
+TF_KERAS_ON_MESH = Impossible(
+    "tf_keras.ShardedEmbedding is not supported on a mesh; use",
+    "On a mesh, a `ShardedEmbedding` requires Keras 3.",
+)
+NO_CONSTRAINT_ON_MESH = NotYet(
+    "must be None on a mesh for a table with an `optimizer`",
+    "On a mesh, a table with a separate optimizer supports neither a "
+    "constraint nor a regularizer. Use `optimizer=None`.",
+)
+NO_ACCUMULATION = Impossible(
+    "optimizer must not accumulate gradients: the optimizers of the tables",
+    "The optimizers of the tables apply each gradient as one step. A "
+    "`ShardedEmbedding` supports gradient accumulation.",
+)
+KERAS_3_PROCESSES = NotYet(
+    "Attempt to convert a value",
+    "`fit` of Keras 3.15 does not support `MultiWorkerMirroredStrategy`, not "
+    "even for models without tables. `fit` of tf_keras does.",
+)
+ONE_CALL_ON_SERVERS = NotYet(
+    "on parameter servers must be called once in a training step",
+    "A layer whose tables are on servers is called once per step.",
+)
+ON_EVICT_ON_SERVERS = NotYet(
+    "`on_evict` of tlm.OpenVocabulary must be None under Param",
+    "Servers evict keys, and cannot call a function of the coordinator.",
+)
+RESIZE_ON_SERVERS = NotYet(
+    "`resize` of a vocabulary is not supported on parameter",
+    "The capacity of a vocabulary on servers is changed in a checkpoint, with "
+    "`tlm.convert_vocabularies`.",
+)
+NO_TABLES_IN_LEGACY_FILES = Impossible(
+    "an instance of `tf.Variable` is not supported in h5, use",
+    "A legacy `.h5` file can only contain values of `tf.Variable` objects. The "
+    "weight of a `ShardedEmbedding` with an `optimizer` is a full table. Use "
+    "`.weights.h5`.",
+)
+TF_KERAS_ON_TPU = NotYet(
+    "does not support training on a TPU; use tlm.layers.TPUEmbedding of",
+    "On a TPU, the layer requires Keras 3.",
+)
+STEPS_OF_REPLICAS = Works(
+    "In a layer, the call of each replica is a separate step of the "
+    "vocabulary. The numbers of steps therefore differ from the host.",
+    "vocabulary_(numbers|last_steps)",
+)
+TPU_IS_PART_OF_PROGRAM = Impossible(
+    "must be called once in a training step on a TPU",
+    "A TPU identifies lookups by their order. Pass the features of both calls "
+    "in one call.",
+)
+
+# Cells of rows that require `fit` of Keras 3 in several processes.
+OF_PROCESSES: dict[str, State] = {
+    "replicated": KERAS_3_PROCESSES,
+    "sharded": KERAS_3_PROCESSES,
+}
+
+# Cells of rows that require one replica.
+OF_ONE_REPLICA: dict[str, State] = {
+    "mirrored": ONE_REPLICA,
+    "replicated": ONE_REPLICA_OF_PROCESSES,
+    "sharded": ONE_REPLICA_OF_PROCESSES,
+    "tpu": ONE_REPLICA,
+}
+
+SECTIONS: dict[str, Section] = {}
+
+SECTIONS["loop"] = Section(
+    "`tlm.TPUEmbedding` in a custom loop",
+    "The programs are in `tests/matrix/steps.py`. The tables of a "
+    "`tlm.TPUEmbedding` are never on a mesh.",
+    tuple(one for one in ALL if one != "mesh"),
+    dict(
+        [
+            row("closed table"),
+            row(
+                "open vocabulary",
+                sharded=NO_KEYS_IN_SHARDS,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "shared vocabulary",
+                sharded=NO_KEYS_IN_SHARDS,
+                servers=NotYet(
+                    "must have a separate tlm.OpenVocabulary for each table",
+                    "A server admits the keys of each table separately.",
+                ),
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`evict`",
+                replicated=NO_COLLECTIVE_CALL,
+                sharded=NO_KEYS_IN_SHARDS,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`resize`",
+                replicated=NO_COLLECTIVE_CALL,
+                sharded=NO_KEYS_IN_SHARDS,
+                servers=RESIZE_ON_SERVERS,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`on_evict`",
+                replicated=NO_COLLECTIVE_CALL,
+                sharded=NO_KEYS_IN_SHARDS,
+                servers=ON_EVICT_ON_SERVERS,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "deltas",
+                replicated=NO_DELTAS_OF_PROCESSES,
+                sharded=NO_DELTAS_OF_PROCESSES,
+                servers=NO_DELTAS_ON_SERVERS,
+                tpu=ROWS_ON_TPU,
+            ),
+            row(
+                "deltas, open vocabulary",
+                replicated=NO_DELTAS_OF_PROCESSES,
+                sharded=NO_KEYS_IN_SHARDS,
+                servers=NO_DELTAS_ON_SERVERS,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`tlm.export`",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                tpu=ROWS_ON_TPU,
+            ),
+            row("checkpoint"),
+            row(
+                "asynchronous checkpoint",
+                sharded=NotYet(
+                    "do not support asynchronous checkpoints",
+                    "All processes participate in a save of sharded tables.",
+                ),
+            ),
+            row(
+                "pipelining",
+                sharded=NotYet(
+                    "must be False with over_processes=",
+                    "The exchange of sharded tables is not pipelined.",
+                ),
+                servers=NotYet(
+                    "must be False under ParameterServerStrategy",
+                    "Workers overlap their steps without this argument.",
+                ),
+            ),
+            row(
+                "16-bit rows",
+                tpu=Impossible(
+                    "`table_dtypes` must be float32 under TPUStrategy",
+                    "TensorFlow's TPU embedding stores float32 rows.",
+                ),
+            ),
+            row("learning rate that is a function"),
+            row(
+                "reading a table",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                tpu=ROWS_ON_TPU,
+            ),
+            row(
+                "several local replicas",
+                host=REFERENCE,
+                replicated=LOCAL_REPLICAS_NEED_GPUS,
+                sharded=LOCAL_REPLICAS_NEED_GPUS,
+                servers=ONE_REPLICA_PER_WORKER,
+            ),
+        ]
+    ),
+)
+
+SECTIONS["sharded"] = Section(
+    "`tlm.layers.ShardedEmbedding` in `fit` of Keras 3",
+    "The programs are in `tests/matrix/sharded_layer.py`.",
+    ALL,
+    dict(
+        [
+            row("`fit`, closed table", **OF_ONE_REPLICA),
+            row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
+            row(
+                "`fit`, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`evict`",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`resize`",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                servers=RESIZE_ON_SERVERS,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`on_evict`",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                servers=ON_EVICT_ON_SERVERS,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row("`tlm.export`", **OF_ONE_REPLICA),
+            row(
+                "`tlm.export`, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row("`.keras` file", **OF_ONE_REPLICA),
+            row(
+                "`.keras` file, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row("`.weights.h5` file", **OF_ONE_REPLICA),
+            row("checkpoint", **OF_ONE_REPLICA),
+            row("16-bit variables", **OF_ONE_REPLICA),
+            row(
+                "optimizer with gradient accumulation",
+                **OF_ONE_REPLICA,
+                servers=NotYet(
+                    "must not accumulate gradients over parameter servers",
+                    "Servers apply each gradient of a table immediately.",
+                ),
+                mesh=NotYet(
+                    "must not accumulate gradients of a table",
+                    "On a mesh, gradients of a table with a separate optimizer "
+                    "are not accumulated. Use `optimizer=None`.",
+                ),
+            ),
+            row(
+                "constraint",
+                **OF_ONE_REPLICA,
+                servers=NotYet(
+                    "`embeddings_constraint` must be None on parameter servers",
+                    "A step that runs again would apply the constraint twice.",
+                ),
+                mesh=NO_CONSTRAINT_ON_MESH,
+            ),
+            row("regularizer", **OF_ONE_REPLICA, mesh=NO_CONSTRAINT_ON_MESH),
+            row("several calls of the layer in a step", **OF_ONE_REPLICA),
+            row(
+                "several local replicas",
+                host=REFERENCE,
+                mirrored=ONE_REPLICA,
+                replicated=LOCAL_REPLICAS_NEED_GPUS,
+                sharded=LOCAL_REPLICAS_NEED_GPUS,
+                servers=ONE_REPLICA_PER_WORKER,
+                tpu=ONE_REPLICA,
+            ),
+            row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
+            row(
+                "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=NO_KEYS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row("reading a table", **OF_ONE_REPLICA),
+            row(
+                "tied weights",
+                **OF_ONE_REPLICA,
+                mesh=Works(
+                    "Products over a sharded dimension are summed in another "
+                    "order, so that last bits differ.",
+                    tolerance=1e-6,
+                ),
+            ),
+            row(
+                "tied weights in `tlm.export`",
+                **OF_ONE_REPLICA,
+                mesh=NotYet(
+                    "must not be read other than by calling its layer",
+                    "Direct reads of a table on a mesh are not exported. Use "
+                    "`model.export`.",
+                ),
+            ),
+        ]
+    ),
+)
+
+SECTIONS["tpu"] = Section(
+    "`tlm.layers.TPUEmbedding` in `fit` of Keras 3",
+    "The programs are in `tests/matrix/tpu_layer.py`.",
+    ALL,
+    dict(
+        [
+            row("`fit`, closed table", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row(
+                "`fit`, open vocabulary",
+                mirrored=STEPS_OF_REPLICAS,
+                replicated=KERAS_3_PROCESSES,
+                sharded=NO_KEYS_IN_SHARDS,
+                mesh=LAYER_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`tlm.export`",
+                **OF_PROCESSES,
+                mesh=LAYER_ON_MESH,
+                tpu=ROWS_ON_TPU,
+            ),
+            row("`.keras` file", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row("`.weights.h5` file", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row("checkpoint", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row(
+                "optimizer with gradient accumulation",
+                host=NO_ACCUMULATION,
+                mirrored=NO_ACCUMULATION,
+                servers=NO_ACCUMULATION,
+                **OF_PROCESSES,
+                mesh=LAYER_ON_MESH,
+                tpu=NO_ACCUMULATION,
+            ),
+            row(
+                "several calls of the layer in a step",
+                servers=ONE_CALL_ON_SERVERS,
+                **OF_PROCESSES,
+                mesh=LAYER_ON_MESH,
+                tpu=TPU_IS_PART_OF_PROGRAM,
+            ),
+            row(
+                "`EarlyStopping(restore_best_weights=True)`",
+                **OF_PROCESSES,
+                mesh=LAYER_ON_MESH,
+            ),
+        ]
+    ),
+)
+
+SECTIONS["tf_keras sharded"] = Section(
+    "`tlm.layers.tf_keras.ShardedEmbedding` in `fit` of tf_keras",
+    "The programs are in `tests/matrix/tf_keras_layers.py`.",
+    ALL,
+    dict(
+        [
+            row("`fit`, closed table", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
+            row(
+                "`fit`, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=TF_KERAS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row("`.keras` file", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
+            row(
+                "`.h5` file",
+                **OF_ONE_REPLICA,
+                host=NO_TABLES_IN_LEGACY_FILES,
+                servers=NO_TABLES_IN_LEGACY_FILES,
+                mesh=TF_KERAS_ON_MESH,
+            ),
+            row(
+                "several calls of the layer in a step",
+                **OF_ONE_REPLICA,
+                mesh=TF_KERAS_ON_MESH,
+            ),
+            row(
+                "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
+                replicated=NO_KEYS_IN_LAYER,
+                sharded=NO_KEYS_IN_LAYER,
+                mesh=TF_KERAS_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+        ]
+    ),
+)
+
+SECTIONS["tf_keras tpu"] = Section(
+    "`tlm.layers.tf_keras.TPUEmbedding` in `fit` of tf_keras",
+    "The programs are in `tests/matrix/tpu_layer.py`.",
+    ALL,
+    dict(
+        [
+            row(
+                "`fit`, closed table",
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row(
+                "`fit`, open vocabulary",
+                mirrored=STEPS_OF_REPLICAS,
+                replicated=STEPS_OF_REPLICAS,
+                sharded=NO_KEYS_IN_SHARDS,
+                mesh=LAYER_ON_MESH,
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
+                "`tlm.export`",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row(
+                "`.keras` file",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row(
+                "`.weights.h5` file",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row(
+                "`.h5` file",
+                sharded=ONE_PROCESS_HAS_ROWS,
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row("checkpoint", mesh=LAYER_ON_MESH, tpu=TF_KERAS_ON_TPU),
+            row(
+                "several calls of the layer in a step",
+                servers=ONE_CALL_ON_SERVERS,
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+            row(
+                "`EarlyStopping(restore_best_weights=True)`",
+                sharded=NotYet(
+                    "whose tables are not Keras weights",
+                    "No process has all rows that the callback would copy.",
+                ),
+                mesh=LAYER_ON_MESH,
+                tpu=TF_KERAS_ON_TPU,
+            ),
+        ]
+    ),
+)

@@ -1,0 +1,358 @@
+"""Tries the programs of the matrix, and compares them with the host.
+
+`python -m tests.matrix.trial GROUP FOLDER FIRST` runs the cells of one group of
+runtimes; `run_group` starts this program, once per process of the group.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests import forked_process, processes
+from tests.matrix.declared import SECTIONS
+from tests.matrix.states import NotTried, Outcome, Raises
+from tf_layoutmap.local_cluster import free_ports
+
+# Runtimes that run in the same processes, by the name of the group.
+GROUPS = {
+    "local": ("host", "mirrored", "mesh"),
+    "workers": ("replicated", "sharded"),
+    "servers": ("servers",),
+    "tpu": ("tpu",),
+}
+NUM_WORKERS = 2
+# Time limit of one cell. A measurement of another process can suspend a process
+# of a group for some time.
+CELL_SECONDS = 120.0
+_POLL_SECONDS = 0.1
+# Exit code of a process after collectives have failed. TensorFlow cannot use
+# the collectives of this group of processes again.
+_RESTART = 75
+
+# A cell: the runtime, the section and the feature.
+Cell = tuple[str, str, str]
+
+
+def group_of(runtime: str) -> str:
+    """Returns the group whose processes run a runtime."""
+    return next(name for name, names in GROUPS.items() if runtime in names)
+
+
+def run_group(
+    group: str, cells: Sequence[Cell], folder: pathlib.Path
+) -> dict[Cell, Outcome]:
+    """Runs cells in the processes of a group.
+
+    If a cell ends or blocks a process, the processes are started again for the
+    remaining cells.
+
+    Args:
+      group: Key of `GROUPS`.
+      cells: Cells whose runtimes belong to the group.
+      folder: Folder for the files of all programs.
+
+    Returns:
+      The outcome of each cell.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cells.json").write_text(json.dumps(cells))
+    outcomes: dict[Cell, Outcome] = {}
+    while len(outcomes) < len(cells):
+        first = len(outcomes)
+        workers = _start(group, folder, first)
+        try:
+            failure = _wait(workers, folder, len(cells), first)
+        finally:
+            for one in workers:
+                one.kill()
+        done = _num_done(folder, len(workers), first)
+        for number in range(first, done):
+            outcomes[cells[number]] = _read(folder, number, len(workers))
+        if _must_restart(workers):
+            continue
+        if not (folder / f"started_{first}_0").exists():
+            raise RuntimeError(
+                f"The processes of group {group!r} did not start. {failure} "
+                f"{workers[0].log.read_text()[-2000:]}"
+            )
+        if done < len(cells):
+            outcomes[cells[done]] = Outcome(
+                f"{failure} {workers[0].log.read_text()[-2000:]}"
+            )
+    return outcomes
+
+
+def _must_restart(workers: list[processes.Worker]) -> bool:
+    """Returns whether a process has ended because of failed collectives."""
+    return any(one.process.poll() == _RESTART for one in workers)
+
+
+def _start(
+    group: str, folder: pathlib.Path, first: int
+) -> list[processes.Worker]:
+    count = NUM_WORKERS if group == "workers" else 1
+    ports = [f"localhost:{port}" for port in free_ports(count)]
+    workers = []
+    for worker in range(count):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(processes.ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "MATRIX_WORKER": str(worker),
+        }
+        if group == "workers":
+            environment["TF_CONFIG"] = json.dumps(
+                {
+                    "cluster": {"worker": ports},
+                    "task": {"type": "worker", "index": worker},
+                }
+            )
+        log = folder / f"log_{worker}_{first}"
+        workers.append(
+            processes.Worker(
+                log,
+                forked_process.ForkedProcess(
+                    [
+                        "-m",
+                        "tests.matrix.trial",
+                        group,
+                        str(folder),
+                        str(first),
+                    ],
+                    log,
+                    cwd=processes.ROOT,
+                    env=environment,
+                ),
+            )
+        )
+    return workers
+
+
+def _wait(
+    workers: list[processes.Worker],
+    folder: pathlib.Path,
+    num_cells: int,
+    first: int,
+) -> str:
+    """Waits until all cells are done, or a cell makes no progress.
+
+    Returns:
+      The reason why the next cell has no result.
+    """
+    done = first
+    deadline = time.monotonic() + CELL_SECONDS
+    while done < num_cells:
+        time.sleep(_POLL_SECONDS)
+        ended = [one.process.poll() for one in workers]
+        now = _num_done(folder, len(workers), done)
+        if now > done:
+            done, deadline = now, time.monotonic() + CELL_SECONDS
+        elif any(code is not None for code in ended):
+            return f"The process ended with exit code {ended}."
+        elif time.monotonic() > deadline:
+            return f"The program did not end within {CELL_SECONDS} s."
+    return ""
+
+
+def _num_done(folder: pathlib.Path, num_workers: int, first: int) -> int:
+    number = first
+    while all(
+        _result(folder, number, worker).exists()
+        for worker in range(num_workers)
+    ):
+        number += 1
+    return number
+
+
+def _result(folder: pathlib.Path, number: int, worker: int) -> pathlib.Path:
+    return folder / f"cell_{number}" / f"result_{worker}.json"
+
+
+def _read(folder: pathlib.Path, number: int, num_workers: int) -> Outcome:
+    """Returns the outcome of a cell in all processes.
+
+    An error in one process is also the outcome of the cell if the other
+    processes succeed.
+    """
+    found = [
+        Outcome(**json.loads(_result(folder, number, worker).read_text()))
+        for worker in range(num_workers)
+    ]
+    return next((one for one in found if one.error is not None), found[0])
+
+
+def cells(
+    runtimes: Sequence[str], sections: Sequence[str], only: str = ""
+) -> list[Cell]:
+    """Returns the cells that a program can try.
+
+    Args:
+      runtimes: Runtimes of the cells.
+      sections: Sections of the cells.
+      only: Text that the name of each feature contains.
+    """
+    return [
+        (runtime, name, feature)
+        for runtime in runtimes
+        for name in sections
+        for feature in SECTIONS[name].rows
+        if runtime in SECTIONS[name].columns
+        and only in feature
+        and not isinstance(SECTIONS[name].state(feature, runtime), NotTried)
+    ]
+
+
+def try_cells(wanted: Sequence[Cell], folder: pathlib.Path) -> dict[Cell, str]:
+    """Runs cells, and compares them with their declared states.
+
+    The cells of the host also run, because the numbers of the other runtimes
+    are compared with the host.
+
+    Returns:
+      The difference of each cell that differs from its declared state.
+    """
+    hosts = {("host", section, feature) for _, section, feature in wanted}
+    every = sorted(hosts | set(wanted), key=lambda one: (one[0] != "host", one))
+    outcomes: dict[Cell, Outcome] = {}
+    for group, runtimes in GROUPS.items():
+        own = [one for one in every if one[0] in runtimes]
+        if own:
+            outcomes |= run_group(group, own, folder / group)
+    return {
+        cell: problem
+        for cell in every
+        if (problem := _problem(cell, outcomes)) is not None
+    }
+
+
+def _problem(cell: Cell, outcomes: dict[Cell, Outcome]) -> str | None:
+    """Returns how a cell differs from its declared state, or None."""
+    runtime, section, feature = cell
+    state = SECTIONS[section].state(feature, runtime)
+    outcome = outcomes[cell]
+    if isinstance(state, Raises):
+        if outcome.error is None:
+            return "declared as raising, and now works"
+        if not re.search(state.error, outcome.error, re.DOTALL):
+            return f"must raise {state.error!r}. Received: {outcome.error}"
+        return None
+    if outcome.error is not None:
+        return f"must work. Received: {outcome.error}"
+    host = outcomes["host", section, feature]
+    if host.error is not None:
+        return "cannot be compared, because the host raises an error"
+    try:
+        gap = difference(outcome, host, getattr(state, "ignored", ""))
+    except AssertionError as error:
+        return f"must return the numbers of the host: {error}"
+    if gap > getattr(state, "tolerance", 0.0):
+        return f"differs from the host by {gap}"
+    return None
+
+
+def difference(found: Outcome, wanted: Outcome, ignored: str = "") -> float:
+    """Returns the largest absolute difference of the numbers of two outcomes.
+
+    Args:
+      found: Outcome of a runtime.
+      wanted: Outcome of the host.
+      ignored: Regular expression of names that are not compared.
+
+    Raises:
+      AssertionError: If the outcomes have other names or shapes, or no numbers.
+    """
+    assert found.numbers is not None and wanted.numbers is not None
+    with np.load(found.numbers) as one, np.load(wanted.numbers) as other:
+        assert sorted(one) == sorted(other), (sorted(one), sorted(other))
+        assert one.files, "The program must return numbers."
+        largest = 0.0
+        for name in one.files:
+            if ignored and re.search(ignored, name):
+                continue
+            value, reference = one[name], other[name]
+            assert value.shape == reference.shape, (
+                name,
+                value.shape,
+                reference.shape,
+            )
+            if value.dtype.kind not in "fiub":
+                assert np.array_equal(value, reference), name
+            elif value.size and not np.array_equal(value, reference):
+                gap = np.abs(value.astype(float) - reference.astype(float))
+                largest = max(largest, float(gap.max()))
+                assert not np.isnan(gap).any(), name
+        return largest
+
+
+# The program of one process.
+
+
+def main(group: str, folder: str, first: str) -> None:
+    from tests.matrix import runtimes
+
+    root = pathlib.Path(folder)
+    cells: list[Cell] = [
+        tuple(one) for one in json.loads((root / "cells.json").read_text())
+    ]
+    created, keep = runtimes.create(group)
+    # The programs are imported after devices and processes are configured,
+    # because importing them runs operations.
+    from tests.matrix import programs
+
+    by_name = {one.name: one for one in created}
+    worker = int(os.environ["MATRIX_WORKER"])
+    (root / f"started_{first}_{worker}").touch()
+    for number in range(int(first), len(cells)):
+        name, section, feature = cells[number]
+        own = root / f"cell_{number}"
+        outcome = _run(
+            by_name[name], programs.program_of(section, feature), own
+        )
+        path = _result(root, number, worker)
+        partial = path.with_suffix(".partial")
+        partial.write_text(
+            json.dumps({"error": outcome.error, "numbers": outcome.numbers})
+        )
+        partial.rename(path)
+        if outcome.error and re.search("[Cc]ollective", outcome.error):
+            os._exit(_RESTART)
+        _remove_files(own)
+    # Threads of servers and of coordinators never end.
+    del keep
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _run(runtime, program, folder: pathlib.Path) -> Outcome:
+    try:
+        runtime.start(folder)
+        numbers = program(runtime)
+    except Exception as error:
+        traceback.print_exc()
+        return Outcome(f"{type(error).__name__}: {error}")
+    if not runtime.is_first:
+        return Outcome()
+    path = folder / "numbers.npz"
+    np.savez(path, **numbers)
+    return Outcome(None, str(path))
+
+
+def _remove_files(folder: pathlib.Path) -> None:
+    """Removes the large files of a program of a single process."""
+    if "TF_CONFIG" in os.environ:
+        return
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
