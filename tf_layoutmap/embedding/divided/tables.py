@@ -517,8 +517,8 @@ class DividedTable(tf_private.Trackable):
         raise RuntimeError(
             "Tables that are sharded over processes do not support "
             "asynchronous checkpoints, because all processes participate in a "
-            "save. Leave `enable_async` of tf.train.CheckpointOptions out (table "
-            f"{self.name!r})."
+            "save. Leave `enable_async` of tf.train.CheckpointOptions out "
+            f"(table {self.name!r})."
         )
 
 
