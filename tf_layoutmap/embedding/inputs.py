@@ -51,6 +51,8 @@ class FeatureIds:
         size is None if it is unknown during tracing.
       kind: Type of the input from which keys were read; one of
         `key_tensors.KINDS`.
+      strings: `[num_ids]` strings whose hashes are the ids, if the table keeps
+        strings; otherwise None.
     """
 
     ids: tf.Tensor
@@ -59,6 +61,7 @@ class FeatureIds:
     weights: tf.Tensor
     inner_shape: tuple[int | None, ...] = ()
     kind: int = key_tensors.INTEGERS
+    strings: tf.Tensor | None = None
 
     @property
     def static_num_samples(self) -> int | None:
@@ -115,14 +118,25 @@ def read_keys(
     feature: config.FeatureSpec,
     value: Any,
     weight: Any,
+    *,
+    keeps_strings: bool = False,
 ) -> FeatureIds:
     """Reads the input of a feature whose ids are keys.
 
-    The arguments are the same as for `read_feature`. Strings are hashed.
+    The other arguments are the same as for `read_feature`. Strings are hashed.
+
+    Args:
+      feature: Spec of the feature.
+      value: Ids.
+      weight: None, or the weights of the ids.
+      keeps_strings: Whether the result contains the strings.
     """
     keys, kind = key_tensors.of_input(value)
     found = read_feature(feature, keys, weight)
-    return dataclasses.replace(found, kind=kind)
+    strings = None
+    if keeps_strings and kind == key_tensors.STRINGS:
+        strings = tf.reshape(key_tensors.values_of(value), [-1])
+    return dataclasses.replace(found, kind=kind, strings=strings)
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
@@ -534,6 +548,8 @@ def _split_positions(feature, found: FeatureIds, length: int):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
     found.ids = tf.gather(found.ids, kept)
+    if found.strings is not None:
+        found.strings = tf.gather(found.strings, kept)
     found.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
 
 

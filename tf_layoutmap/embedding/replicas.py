@@ -241,7 +241,7 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
 
 
 # Names of the attributes of `FeatureIds` that are tensors.
-_TENSORS = ("ids", "splits", "num_samples", "weights")
+_TENSORS = ("ids", "splits", "num_samples", "weights", "strings")
 
 
 def merge_replica_steps(
@@ -266,9 +266,13 @@ def merge_replica_steps(
         function that is passed to `strategy.run`. TensorFlow does not support
         merge calls in nested functions and conditions.
     """
-    tensors = [
-        [tf.convert_to_tensor(getattr(one, part)) for part in _TENSORS]
+    parts_of = [
+        [part for part in _TENSORS if getattr(one, part) is not None]
         for one in features
+    ]
+    tensors = [
+        [tf.convert_to_tensor(getattr(one, part)) for part in parts]
+        for one, parts in zip(features, parts_of)
     ]
 
     def work_on_all(_, tensors, argument):
@@ -280,13 +284,13 @@ def merge_replica_steps(
         arguments = strategy.experimental_local_results(argument)
         batches = []
         for replica in range(strategy.num_replicas_in_sync):
-            parts = tf.nest.pack_sequence_as(
+            values = tf.nest.pack_sequence_as(
                 tensors, [leaf[replica] for leaf in by_replica]
             )
             batches.append(
                 [
-                    dataclasses.replace(one, **dict(zip(_TENSORS, part)))
-                    for one, part in zip(features, parts)
+                    dataclasses.replace(one, **dict(zip(parts, value)))
+                    for one, parts, value in zip(features, parts_of, values)
                 ]
             )
         work(batches, arguments[0])

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
 from tf_layoutmap.vocabulary import bucket_layout, key_tensors
+
+if TYPE_CHECKING:
+    from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +47,9 @@ class KeyBlock:
         not known.
       step: Number of training steps of the vocabulary when the block was read.
       keys_are: `"integers"`, or `"strings"` if the keys are hashes of strings.
+      strings: The bytes of each key's string, `[num_keys]` of dtype object, if
+        `keys` are hashes of strings. An element is None if the string is not
+        known. None: no string is known.
     """
 
     keys: Array
@@ -53,6 +59,7 @@ class KeyBlock:
     last_steps: Array | None = None
     step: int = 0
     keys_are: str = key_tensors.KINDS[key_tensors.INTEGERS]
+    strings: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +91,8 @@ class RowsToWrite:
       last_steps: `[num_keys]` int32, or `[0]`.
       counts: `[num_keys]` int32, or `[0]`.
       step: Minimum step of the vocabulary after the write.
+      strings: The strings of the keys, `[num_keys]`, where unknown strings are
+        None; or None if no string is known.
     """
 
     keys: Array
@@ -93,6 +102,20 @@ class RowsToWrite:
     last_steps: Array
     counts: Array
     step: int
+    strings: Array | None = None
+
+    def of_strings(self, strings: Array | None) -> RowsToWrite:
+        """Returns the arguments with keys that are hashes of strings.
+
+        Args:
+          strings: The strings of the keys, or None if the arguments contain the
+            strings that are known.
+        """
+        return dataclasses.replace(
+            self,
+            kind=key_tensors.STRINGS,
+            strings=self.strings if strings is None else strings,
+        )
 
     def part(self, where: Any) -> RowsToWrite:
         """Returns the keys that a slice or a mask selects."""
@@ -124,6 +147,7 @@ class RowAccess:
       write: Function that writes rows, and returns the row of each key, or -1,
         and the number of keys that had no row before.
       is_writer: Whether this process writes exported files.
+      strings: The strings of the table's keys, or None.
     """
 
     dim: int
@@ -132,6 +156,7 @@ class RowAccess:
     shards: Callable[[], list[tuple[list[Any], list[Any]]]]
     write: Callable[[RowsToWrite], tuple[Array, int]]
     is_writer: bool = True
+    strings: KeptStrings | None = None
 
 
 def check_rows(
@@ -194,6 +219,7 @@ def check_rows(
         _int32("last_steps", last_steps, num_keys, highest_step, where),
         _int32("counts", counts, num_keys, _INT32_MAX, where),
         0,
+        key_tensors.as_array(keys) if kind == key_tensors.STRINGS else None,
     )
 
 
@@ -318,7 +344,12 @@ def write_rows(
       access: Access to the table.
       checked: The rows to write.
       names: The keys as the caller passed them, for the result.
+
+    Raises:
+      ValueError: If the table keeps strings, and the keys are integers.
     """
+    if access.strings is not None:
+        access.strings.check_kind(checked.kind)
     rows: list[Array] = []
     num_new = 0
     for first in range(0, len(checked.keys), BLOCK_SIZE):
@@ -327,6 +358,8 @@ def write_rows(
         )
         rows.append(found)
         num_new += new
+    if access.strings is not None and checked.strings is not None:
+        access.strings.keep_array(checked.keys, checked.strings)
     is_missing = np.concatenate([np.zeros([0], np.int64), *rows]) < 0
     return WrittenKeys(
         len(names) - int(is_missing.sum()), num_new, names[is_missing]
@@ -369,12 +402,14 @@ def read_blocks(
                 )
             rows, *slots = (one.numpy() for one in found.values)
             if len(rows):
+                keys = found.keys.numpy()
                 yield KeyBlock(
-                    found.keys.numpy(),
+                    keys,
                     rows.astype(np.float32, copy=False),
                     dict(zip(access.slots, slots)),
                     found.counts.numpy(),
                     found.last_steps.numpy(),
                     step(),
                     keys_are(),
+                    access.strings and access.strings.names(keys),
                 )

@@ -56,11 +56,34 @@ def of_input(value: Any) -> tuple[Any, int]:
     return of_tensor(value)
 
 
+def values_of(value: Any) -> tf.Tensor:
+    """Returns the ids of an input of `of_input` as one dense tensor."""
+    if isinstance(value, tf.SparseTensor):
+        return value.values
+    if isinstance(value, tf.RaggedTensor):
+        return value.flat_values
+    return tf.convert_to_tensor(value)
+
+
 def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
     """Returns keys and their kind. Strings are hashed."""
     if value.dtype == tf.string:
         return hash_strings(value), STRINGS
     return value, INTEGERS
+
+
+def require_strings(kind: int, table: str) -> None:
+    """Raises a ValueError unless `kind` is `STRINGS`.
+
+    Args:
+      kind: Kind of the keys, one of `KINDS`.
+      table: Name of a table that keeps strings, for the message.
+    """
+    if kind != STRINGS:
+        raise ValueError(
+            "The keys of a table with `keep_strings=True` must be strings. "
+            f"Received: {KINDS[kind]} (table {table!r}); {REMEDIES[INTEGERS]}."
+        )
 
 
 def as_array(keys: Any) -> np.ndarray[Any, Any]:

@@ -276,11 +276,17 @@ class Vocabulary:
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, sorted by row.
 
-        If the ids are strings, the keys are hashes. The strings themselves are
-        not stored.
+        If the ids are strings, the keys are hashes. With `keep_strings=True`,
+        the method returns the strings instead, `[num_keys]` of dtype string.
+
+        Raises:
+          tf.errors.InvalidArgumentError: If the string of a key is not known,
+            because the key is from a file or checkpoint without strings.
         """
         stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
-        return tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
+        keys = tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
+        strings = self._rows.strings
+        return keys if strings is None else strings.require(keys)
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of the vocabulary.
@@ -305,6 +311,15 @@ class Vocabulary:
           - `share_known`: `num_known / num_lookups`; None without lookups.
           - `keys_are`: `"integers"`, `"strings"` or None.
 
+          With `keep_strings=True`, the dict also has these entries:
+
+          - `num_strings`, `num_string_bytes`: strings that are stored, also of
+            evicted keys whose strings are not removed yet, and their length.
+          - `num_collisions`: lookups in training steps of a string that has the
+            same hash as the stored string.
+          - `collisions`: at most 16 pairs of strings with the same hash: the
+            stored string and the other string, as bytes.
+
         Raises:
           RuntimeError: If the method is called inside a `tf.function`.
         """
@@ -322,6 +337,7 @@ class Vocabulary:
             **found,
             "share_known": found["num_known"] / lookups if lookups else None,
             "keys_are": kind,
+            **(self._rows.strings.stats() if self._rows.strings else {}),
         }
 
     def evict(self, keys: Any) -> tf.Tensor:
@@ -501,7 +517,8 @@ class Vocabulary:
         the arrays `keys`, `rows`, `counts` and `last_steps`, and an array
         `slot/{name}` for each slot variable. With `format="parquet"`, the file
         `keys-00000.parquet` contains the columns `key`, `row`, `count`,
-        `last_step` and `slot/{name}`.
+        `last_step` and `slot/{name}`. With `keep_strings=True`, the files also
+        contain the strings of the keys: see the guide.
 
         The memory must hold one block. Under `MultiWorkerMirroredStrategy`, all
         processes must call the method, and the first process writes the files.
@@ -567,7 +584,7 @@ class Vocabulary:
             highest_step=step,
         )
         if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
-            checked = dataclasses.replace(checked, kind=key_tensors.STRINGS)
+            checked = checked.of_strings(block.strings)
         if takes_step:
             checked = dataclasses.replace(checked, step=step)
         return self._write_checked(checked, np.asarray(block.keys))

@@ -437,6 +437,10 @@ def test_unsupported_vocabulary_calls_raise():
     with local.servers(1):
         with pytest.raises(NotImplementedError, match="on_evict.*'words'"):
             cases.embedding({"on_evict": print})
+        with pytest.raises(
+            NotImplementedError, match="`keep_strings`.*on the servers.*'words'"
+        ):
+            cases.embedding({"keep_strings": True})
         distributed = cases.embedding({})
     with pytest.raises(NotImplementedError, match="convert_vocabularies"):
         distributed.vocabularies["words"].resize(128)

@@ -25,7 +25,7 @@ from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +162,8 @@ class HostBackend:
 
     Attributes:
       engine: The engine, or None before `start`.
+      strings: The strings of tables that keep strings, by table name; empty
+        before `start`.
     """
 
     is_on_tpu: ClassVar[bool] = False
@@ -181,7 +183,19 @@ class HostBackend:
         out_of_range: str,
         rounding_seed: int,
     ):
-        """Stores the checked arguments of `TPUEmbedding`."""
+        """Stores the checked arguments of `TPUEmbedding`.
+
+        Raises:
+          NotImplementedError: If there are several processes, and a vocabulary
+            keeps strings.
+        """
+        if strategy_replicas.has_processes:
+            kept_strings.check_supported(
+                spec.vocabulary_settings,
+                "MultiWorkerMirroredStrategy",
+                "the processes exchange the hashes of all keys, and TensorFlow "
+                "has no collective for strings",
+            )
         self._feature_config = feature_config
         self._spec = spec
         self._replicas = strategy_replicas
@@ -197,6 +211,7 @@ class HostBackend:
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         self._changes: changes.Changes | None = None
+        self.strings: dict[str, kept_strings.KeptStrings] = {}
 
     @property
     def variable_device(self) -> str:
@@ -226,6 +241,13 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
+        self.strings = {
+            name: kept_strings.KeptStrings(
+                name, tables.shards_of(variables[name][state.KEYS])
+            )
+            for name, settings in self._spec.vocabulary_settings.items()
+            if settings.keep_strings
+        }
         options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
@@ -249,6 +271,7 @@ class HostBackend:
             "is_pipelined": self._is_pipelined,
             "out_of_range": self._out_of_range,
             "rounding_seed": self._rounding_seed,
+            "strings": self.strings,
         }
 
     def resize(self, table: int, capacity: int) -> Any:
@@ -295,6 +318,10 @@ class HostBackend:
             raise
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
+        if name in self.strings:
+            self.strings[name].use_keys(
+                tables.shards_of(resized.variables[state.KEYS])
+            )
         open_tables.empty_variables(old)
         return resized
 

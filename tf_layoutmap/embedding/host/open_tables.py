@@ -22,7 +22,13 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
-from tf_layoutmap.vocabulary import evicted, key_rows, key_tensors, state
+from tf_layoutmap.vocabulary import (
+    evicted,
+    kept_strings,
+    key_rows,
+    key_tensors,
+    state,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +43,7 @@ class OpenTables:
         *,
         reports_evicted: bool = True,
         in_processes: bool = False,
+        strings: Mapping[str, kept_strings.KeptStrings] | None = None,
     ):
         """Prepares the arguments of ops for the open tables of `spec`.
 
@@ -47,8 +54,10 @@ class OpenTables:
           reports_evicted: Whether the engine calls `on_evict` with evicted
             keys.
           in_processes: Whether other processes run the same steps.
+          strings: The strings of tables that keep strings, by table name.
         """
         self._spec = spec
+        self._strings = strings or {}
         self._in_processes = in_processes
         open_tables = [
             (number, table)
@@ -105,6 +114,7 @@ class OpenTables:
                         table.optimizer.slots if table.optimizer else ()
                     )
                 ],
+                self._strings.get(table.name),
             )
             for number, table in open_tables
             if reports_evicted
@@ -143,6 +153,36 @@ class OpenTables:
             ],
             **self._attrs,
         }
+
+    def keep_strings(
+        self, inputs: Sequence[embedding_inputs.FeatureIds], training: Any
+    ) -> None:
+        """Stores the strings of a step whose keys have got rows.
+
+        The method must be called after `report_evicted`, because it removes
+        strings of evicted keys.
+
+        Args:
+          inputs: Same as for `arguments`.
+          training: Whether the step trains.
+        """
+        if not self._strings or training is False:
+            return
+        features = self._spec.features
+        for number in self._numbers:
+            strings = self._strings.get(self._spec.tables[number].name)
+            if strings is None:
+                continue
+            found = [
+                one
+                for index, one in enumerate(inputs)
+                if features[index % len(features)].table == number
+            ]
+            strings.keep(
+                [one.ids for one in found if one.strings is not None],
+                [one.strings for one in found if one.strings is not None],
+                training,
+            )
 
     def report_evicted(
         self, engine: tf.Tensor, values: Sequence[tf.Tensor]
@@ -384,7 +424,33 @@ def kind_of_keys(
             f"{kinds[1]!r}, {key_tensors.KINDS[2]} for {kinds[2]!r} (table "
             f"{spec.tables[table].name!r})."
         )
-    return next(iter(kinds))
+    kind = next(iter(kinds))
+    if spec.tables[table].vocabulary.settings.keep_strings:
+        key_tensors.require_strings(kind, spec.tables[table].name)
+        _check_strings(spec, table, inputs)
+    return kind
+
+
+def _check_strings(
+    spec: config.EmbeddingSpec,
+    table: int,
+    inputs: Sequence[embedding_inputs.FeatureIds],
+) -> None:
+    """Checks that the inputs of a table that keeps strings contain strings.
+
+    Raises:
+      ValueError: If the inputs contain only hashes, such as a packed batch.
+    """
+    features = spec.features
+    for index, one in enumerate(inputs):
+        feature = features[index % len(features)]
+        if feature.table == table and one.strings is None:
+            raise ValueError(
+                "The inputs of a table with `keep_strings=True` must contain "
+                "the strings. Received: only hashes, as in a packed batch, for "
+                f"{feature.name!r} (table {spec.tables[table].name!r}); pass "
+                "the features without tlm.pack."
+            )
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:

@@ -20,7 +20,7 @@ from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import closures, key_step_ops, step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
 class ServersBackend:
@@ -52,8 +52,8 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, or if `on_evict` of a
-            vocabulary is set.
+          NotImplementedError: If `is_pipelined` is True, or if `on_evict` or
+            `keep_strings` of a vocabulary is set.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -73,6 +73,12 @@ class ServersBackend:
                 "workers, which cannot call a function of this program. "
                 f"Received: `on_evict` for tables {with_on_evict}."
             )
+        kept_strings.check_supported(
+            spec.vocabulary_settings,
+            "ParameterServerStrategy",
+            "rows are assigned to keys on the servers, which receive only the "
+            "hashes of strings",
+        )
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range

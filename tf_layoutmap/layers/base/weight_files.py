@@ -22,10 +22,13 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import kept_strings, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
+
+# Part of the keys of arrays that contain the strings of vocabularies.
+_STRINGS = ".vocabulary_strings."
 
 dtensor = tf.experimental.dtensor
 
@@ -143,11 +146,18 @@ def save_tables(embedding: TPUEmbedding, store: Weights):
     """Writes each variable as one array, independent of its shards.
 
     Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. The key
-    of such a variable ends with its dtype.
+    of such a variable ends with its dtype. The strings of a vocabulary are
+    written as numeric arrays, because Keras files cannot contain strings with
+    zero bytes.
     """
     for key, variable in variables_by_key(embedding).items():
         values = variable.numpy()
         store[key] = values.view(np.uint16) if _is_half(variable) else values
+    for number, strings in enumerate(LayerAccess(embedding).strings()):
+        if strings is not None:
+            texts = strings.all_strings().numpy()
+            for name, values in kept_strings.to_columns(texts).items():
+                store[f"{number}{_STRINGS}{name}"] = values
 
 
 def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
@@ -163,10 +173,11 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
         shape. In this case, no variable is changed.
     """
     variables = variables_by_key(embedding)
-    if set(store.keys()) != set(variables):
+    saved_keys = {key for key in store.keys() if _STRINGS not in key}
+    if saved_keys != set(variables):
         raise ValueError(
             f"The saved weights of layer {layer!r} must hold "
-            f"{sorted(variables)}. Received: {sorted(store.keys())}."
+            f"{sorted(variables)}. Received: {sorted(saved_keys)}."
         )
     for key, variable in variables.items():
         saved = tuple(store[key].shape)
@@ -194,7 +205,26 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             if _is_half(variable)
             else values
         )
+    _load_strings(embedding, store)
     LayerAccess(embedding).load_variables()
+
+
+def _load_strings(embedding: TPUEmbedding, store: Weights) -> None:
+    """Reads the strings of vocabularies; files without strings are supported.
+
+    If the file contains no strings, the strings of its keys are not known.
+    """
+    for number, strings in enumerate(LayerAccess(embedding).strings()):
+        if strings is None:
+            continue
+        start = f"{number}{_STRINGS}"
+        columns = {
+            key.removeprefix(start): np.asarray(store[key][...])
+            for key in store.keys()
+            if key.startswith(start)
+        }
+        texts = kept_strings.from_columns(columns) if columns else []
+        strings.load(tf.constant(list(texts), tf.string))
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
