@@ -5,7 +5,8 @@ trained with Adagrad. Each contestant trains with the same batches:
 
 * `tlm`: `fit` of a Keras model with `tlm.layers.TPUEmbedding` and
   `tlm.layers.DotInteraction`, whose batches are packed by `tlm.pack`.
-* `features`: the same with one tensor of ids per table.
+* `several`: the same, compiled with `steps_per_execution=8`.
+* `features`: as `tlm`, with one tensor of ids per table.
 * `keras`: `fit` with one `keras.layers.Embedding` per table and stock
   operations for the interaction. Keras' Adagrad updates all rows of all tables
   in each step.
@@ -42,6 +43,13 @@ _NUM_BATCHES = flags.DEFINE_integer(
 )
 
 PEERS = ("fbgemm", "bag")
+# Kind of model and number of steps per execution of each contestant in Keras.
+_KERAS = {
+    "tlm": ("tlm", 1),
+    "several": ("tlm", 8),
+    "features": ("features", 1),
+    "keras": ("keras", 1),
+}
 # Number of batches per call of the contestant that updates all rows.
 _FEW_BATCHES = 4
 # Deleting an iterator can wait for the thread that tunes the dataset, 0.3 to
@@ -51,11 +59,12 @@ _OPTIONS.autotune.enabled = False
 
 
 def contestant(
-    kind: str, size: workloads.Dlrm, distribution: str
+    name: str, size: workloads.Dlrm, distribution: str
 ) -> Callable[[int], timing.Milliseconds]:
     """Returns a function that trains and returns the time per batch."""
+    kind, steps = _KERAS[name]
     inputs, rows = criteo_model.look_up(kind, size)
-    model = criteo_model.compiled(kind, inputs, rows, size)
+    model = criteo_model.compiled(kind, inputs, rows, size, steps)
     batches = criteo_model.batches(kind, size, distribution)
     data = tf.data.Dataset.from_tensors(batches[0])
     for one in batches[1:]:
@@ -91,10 +100,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     medians = {}
     for name in SIZES.value:
         size = workloads.DLRMS[name]
-        calls = {
-            kind: contestant(kind, size, distribution)
-            for kind in ("tlm", "features", "keras")
-        }
+        calls = {kind: contestant(kind, size, distribution) for kind in _KERAS}
         process = None
         if embedding_step.TORCH_PYTHON.value:
             process = peers.Peer(

@@ -98,7 +98,11 @@ def look_up(kind: str, size: workloads.Dlrm):
 
 
 def compiled(
-    kind: str, inputs, rows: list, size: workloads.Dlrm
+    kind: str,
+    inputs,
+    rows: list,
+    size: workloads.Dlrm,
+    steps_per_execution: int = 1,
 ) -> keras.Model:
     """Returns the compiled model of the results of `look_up`."""
     numbers = keras.Input([size.num_numbers])
@@ -106,6 +110,7 @@ def compiled(
     model.compile(
         keras.optimizers.Adagrad(LEARNING_RATE),
         keras.losses.BinaryCrossentropy(from_logits=True),
+        steps_per_execution=steps_per_execution,
     )
     return model
 

@@ -17,13 +17,13 @@ REGISTER_OP("LayoutMap>PlanKeys")
     .Input("splits: num_inputs * int64")
     .Input("num_samples: int64")
     .Input("weights: num_inputs * float")
+    .Input("key_kinds: int32")
     .Input("token: int64")
     .Output("plan: variant")
     .Output("requests: num_servers * uint8")
     .Attr("num_inputs: int >= 1")
     .Attr("training: bool")
     .Attr("open_tables: list(int)")
-    .Attr("key_kinds: list(int)")
     .Attr("has_unknown_row: list(bool)")
     .Attr("num_servers: int >= 1")
     .Attr("shard_servers: list(int)")
@@ -41,6 +41,8 @@ ids: For each feature, keys if its table has an open vocabulary, otherwise rows.
 splits: As in `EnqueueStep`.
 num_samples: As in `EnqueueStep`.
 weights: As in `EnqueueStep`.
+key_kinds: [num_open_tables]. For each open table, the kind of its keys in this
+  step: 1 integers, 2 strings, 0 if the step has no keys.
 token: As in `FoldGradients`.
 plan: Plan that `PlaceKeys` accepts on the same device.
 requests: For each server, first the epoch, number and attempt of the closure
@@ -52,7 +54,6 @@ requests: For each server, first the epoch, number and attempt of the closure
   number of uses of each key, encoded like differences of rows.
 training: Whether keys are counted, admitted and evicted.
 open_tables: Indices of the tables with an open vocabulary.
-key_kinds: For each open table, the kind of its keys: 1 integers, 2 strings.
 has_unknown_row: For each open table, whether keys without a row share the row
   after the rows of the vocabulary. Otherwise their embeddings are zeros.
 )doc");

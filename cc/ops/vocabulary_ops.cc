@@ -48,6 +48,7 @@ REGISTER_OP("LayoutMap>EvictKeys")
     .Attr("num_slot_shards: int >= 0")
     .Attr("Tvalues: list(type) >= 1")
     .Attr("table: int")
+    .Attr("sharing: list(int) = []")
     .Attr("admission: {'all', 'count', 'probability'}")
     .Attr("evict: {'none', 'lru', 'lfu'}")
     .Attr("policy: list(int)")
@@ -63,15 +64,17 @@ Frees the rows of the given keys, or of all expired keys.
 state: Variables of the vocabulary: all shards of its keys, of their last steps
   and of their counts; its sketch and the sums of the sketch if keys are
   admitted by their count; its numbers.
-shards: All shards of the table.
-slots: One slot variable after the other, shard by shard.
+shards: All shards of the table, then of each table in `sharing`.
+slots: One slot variable after the other, shard by shard, for the same tables.
 keys: Keys to free, any shape; unused with `expired`. The op fails if a step in
   flight uses the row of one of the keys.
 evicted: Keys that had a row, [num_evicted].
-values: Values of their rows, [num_evicted, dim], then of each slot variable.
+values: Values of their rows, [num_evicted, dim], then of each slot variable,
+  then the same for each table in `sharing`.
 policy: min_count, admission probability times 2^32, half_life_steps, ttl_steps,
   fails_when_full, seed.
 table: Index of the table in the engine.
+sharing: Indices of the other tables that use the same vocabulary.
 )doc");
 
 REGISTER_OP("LayoutMap>FirstRows")
@@ -108,6 +111,7 @@ seed: Seed of the vocabulary and the table.
       .Input("splits: num_inputs * int64")        \
       .Input("num_samples: int64")                \
       .Input("weights: num_inputs * float")       \
+      .Input("key_kinds: int32")                  \
       .Input("state: num_state * resource")       \
       .Input("shards: num_shards * resource")     \
       .Input("slots: num_slot_shards * resource") \
@@ -116,7 +120,7 @@ seed: Seed of the vocabulary and the table.
       .Attr("num_shards: int >= 1")               \
       .Attr("num_slot_shards: int >= 0")          \
       .Attr("open_tables: list(int)")             \
-      .Attr("key_kinds: list(int)")               \
+      .Attr("vocabulary_of: list(int) = []")      \
       .Attr("has_unknown_row: list(bool)")        \
       .Attr("admissions: list(string)")           \
       .Attr("evictions: list(string)")            \
@@ -144,12 +148,18 @@ ids: By replica, then by feature: keys if the table has an open vocabulary,
 splits: As in `EnqueueStep`.
 num_samples: [num_replicas * num_features].
 weights: One factor per id. An empty tensor means 1 for each id.
-state: For each open table, the variables of its vocabulary, as in `EvictKeys`.
+key_kinds: [num_open_tables]. For each open table, the kind of its keys in this
+  step: 1 integers, 2 strings, 0 if the step has no keys.
+state: For each open table that owns a vocabulary, the variables of the
+  vocabulary, as in `EvictKeys`.
 shards: All shards of the first open table, then all shards of the second, and
   so on.
 slots: Shards of each slot variable, in the same order.
 open_tables: Indices of the tables with an open vocabulary.
-key_kinds: For each open table, the kind of its keys: 1 integers, 2 strings.
+vocabulary_of: For each open table, the table whose vocabulary it uses, as an
+  index into `open_tables`. An empty list: each table owns a vocabulary. If
+  several tables use a vocabulary, a key counts as often as in the table in
+  which it occurs most often.
 has_unknown_row: For each open table, whether keys without a row share the row
   after the rows of the vocabulary. Otherwise their embeddings are zeros.
 policies: For each open table, six numbers, as in `EvictKeys`.

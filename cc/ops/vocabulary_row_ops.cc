@@ -18,6 +18,7 @@ REGISTER_OP("LayoutMap>WriteKeys")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")
     .Input("fetched_steps: num_fetched * resource")
+    .Input("sharing_shards: num_sharing_shards * resource")
     .Input("keys: int64")
     .Input("last_steps: int32")
     .Input("counts: int32")
@@ -31,6 +32,7 @@ REGISTER_OP("LayoutMap>WriteKeys")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
     .Attr("num_fetched: int >= 0")
+    .Attr("num_sharing_shards: int >= 0")
     .Attr("num_slots: int >= 0")
     .Attr("dtype: {float, bfloat16, half}")
     .Attr("table: string")
@@ -43,6 +45,11 @@ REGISTER_OP("LayoutMap>WriteKeys")
     .Attr("first_limits: list(float)")
     .Attr("first_seed: int")
     .Attr("initial_slots: list(float)")
+    .Attr("sharing: list(int) = []")
+    .Attr("sharing_first_values: list(string) = []")
+    .Attr("sharing_first_limits: list(float) = []")
+    .Attr("sharing_first_seeds: list(int) = []")
+    .Attr("sharing_initial_slots: list(float) = []")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle keys;
@@ -58,6 +65,8 @@ state: State of the shards, as in `EvictKeys`.
 shards: Shards of the table.
 slots: One slot variable after the other, shard by shard.
 fetched_steps: As in `FetchKeys` on a server, otherwise no variable.
+sharing_shards: For each table in `sharing`, its shards, then its slot
+  variables. The rows of new keys get initial values in these tables.
 keys: Distinct keys, [num_keys]. All places of the keys must be in the shards.
 last_steps: Last step of each key, or an empty tensor: the step of the
   vocabulary for new keys.
@@ -79,6 +88,9 @@ first_values: Distribution of the initial values, as in `FirstRows`.
 first_limits: Two numbers of the distribution.
 first_seed: Seed of the distribution.
 initial_slots: Initial value of each slot variable.
+sharing: Indices of the other tables of the engine that use the same vocabulary.
+sharing_first_values: For each of them, as `first_values`. The other attributes
+  about `sharing` are concatenated in the same way.
 )doc");
 
 REGISTER_OP("LayoutMap>ReadKeys")

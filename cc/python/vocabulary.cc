@@ -198,6 +198,18 @@ class Vocabulary {
     return state;
   }
 
+  // Replaces the counts of keys without a row.
+  void SetSketch(const Array<uint8_t>& sketch, const Array<int64_t>& seen) {
+    if (sketch.size() != static_cast<py::ssize_t>(sketch_.size()) ||
+        seen.size() != static_cast<py::ssize_t>(seen_.size())) {
+      throw py::value_error(
+          "`sketch` must have " + std::to_string(sketch_.size()) +
+          " cells and `seen` " + std::to_string(seen_.size()) + " sums");
+    }
+    std::copy_n(sketch.data(), sketch.size(), sketch_.begin());
+    std::copy_n(seen.data(), seen.size(), seen_.begin());
+  }
+
  private:
   static int64_t AdmittedOf2To32(double probability) {
     if (!(probability >= 0 && probability <= 1)) {
@@ -368,6 +380,9 @@ void DefineVocabulary(py::module_* m) {
       .def("resize", &Vocabulary::Resize, py::arg("capacity"),
            py::arg("num_shards"), py::arg("step"),
            "Returns (from, to): the old and new rows of the keys that fit.")
+      .def("set_sketch", &Vocabulary::SetSketch, py::arg("sketch").noconvert(),
+           py::arg("seen").noconvert(),
+           "Replaces the arrays \"sketch\" and \"seen\" of `state`.")
       .def("state", &Vocabulary::State,
            "Returns all arrays of the state, by row.");
   m->def("put_keys", &PutKeysPy, py::arg("keys").noconvert(),

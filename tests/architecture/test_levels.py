@@ -71,6 +71,7 @@ LEVELS = {
     "sharded.routing.assertions": 1,
     "sharded.routing": 2,
     "vocabulary.key_tensors": 1,
+    "vocabulary.stored_keys": 1,
     "vocabulary.stock_find": 2,
     # Building blocks.
     "sharded": 3,

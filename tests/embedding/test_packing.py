@@ -11,6 +11,7 @@ from tests.reference import packed as reference
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.vocabulary import key_tensors
 
 InvalidArgument = tf.errors.InvalidArgumentError
 PATHS = ["a", "b/0", "b/1"]
@@ -96,6 +97,65 @@ def test_pack_and_unpack_match_the_reference(batch, weighted, traced):
             assert factor.to_list() == (
                 given_weights or [[1.0] * len(row) for row in one]
             )
+
+
+@given(
+    batch=batches(),
+    are_strings=st.tuples(*[st.booleans()] * len(PATHS)),
+    traced=st.booleans(),
+)
+def test_packed_strings_match_the_reference(batch, are_strings, traced):
+    ids, weights = batch
+    features, hashes = [], []
+    for rows, is_string in zip(ids, are_strings, strict=True):
+        integers = ragged(rows)
+        strings = tf.ragged.map_flat_values(tf.strings.as_string, integers)
+        keys = tf.ragged.map_flat_values(key_tensors.hash_strings, strings)
+        features.append(strings if is_string else integers)
+        hashes.append((keys if is_string else integers).to_list())
+    call = tf.function(tlm.pack) if traced else tlm.pack
+    packed = call(structure(features))
+    mark = packing.packed_mark_of(PATHS)
+    expected, _ = reference.pack(hashes, mark, are_strings=list(are_strings))
+    assert_rows(packed, expected)
+    specs = [config.FeatureSpec(path, 0, 0) for path in PATHS]
+    read = packing.read_packed(packed, None, structure([0, 1, 2]))
+    found, _ = packing.unpack_ids(specs, read, [True] * 3)
+    for one, keys, is_string in zip(found, hashes, are_strings, strict=True):
+        assert one.ids.to_list() == keys
+        assert one.kind.numpy() == (1 + is_string if ids[0] else 0)
+    if any(are_strings) and ids[0]:
+        with pytest.raises(InvalidArgument, match="an open vocabulary accepts"):
+            packing.unpack_ids(specs, read)
+
+
+def test_all_types_of_strings_pack_to_the_same_tensor():
+    dense = tf.constant([["a", "b"], ["c", ""]])
+    wanted = tlm.pack({"x": dense}).numpy()
+    assert wanted[:, 1].tolist() == [-3, -3]
+    np.testing.assert_array_equal(
+        wanted[:, 2:], key_tensors.hash_strings(dense)
+    )
+    for form in (
+        tf.RaggedTensor.from_tensor(dense),
+        tf.SparseTensor(
+            [[0, 0], [0, 1], [1, 0], [1, 1]], ["a", "b", "c", ""], [2, 2]
+        ),
+        dense.numpy(),
+        np.array([["a", "b"], ["c", ""]]),
+    ):
+        np.testing.assert_array_equal(tlm.pack({"x": form}), wanted)
+    packed = tlm.pack([dense, tf.constant([5, 6])])
+    assert packed[:, 2].numpy().tolist() == [1, 1]
+
+
+def test_samples_of_different_kinds_raise():
+    packed = tf.concat(
+        [tlm.pack([tf.constant(["a"])]), tlm.pack([tf.constant([1])])], axis=0
+    )
+    read = packing.read_packed(packed, None, [0])
+    with pytest.raises(InvalidArgument, match="either integers in all samples"):
+        packing.unpack_ids([config.FeatureSpec("0", 0, 0)], read, [True])
 
 
 def assert_rows(found, rows):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.reference import vocabulary as reference
 from tf_layoutmap._core.ops import native
+from tf_layoutmap.vocabulary import sketch_conversion
 
 COUNTS = (
     "num_lookups",
@@ -104,7 +105,17 @@ class Pair:
         assert num_full == expected_rows.count(-1)
 
     def resize(self, capacity, step, num_shards):
+        old = self.core.state()
         before, after = self.core.resize(capacity, num_shards, step)
+        if self.reference.admission == "count":
+            segments = len(old["seen"])
+            self.core.set_sketch(
+                *sketch_conversion.convert(
+                    old["sketch"].reshape([segments, 2, -1]),
+                    old["seen"],
+                    self.core.num_rows // 8,
+                )
+            )
         assert list(
             zip(before.tolist(), after.tolist())
         ) == self.reference.resize(capacity, step)
@@ -114,6 +125,10 @@ class Pair:
         state = self.core.state()
         for name, expected in self.reference.state().items():
             np.testing.assert_array_equal(state[name], expected, name)
+        if self.reference.admission == "count":
+            sketch, seen = self.reference.sketch()
+            np.testing.assert_array_equal(state["sketch"], sketch.ravel())
+            np.testing.assert_array_equal(state["seen"], seen)
         has_key = np.flatnonzero(state["keys"] != reference.EMPTY)
         assert self.reference.export() == list(
             zip(

@@ -1,6 +1,7 @@
 """Tests plans for tables: bytes, workloads, suggestions and partitioning."""
 
 import collections
+import dataclasses
 import itertools
 
 import numpy as np
@@ -340,3 +341,20 @@ def test_pins_may_be_table_configs():
         costs=COSTS,
     )
     assert made.choices["words"].startswith("table")
+
+
+def test_tables_that_share_a_vocabulary_store_its_keys_once():
+    tables = {"deep": 100, "wide": 100}
+    shared = {"deep": vocabulary(100), "wide": "deep"}
+    embedding = tlm.TPUEmbedding(
+        features(tables), tpu.SGD(0.1), vocabularies=shared
+    )
+    spec = embedding._state.spec
+    deep, wide = (
+        table_choices.largest_shard(table, 1, by_segment=False)
+        for table in spec.tables
+    )
+    assert wide == dataclasses.replace(deep, keys=0)
+    plan(tables, vocabularies=shared)
+    with pytest.raises(NotImplementedError, match="if `servers` is passed"):
+        plan(tables, vocabularies=shared, servers=2)

@@ -28,19 +28,28 @@ def check(found, *, first=0):
 @pytest.mark.parametrize(
     "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
 )
-def test_each_closure_counts_once_if_workers_restart(tmp_path, restarts):
+@pytest.mark.parametrize("steps", [1, 8])
+def test_each_step_counts_once_if_workers_restart(tmp_path, restarts, steps):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
         # With these options, a closure takes most of its time after its updates
         # were sent, so workers often die at that time.
-        cluster.train(json.dumps({"work": 30000, "chunk": 4}))
+        cluster.train(
+            json.dumps(
+                {
+                    "work": 30000,
+                    "chunk": 4 * steps,
+                    "steps_per_closure": steps,
+                }
+            )
+        )
         cluster.wait_for("DONE", _START)
         for _ in range(restarts):
             time.sleep(dice.uniform(0.1, 1))
             cluster.restart("worker", dice.randrange(2))
-        cluster.wait_for("DONE 12", 60)
+        cluster.wait_for(f"DONE {12 * steps}", 60)
         found = cluster.finish(60)
-    assert found["num_updates"] == found["num_done"] >= 12
+    assert found["num_updates"] == found["num_done"] >= 12 * steps
     check(found)
     # The servers recognize these repeated updates by their tokens and do not
     # apply them twice.

@@ -130,6 +130,51 @@ def test_the_task_of_a_chief_may_be_missing():
         )
 
 
+def resolver(jobs: dict, **options):
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(jobs), **options
+    )
+
+
+def test_a_resolver_provides_the_addresses():
+    jobs = {"ps": ["s:1"], "worker": ["w:1", "w:2"], "chief": ["c:1"]}
+    for options in ({}, {"task_type": "chief", "task_id": 0}):
+        assert connection.resolve_cluster(resolver(jobs, **options)) == jobs
+
+
+@pytest.mark.parametrize(
+    "jobs, options, words",
+    [
+        ({"worker": ["w:1"]}, {}, r"Missing: \['ps'\].*SimpleClusterResolver"),
+        ({"ps": ["s:1"], "worker": ["w"]}, {}, "Received: 'w' of 'worker'"),
+        (
+            {"ps": {3: "s:1"}, "worker": ["w:1"]},
+            {},
+            "a list of addresses for each job",
+        ),
+        (
+            {"ps": ["s:1"], "worker": ["w:1"]},
+            {"task_type": "worker", "task_id": 0},
+            r"argument `cluster_resolver` \(SimpleClusterResolver\) has the "
+            "type",
+        ),
+        (
+            {"ps": ["s:1"], "worker": ["w:1"]},
+            {"rpc_layer": "http"},
+            'must use the protocol "grpc"',
+        ),
+    ],
+)
+def test_a_resolver_of_an_unusable_cluster_raises(jobs, options, words):
+    with pytest.raises(ValueError, match=words):
+        connection.resolve_cluster(resolver(jobs, **options))
+
+
+def test_another_object_than_a_resolver_raises():
+    with pytest.raises(TypeError, match="`cluster_resolver` must be a"):
+        tlm.ps.connect(cluster_resolver={"ps": ["s:1"]})
+
+
 def not_found():
     return tf.errors.NotFoundError(None, None, "Op type not registered")
 

@@ -89,7 +89,10 @@ def main():
     options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     chunk = options.pop("chunk", 4)
     work = options.pop("work", 0)
-    strategy = tlm.ps.connect(timeout_seconds=60)
+    strategy = tlm.ps.connect(
+        cluster_resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+        timeout_seconds=60,
+    )
     with strategy.scope():
         embeddings = embedding()
 

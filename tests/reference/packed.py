@@ -1,7 +1,7 @@
 """Reference of packed batches in plain Python; samples are lists."""
 
 
-def pack(features, mark, weights=None, num_columns=None):
+def pack(features, mark, weights=None, num_columns=None, are_strings=None):
     """Returns two matrices of a packed batch: the ids and the weights.
 
     Args:
@@ -10,11 +10,18 @@ def pack(features, mark, weights=None, num_columns=None):
       weights: None if no feature has weights; otherwise, for each feature, None
         or lists in the same format as `features`.
       num_columns: Number of columns, or None for the smallest possible number.
+      are_strings: For each feature, whether its ids are hashes of strings.
     """
+    marked = are_strings or [False] * len(features)
     weights = weights or [None] * len(features)
     ids, factors = [], []
     for sample in range(len(features[0])):
-        row = [mark, *(len(one[sample]) for one in features)]
+        # The bitwise complement of a number `n` is `-1 - n`.
+        sizes = [
+            -1 - len(one[sample]) if is_string else len(one[sample])
+            for one, is_string in zip(features, marked, strict=True)
+        ]
+        row = [mark, *sizes]
         ones = [1.0] * len(row)
         for feature, given in zip(features, weights, strict=True):
             row += feature[sample]

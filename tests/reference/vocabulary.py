@@ -1,6 +1,8 @@
 """Reference of the C++ core's open vocabulary, with a dict and lists."""
 
+import bisect
 import collections
+import itertools
 import math
 
 import numpy as np
@@ -33,6 +35,16 @@ def num_segments(num_buckets: int) -> int:
     while segments < 64 and 8 * segments <= num_buckets:
         segments *= 2
     return segments
+
+
+def overlapping(index: int, size: int, old_size: int) -> range:
+    """Returns the old elements that share a 32-bit hash with a new element.
+
+    A hash `x` is in element `x * size >> 32` of `size` elements.
+    """
+    first = -(-(index << 32) // size)
+    last = -(-((index + 1) << 32) // size) - 1
+    return range(first * old_size >> 32, (last * old_size >> 32) + 1)
 
 
 class Key:
@@ -169,6 +181,38 @@ class Vocabulary:
                 one.count = counts[i]
         return self.find(keys), new
 
+    def counts(self, keys, step) -> list[int]:
+        """Returns the decayed count of each key; 0 without a row."""
+        return [
+            self._decayed(self.known[key], step) if key in self.known else 0
+            for key in keys
+        ]
+
+    def sample(self, num_sampled, by, seed, step):
+        """Returns (key, row, weight) of each sampled key, and all weights.
+
+        Draws an element of a list that contains each key as often as its
+        weight, in the order of the rows.
+        """
+        keys = [one for one in self.rows if one is not None]
+        weights = [
+            max(self._decayed(one, step), 1) if by == "count" else 1
+            for one in keys
+        ]
+        total = sum(weights)
+        if total == 0:
+            return [], 0
+        ends = list(itertools.accumulate(weights))
+        state, sampled = mix(mix(seed[0]) ^ seed[1] & _MASK), []
+        while len(sampled) < num_sampled:
+            state = state + 0x9E3779B97F4A7C15 & _MASK
+            product = mix(state) * total
+            if product & _MASK < 2**64 % total:
+                continue  # Otherwise, some numbers would be more likely.
+            i = bisect.bisect_right(ends, product >> 64)
+            sampled.append((keys[i].key, keys[i].row, weights[i]))
+        return sampled, total
+
     def export(self):
         """Returns (key, row, last step, count) of each key, by row."""
         return [
@@ -183,7 +227,10 @@ class Vocabulary:
             self.known.values(),
             key=lambda one: (-self._score(one, step), one.key),
         )
+        sizes = self.num_buckets // self.per_segment, self.num_cells
+        cells, seen = self.cells, self.seen
         self._set_size(capacity)
+        self._move_sketch(*sizes, cells, seen)
         moves = []
         for one in old:
             row = next(
@@ -205,6 +252,39 @@ class Vocabulary:
             "last_step": np.array([one.last_step for one in found], np.int32),
             "count": np.array([one.count for one in found], np.int32),
         }
+
+    def sketch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the cells `[segments, 2, cells]` and the sums."""
+        segments = self.num_buckets // self.per_segment
+        cells = np.zeros([segments, 2, self.num_cells], np.uint8)
+        for place, count in self.cells.items():
+            cells[place] = count
+        return cells, np.array([self.seen[i] for i in range(segments)])
+
+    def _move_sketch(self, old_segments, old_cells, cells, seen):
+        """Assigns each cell the maximum of the cells that its keys had."""
+        segments = self.num_buckets // self.per_segment
+        origins = {
+            i: overlapping(i, segments, old_segments) for i in range(segments)
+        }
+        for segment, old in origins.items():
+            least = min(seen[one] for one in old)
+            self.seen[segment] = (
+                least * (self.num_cells // 2) // (old_cells // 2)
+            )
+        targets = collections.defaultdict(list)
+        for cell in range(self.num_cells):
+            for one in overlapping(cell, self.num_cells, old_cells):
+                targets[one].append(cell)
+        new_segments = collections.defaultdict(list)
+        for segment, old in origins.items():
+            for one in old:
+                new_segments[one].append(segment)
+        for (segment, row, cell), count in cells.items():
+            for new_segment in new_segments[segment]:
+                for new_cell in targets[cell]:
+                    place = new_segment, row, new_cell
+                    self.cells[place] = max(self.cells[place], count)
 
     def _segment(self, key):
         return self.bucket(key) // self.per_segment

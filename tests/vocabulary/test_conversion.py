@@ -168,3 +168,65 @@ def test_other_tensors_are_copied(tmp_path):
     assert tf.train.load_variable(
         target, "other/.ATTRIBUTES/VARIABLE_VALUE"
     ).tolist() == [1.0, 2.0]
+
+
+def counted(capacity, num_shards=1):
+    return built(
+        capacity, admission="count", min_count=4, num_shards=num_shards
+    )
+
+
+@pytest.mark.parametrize("capacity", [300, 64, 5000, 20])
+@pytest.mark.parametrize("is_resized", [False, True])
+def test_counts_of_keys_without_a_row_are_kept(tmp_path, capacity, is_resized):
+    old, _ = counted(300, num_shards=2)
+    keys = np.arange(10_000, 10_040)
+    for _ in range(3):
+        train(old, keys)
+    assert not old.vocabularies[NAME].contains(keys).numpy().any()
+    if is_resized:
+        old.vocabularies[NAME].resize(capacity)
+        new = old
+    else:
+        source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+        target = str(tmp_path / "new")
+        settings = tlm.OpenVocabulary(capacity, admission="count", min_count=4)
+        tlm.convert_vocabularies(source, target, {NAME: settings})
+        new, _ = counted(capacity, num_shards=3)
+        tf.train.Checkpoint(embedding=new).restore(
+            target
+        ).assert_existing_objects_matched()
+    # A window consists of at least 128 ids, so a count may decrease by one.
+    train(new, keys)
+    train(new, keys)
+    known = new.vocabularies[NAME].contains(keys).numpy()
+    assert known.sum() >= min(len(keys), capacity) * 3 // 4
+    # The keys would have a count of 2 with an empty sketch.
+    fresh, _ = counted(capacity)
+    train(fresh, keys)
+    train(fresh, keys)
+    assert not fresh.vocabularies[NAME].contains(keys).numpy().any()
+
+
+@pytest.mark.parametrize("had_sketch", [False, True])
+def test_the_sketch_is_created_or_removed_with_the_admission(
+    tmp_path, had_sketch
+):
+    admissions = [
+        {"admission": "count", "min_count": 2},
+        {"admission": "all"},
+    ]
+    before, after = admissions if had_sketch else admissions[::-1]
+    old, _ = built(100, **before)
+    train(old, np.arange(5))
+    train(old, np.arange(5))
+    source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
+    target = str(tmp_path / "new")
+    tlm.convert_vocabularies(
+        source, target, {NAME: tlm.OpenVocabulary(50, **after)}
+    )
+    names = [name for name, _ in tf.train.list_variables(target)]
+    assert any(state.SKETCH in name for name in names) != had_sketch
+    new, _ = built(50, **after)
+    tf.train.Checkpoint(embedding=new).restore(target).assert_consumed()
+    assert new.vocabularies[NAME].contains(np.arange(5)).numpy().all()

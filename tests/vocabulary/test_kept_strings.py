@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap.partition import FixedShardsPartitioner
 from tf_layoutmap.vocabulary import kept_strings, key_tensors
 
 tpu = tf.tpu.experimental.embedding
@@ -462,6 +463,243 @@ def test_integers_raise():
         one.vocabularies["words"].write([1])
     with pytest.raises(TypeError, match="`keep_strings` must be a bool"):
         tlm.OpenVocabulary(8, keep_strings="yes")
+
+
+def make_shared(capacity=64, *, owner="deep", num_shards=1, **arguments):
+    """Returns an embedding with two tables that share a vocabulary."""
+    settings = tlm.OpenVocabulary(capacity, keep_strings=True, **arguments)
+    one = tlm.TPUEmbedding(
+        {
+            name: tpu.FeatureConfig(
+                tpu.TableConfig(capacity, dim, combiner="sum", name=name)
+            )
+            for name, dim in {"wide": 1, "deep": 3}.items()
+        },
+        tpu.Adagrad(0.1),
+        vocabularies={
+            name: settings if name == owner else owner
+            for name in ("wide", "deep")
+        },
+        partitioner=FixedShardsPartitioner(num_shards),
+    )
+    one.build()
+    return one
+
+
+def train_shared(one, wide, deep):
+    one.enqueue({"wide": wide, "deep": deep})
+    found = one.dequeue()
+    one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+
+
+def names_of_tables(one):
+    """Returns the sorted strings, which are equal for all tables."""
+    found = {
+        name: vocabulary.keys().numpy().tolist()
+        for name, vocabulary in one.vocabularies.items()
+    }
+    assert found["wide"] == found["deep"]
+    for name, vocabulary in one.vocabularies.items():
+        texts = [x for block in vocabulary.blocks() for x in block.strings]
+        assert texts == found[name]
+    return sorted(found["wide"])
+
+
+@pytest.mark.parametrize("owner", ["wide", "deep"])
+def test_tables_with_one_vocabulary_share_its_strings(owner):
+    gone = []
+    one = make_shared(owner=owner, num_shards=2, on_evict=gone.append)
+    train_shared(one, tf.constant(["a", "b"]), tf.constant(["b", "c", "c"]))
+    assert names_of_tables(one) == [b"a", b"b", b"c"]
+    one.vocabularies["wide"].write(["d"], [[1.0]])
+    one.vocabularies["deep"].write(["e"], [[1.0, 2.0, 3.0]])
+    assert names_of_tables(one) == [b"a", b"b", b"c", b"d", b"e"]
+    for vocabulary in one.vocabularies.values():
+        assert vocabulary.stats()["num_strings"] == 5
+    one.vocabularies["wide"].evict(["c", "d"])
+    assert {evicted.table for evicted in gone} == {"wide", "deep"}
+    for evicted in gone:
+        hashes = key_tensors.hash_strings(tf.constant(list(evicted.strings)))
+        assert sorted(evicted.strings) == [b"c", b"d"]
+        assert evicted.keys.tolist() == hashes.numpy().tolist()
+    assert names_of_tables(one) == [b"a", b"b", b"e"]
+
+
+@pytest.mark.parametrize("by", ["wide", "deep"])
+def test_a_resize_of_a_shared_vocabulary_keeps_the_strings(by):
+    gone = []
+    one = make_shared(num_shards=2, on_evict=gone.append)
+    train_shared(one, words(range(20)), words(range(10, 30)))
+    one.vocabularies[by].resize(200)
+    assert names_of_tables(one) == sorted(words(range(30)).numpy().tolist())
+    train_shared(one, words(range(30, 50)), words([50]))
+    known = words(range(51)).numpy().tolist()
+    assert names_of_tables(one) == sorted(known)
+    one.vocabularies[by].resize(8)
+    for table in ("wide", "deep"):
+        told = [x for each in gone if each.table == table for x in each.strings]
+        assert sorted(told + names_of_tables(one)) == sorted(known)
+
+
+def test_a_checkpoint_of_a_shared_vocabulary_contains_the_strings(tmp_path):
+    one = make_shared(num_shards=3)
+    train_shared(one, words(range(20)), words(range(10, 30)))
+    path = tf.train.Checkpoint(embedding=one).save(tmp_path / "one")
+    reader = tf.train.load_checkpoint(path)
+    keys = [key for key in reader.get_variable_to_shape_map() if "kept" in key]
+    assert len(keys) == 1
+    other = make_shared()
+    status = tf.train.Checkpoint(embedding=other).restore(path)
+    status.assert_existing_objects_matched()
+    assert names_of_tables(other) == names_of_tables(one)
+    tlm.convert_vocabularies(
+        path,
+        tmp_path / "larger",
+        {
+            "deep": tlm.OpenVocabulary(1000, keep_strings=True),
+            "wide": "deep",
+        },
+    )
+    larger = make_shared(1000, num_shards=2)
+    tf.train.Checkpoint(embedding=larger).restore(str(tmp_path / "larger"))
+    assert names_of_tables(larger) == names_of_tables(one)
+
+
+@pytest.mark.parametrize("capacity", [64, 1000, 8])
+def test_weight_files_of_other_capacities_contain_the_strings(
+    tmp_path, capacity
+):
+    def build(capacity):
+        tables = {
+            name: tpu.TableConfig(capacity, dim, combiner="sum", name=name)
+            for name, dim in {"wide": 1, "deep": 3}.items()
+        }
+        layer = tlm.layers.TPUEmbedding(
+            {name: tpu.FeatureConfig(one) for name, one in tables.items()},
+            tpu.SGD(0.1),
+            vocabularies={
+                "deep": tlm.OpenVocabulary(capacity, keep_strings=True),
+                "wide": "deep",
+            },
+        )
+        ids = keras.Input([2], dtype="string")
+        found = layer({"wide": ids, "deep": ids})
+        outputs = keras.layers.Concatenate()([found["wide"], found["deep"]])
+        model = keras.Model(ids, keras.layers.Dense(1)(outputs))
+        model.compile("sgd", "mse")
+        return model, layer
+
+    model, layer = build(64)
+    x = tf.reshape(words(range(20)), [10, 2])
+    model.fit(x, np.ones([10, 1]), verbose=0)
+    path = str(tmp_path / "model.weights.h5")
+    model.save_weights(path)
+    other, other_layer = build(capacity)
+    if capacity == 8:
+        with pytest.warns(UserWarning, match="has no rows for 12 of the 20"):
+            other.load_weights(path)
+    else:
+        other.load_weights(path)
+    found = names_of_tables(other_layer.embedding)
+    expected = names_of_tables(layer.embedding)
+    assert len(found) == min(20, capacity)
+    assert set(found) <= set(expected)
+
+
+def test_packed_batches_raise():
+    one = make()
+    packed = tlm.pack({"ids": tf.constant(["a", "b"])})
+    with pytest.raises(
+        ValueError, match="only hashes, as in a packed batch.*'words'"
+    ):
+        one.enqueue(packed)
+    shared = make_shared()
+    ids = tf.constant(["a", "b"])
+    with pytest.raises(ValueError, match="only hashes.*'(wide|deep)'"):
+        shared.enqueue(tlm.pack({"wide": ids, "deep": ids}))
+    assert shared.stats()["pending"] == [0]
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_sampled_keys_are_accepted(is_traced):
+    one = make(features=("ids", "labels"))
+    vocabulary = one.vocabularies["words"]
+
+    def step(labels):
+        sampled = tlm.ops.sample_keys(vocabulary, 6, by="uniform", seed=[1, 2])
+        one.enqueue({"ids": sampled.ids(labels), "labels": labels[:, None]})
+        found = one.dequeue()
+        one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+
+    if is_traced:
+        step = tf.function(step)
+    one.enqueue({"ids": tf.constant(["a"]), "labels": tf.constant([["b"]])})
+    one.dequeue()
+    one.apply_gradients({"ids": None, "labels": None})
+    step(tf.constant(["c", "a"]))
+    assert names(one) == [b"a", b"b", b"c"]
+    only_sampled = tlm.ops.sample_keys(vocabulary, 4).ids()
+    one.enqueue({"ids": only_sampled, "labels": tf.constant([["d"]])})
+    one.dequeue()
+    assert names(one) == [b"a", b"b", b"c", b"d"]
+    assert vocabulary.stats()["num_collisions"] == 0
+
+
+def test_labels_of_sampled_keys_are_kept():
+    one = make()
+    train(one, tf.constant(["a", "b"]))
+    sampled = tlm.ops.sample_keys(one.vocabularies["words"], 4)
+    train(one, sampled.ids([["c", "a"], ["d", "c"]]))
+    assert names(one) == [b"a", b"b", b"c", b"d"]
+    with pytest.raises(ValueError, match="must be strings.*'words'"):
+        one.enqueue({"ids": sampled.ids([5])})
+
+
+def test_replicas_keep_the_strings_of_labels():
+    strategy = strategies.mirrored(2)
+    with strategy.scope():
+        one = make()
+    vocabulary = one.vocabularies["words"]
+    vocabulary.write(["a", "b"])
+
+    @tf.function
+    def step(labels):
+        def replica_step(labels):
+            sampled = tlm.ops.sample_keys(vocabulary, 3, seed=[1, 2])
+            one.enqueue({"ids": sampled.ids(labels)})
+            found = one.dequeue()
+            one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+
+        strategy.run(replica_step, (labels,))
+
+    step(
+        strategy.experimental_distribute_values_from_function(
+            lambda context: words([context.replica_id_in_sync_group, 7])
+        )
+    )
+    expected = [b"a", b"b", *words([0, 1, 7]).numpy().tolist()]
+    assert names(one) == expected
+
+
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_a_sampled_softmax_keeps_the_strings_of_labels(mask_zero):
+    layer = tlm.layers.ShardedEmbedding(
+        tlm.OpenVocabulary(100, keep_strings=True),
+        2,
+        optimizer="adagrad",
+        mask_zero=mask_zero,
+    )
+    layer.build([None])
+    layer.vocabulary.write(["bag"])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(
+            tlm.ops.sampled_softmax_loss(
+                layer, tf.constant(["hat", "", "hat"]), tf.ones([3, 2]), 5
+            )
+        )
+    tape.gradient(loss, layer.trainable_variables)
+    expected = [b"bag", b"hat"] if mask_zero else [b"", b"bag", b"hat"]
+    assert sorted(layer.vocabulary.keys().numpy().tolist()) == expected
 
 
 def test_an_export_contains_neither_strings_nor_native_ops(tmp_path):

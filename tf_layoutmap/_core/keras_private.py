@@ -68,6 +68,9 @@ compute_output_spec = _private("backend", "compute_output_spec")
 # The classes that create the step functions of fit, evaluate and predict.
 TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
 BaseTrainer = _private("trainers.trainer", "Trainer")
+# Builds a model before its first step. This function computes the mean of the
+# batches of all replicas, which fails for strings.
+_method(TensorFlowTrainer, "_maybe_symbolic_build", "iterator", "data_batch")
 
 # All steps of an epoch run inside `catch_stop_iteration`. When this context
 # ends, the end of the epoch is reported to the other processes.

@@ -13,6 +13,7 @@ SHARD_SLOTS = "keras3_shard_slots"
 KERAS3_EMBEDDINGS = "keras3_embedding_creation"
 TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
+STRING_BATCHES = "keras3_string_batches"
 
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
@@ -147,6 +148,24 @@ def shard_slot_rows() -> list[Patch]:
             shard_slots.load_own_variables,
             "The contents of a weights file depend on the number of shards.",
         ),
+    ]
+
+
+def string_batch_rows() -> list[Patch]:
+    """Returns the row for strings in models on several replicas."""
+    from tf_layoutmap.layers.keras3 import string_batches
+
+    return [
+        Patch(
+            STRING_BATCHES,
+            "_core.keras_private:TensorFlowTrainer",
+            "_maybe_symbolic_build",
+            string_batches.build_with_first_replica,
+            "Keras computes the mean of the batches of all replicas before "
+            "the first step, which raises an error for strings.",
+            KERAS,
+            "tests/layers/base/test_open_tables.py",
+        )
     ]
 
 

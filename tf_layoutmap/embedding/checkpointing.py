@@ -8,18 +8,22 @@ is wrong, TensorFlow raises an error only after it has overwritten some tables.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import shared, state
 
 
 def check_shapes(
-    path: str, attribute: str, variables: Mapping[str, Mapping[str, Any]]
+    path: str,
+    attribute: str,
+    variables: Mapping[str, Mapping[str, Any]],
+    owners: Mapping[str, str],
 ):
     """Checks that tables match the tensors in a checkpoint.
 
@@ -27,14 +31,18 @@ def check_shapes(
       path: Prefix of the checkpoint.
       attribute: Name of the attribute that holds `variables`.
       variables: `{table name: {variable name: variable}}`.
+      owners: Tables that use the vocabulary of another table, with the other
+        table.
 
     Raises:
-      ValueError: If a table has another shape or dtype in the checkpoint, or if
-        a table has an open vocabulary only in the checkpoint or only in the
-        program.
+      ValueError: If a table has another shape or dtype in the checkpoint, if a
+        table has an open vocabulary only in the checkpoint or only in the
+        program, or if a table shares its vocabulary with another table than in
+        the checkpoint.
     """
     found = dict(tf.train.list_variables(path))
-    dtypes = tf.train.load_checkpoint(path).get_variable_to_dtype_map()
+    reader = tf.train.load_checkpoint(path)
+    dtypes = reader.get_variable_to_dtype_map()
     own = {
         key_of(attribute, table, name): (
             table,
@@ -69,12 +77,57 @@ def check_shapes(
                 f"{path!r})."
             )
     for prefix in mismatches:
+        saved = prefix + key_of(shared.OWNERS)
         mismatches[prefix] = (
-            _vocabulary_mismatch(found, path, prefix, attribute, variables)
+            _owner_mismatch(
+                [
+                    table
+                    for table in variables
+                    if prefix + key_of(attribute, table, "parameters") in found
+                ],
+                owners,
+                shared.decode_owners(reader.get_tensor(saved))
+                if saved in found
+                else {},
+                path,
+            )
+            or _vocabulary_mismatch(found, path, prefix, attribute, variables)
             or mismatches[prefix]
         )
     if mismatches and all(mismatches.values()):
         raise ValueError(next(iter(mismatches.values())))
+
+
+def _owner_mismatch(
+    tables: Sequence[str],
+    owners: Mapping[str, str],
+    saved: Mapping[str, str],
+    path: str,
+) -> str | None:
+    """Returns an error message if tables do not share vocabularies as saved.
+
+    Args:
+      tables: Names of the tables.
+      owners: The owners of shared vocabularies in the program.
+      saved: The owners in the checkpoint.
+      path: Prefix of the checkpoint.
+    """
+    for table in tables:
+        if owners.get(table) == saved.get(table):
+            continue
+        own, other = (
+            f"the vocabulary of table {owner!r}"
+            if owner is not None
+            else "a separate vocabulary or no vocabulary"
+            for owner in (owners.get(table), saved.get(table))
+        )
+        return (
+            f"Table {table!r} with {own} must be restored from a table with "
+            f"{own}. Received: a table with {other} (checkpoint {path!r}). "
+            "Restore the checkpoint into tables with the saved vocabularies, "
+            "and copy the rows with tlm.import_rows."
+        )
+    return None
 
 
 def _vocabulary_mismatch(
@@ -188,7 +241,12 @@ class CheckpointHooks(_Trackable):
             return None
         backend.before_restore()
         if path is not None:
-            check_shapes(path, "_variables", self._variables)
+            check_shapes(
+                path,
+                "_variables",
+                self._variables,
+                open_tables.owners_by_name(self._state.spec),
+            )
             backend.note_restore()
         return None
 
@@ -199,7 +257,10 @@ class CheckpointHooks(_Trackable):
         if waiting:
             latest = max(waiting, key=lambda one: one.checkpoint.restore_uid)
             check_shapes(
-                latest.checkpoint.save_path_string, "_variables", variables
+                latest.checkpoint.save_path_string,
+                "_variables",
+                variables,
+                open_tables.owners_by_name(self._state.spec),
             )
 
     def _load_variables(self):

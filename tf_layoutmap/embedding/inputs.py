@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.vocabulary import key_tensors
+from tf_layoutmap.vocabulary import key_tensors, stored_keys
 
 # Dtypes whose values all fit into int64.
 _ID_TYPES = (
@@ -50,9 +50,14 @@ class FeatureIds:
         value is `()` for samples `[B]`, and `(B, C)` for samples `[A, B, C]`. A
         size is None if it is unknown during tracing.
       kind: Type of the input from which keys were read; one of
-        `key_tensors.KINDS`.
-      strings: `[num_ids]` strings whose hashes are the ids, if the table keeps
-        strings; otherwise None.
+        `key_tensors.KINDS`. For a packed batch, an int32 scalar tensor, which
+        is 0 if the batch has no samples.
+      strings: `[num_strings]` strings of the input, if the table keeps strings;
+        otherwise None. None also for inputs that contain only hashes.
+      string_keys: `[num_strings]` int64, the hashes of `strings`; otherwise
+        None. They differ from `ids` if the input is a `StoredKeys`, which has
+        strings for some of the ids, or if ids after the last position of a
+        sequence were removed.
     """
 
     ids: tf.Tensor
@@ -60,8 +65,9 @@ class FeatureIds:
     num_samples: Any
     weights: tf.Tensor
     inner_shape: tuple[int | None, ...] = ()
-    kind: int = key_tensors.INTEGERS
+    kind: int | tf.Tensor = key_tensors.INTEGERS
     strings: tf.Tensor | None = None
+    string_keys: tf.Tensor | None = None
 
     @property
     def static_num_samples(self) -> int | None:
@@ -133,10 +139,16 @@ def read_keys(
     """
     keys, kind = key_tensors.of_input(value)
     found = read_feature(feature, keys, weight)
-    strings = None
-    if keeps_strings and kind == key_tensors.STRINGS:
-        strings = tf.reshape(key_tensors.values_of(value), [-1])
-    return dataclasses.replace(found, kind=kind, strings=strings)
+    found = dataclasses.replace(found, kind=kind)
+    strings = key_tensors.strings_of(value) if keeps_strings else None
+    if strings is not None:
+        found.strings = strings
+        found.string_keys = (
+            key_tensors.hash_strings(strings)
+            if isinstance(value, stored_keys.StoredKeys)
+            else found.ids
+        )
+    return found
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
@@ -548,8 +560,6 @@ def _split_positions(feature, found: FeatureIds, length: int):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
     found.ids = tf.gather(found.ids, kept)
-    if found.strings is not None:
-        found.strings = tf.gather(found.strings, kept)
     found.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
 
 

@@ -1,11 +1,12 @@
 """`pack`: stores the ids of all features of a batch in one matrix.
 
 Each row of the matrix contains one sample: a mark, the number of ids of each
-feature, and the ids of all features, concatenated. Datasets, strategies and
-Keras can split the matrix like any batch. The mark identifies the packed
-features and their order. If the features do not match the embedding, the lookup
-raises an error. `read_packed` reads the matrix, and `unpack_ids` converts it to
-ragged tensors.
+feature, and the ids of all features, concatenated. If the ids of a feature are
+strings, the matrix contains their hashes, and the bitwise complement of the
+number of ids, which is negative. Datasets, strategies and Keras can split the
+matrix like any batch. The mark identifies the packed features and their order.
+If the features do not match the embedding, the lookup raises an error.
+`read_packed` reads the matrix, and `unpack_ids` converts it to ragged tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import tensorflow as tf
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.sharded.routing import assertions
+from tf_layoutmap.vocabulary import key_tensors
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features
@@ -125,14 +128,32 @@ def packed_placeholders(
 def unpack_ids(
     specs: Sequence[config.FeatureSpec],
     packed: PackedIds,
-) -> tuple[list[tf.RaggedTensor], list[tf.RaggedTensor | None]]:
+    has_keys: Sequence[bool] | None = None,
+) -> tuple[
+    list[tf.RaggedTensor | key_tensors.PackedKeys],
+    list[tf.RaggedTensor | None],
+]:
     """Unpacks ids and weights with TensorFlow's own operations only.
 
-    If the batch was packed from other features, the operations raise an
+    If the batch was packed from other features, or if it has strings for a
+    table without an open vocabulary, the operations raise an
     `InvalidArgumentError` when they run.
+
+    Args:
+      specs: Features, in the order of the packed batch.
+      packed: Packed batch.
+      has_keys: For each feature, whether its table has an open vocabulary. The
+        result contains `PackedKeys` for these features. None: no feature has
+        keys.
+
+    Returns:
+      Ids and weights of each feature.
     """
     num_samples, num_columns = tf.unstack(tf.shape(packed.ids, tf.int64))
-    sizes = packed.ids[:, 1 : 1 + len(specs)]
+    stored = packed.ids[:, 1 : 1 + len(specs)]
+    is_string = stored < 0
+    sizes = tf.where(is_string, tf.bitwise.invert(stored), stored)
+    is_open = tf.constant(list(has_keys or [False] * len(specs)))
     ends = 1 + len(specs) + tf.cumsum(sizes, axis=1)
     names = [one.name for one in specs]
     with _after_checks(
@@ -144,9 +165,26 @@ def unpack_ids(
                 "the paths of this embedding's feature_config, whose features "
                 f"are {names}.",
             ),
-            tf.debugging.assert_non_negative(
-                sizes,
-                "A packed batch must hold numbers of ids that are at least 0.",
+            *assertions.require(
+                tf.reduce_all(is_open | tf.logical_not(is_string)),
+                "A packed batch must hold numbers of ids that are at least 0. "
+                "A negative number marks strings, which only a table with an "
+                "open vocabulary accepts. Features whose tables have no open "
+                "vocabulary: ",
+                ", ".join(
+                    repr(spec.name)
+                    for spec, is_key in zip(
+                        specs, has_keys or [False] * len(specs)
+                    )
+                    if not is_key
+                )
+                or "none",
+                ".",
+            ),
+            *assertions.require(
+                tf.reduce_all(is_string == is_string[:1]),
+                "A packed batch must hold, for each feature, either integers "
+                "in all samples or strings in all samples.",
             ),
             tf.debugging.assert_less_equal(
                 ends,
@@ -157,6 +195,15 @@ def unpack_ids(
     ):
         ends += tf.range(num_samples)[:, tf.newaxis] * num_columns
         starts = ends - sizes
+        kinds = tf.where(
+            num_samples == 0,
+            0,
+            tf.where(
+                tf.reduce_any(is_string, axis=0),
+                key_tensors.STRINGS,
+                key_tensors.INTEGERS,
+            ),
+        )
     ids, weights = [], []
     for column, spec in enumerate(specs):
         places = tf.ragged.range(starts[:, column], ends[:, column])
@@ -186,7 +233,10 @@ def unpack_ids(
             ):
                 found = found.with_values(tf.identity(found.values))
             factors = None
-        ids.append(found)
+        if has_keys is not None and has_keys[column]:
+            ids.append(key_tensors.PackedKeys(found, kinds[column]))
+        else:
+            ids.append(found)
         weights.append(factors)
     return ids, weights
 
@@ -232,10 +282,12 @@ def pack(
     [[1, 2, 3, 7, 8], [1, 2, 1, 9, 9]]
 
     Args:
-      features: Integer ids in the structure of the feature config. Each leaf is
-        a `tf.Tensor` `[num_samples]` or `[num_samples, ids per sample]`, or a
-        `tf.SparseTensor` or `tf.RaggedTensor` of rank 2. In a sparse tensor,
-        the ids of a sample must be in consecutive columns, from column 0.
+      features: Ids in the structure of the feature config: integers, or strings
+        for tables with open vocabularies. Strings are hashed, and the packed
+        batch contains the hashes. Each leaf is a `tf.Tensor` `[num_samples]` or
+        `[num_samples, ids per sample]`, or a `tf.SparseTensor` or
+        `tf.RaggedTensor` of rank 2. In a sparse tensor, the ids of a sample
+        must be in consecutive columns, from column 0.
       weights: None, or the same structure in which each leaf is None or the
         weights of the ids. The weights have the same sparse or ragged form as
         the ids.
@@ -246,15 +298,16 @@ def pack(
 
     Returns:
       The packed ids, `[num_samples, num_columns]` int64. Each sample contains a
-      mark that identifies the features, the number of ids of each feature, the
-      ids of all features, and zeros. If `weights` are passed, a tuple of the
+      mark that identifies the features, the number of ids of each feature (its
+      bitwise complement if the ids are strings), the ids of all features, and
+      zeros. If `weights` are passed, a tuple of the
       packed ids and the packed weights, `[num_samples, num_columns]` float32.
       Programs can split and concatenate packed batches along the first axis,
       but must not change their values.
 
     Raises:
-      TypeError: If int64 cannot represent all ids, or if weights are not
-        numbers.
+      TypeError: If ids are neither strings nor integers that int64 holds, or
+        if weights are not numbers.
       ValueError: If `features` is not a structure, if the type or rank of a
         leaf is not supported, or if `weights` do not match `features`.
       tf.errors.InvalidArgumentError: If the features have different numbers of
@@ -295,10 +348,35 @@ def pack(
         if one.static_num_samples is not None
     ]
     # Sets the static number of samples if it is known.
-    packed = tf.ensure_shape(found.packed, [known[0] if known else None, None])
+    packed = tf.ensure_shape(
+        _with_kinds(
+            found.packed,
+            [bool(one.kind == key_tensors.STRINGS) for one in inputs],
+        ),
+        [known[0] if known else None, None],
+    )
     if weights is None:
         return packed
     return packed, tf.ensure_shape(found.packed_weights, packed.shape)
+
+
+def _with_kinds(packed: tf.Tensor, are_strings: Sequence[bool]) -> tf.Tensor:
+    """Marks the features whose ids are strings, by complements of their sizes.
+
+    A reader that does not support strings rejects the negative sizes.
+    """
+    if not any(are_strings):
+        return packed
+    masks = tf.constant([-1 if one else 0 for one in are_strings], tf.int64)
+    end = 1 + len(are_strings)
+    return tf.concat(
+        [
+            packed[:, :1],
+            tf.bitwise.bitwise_xor(packed[:, 1:end], masks),
+            packed[:, end:],
+        ],
+        axis=1,
+    )
 
 
 def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
@@ -319,6 +397,7 @@ def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
 def _read(path: str, value: Any, weight: Any) -> embedding_inputs.FeatureIds:
     """Reads one feature. Sparse ids are converted to ragged ids."""
     feature = config.FeatureSpec(path, 0, 0)
+    value, kind = key_tensors.of_input(value)
     if isinstance(value, tf.SparseTensor):
         if value.shape.rank not in (None, 2):
             raise _wrong_rank(path, value)
@@ -331,7 +410,7 @@ def _read(path: str, value: Any, weight: Any) -> embedding_inputs.FeatureIds:
     inputs = embedding_inputs.read_feature(feature, value, weight)
     if inputs.inner_shape:
         raise _wrong_rank(path, value)
-    return inputs
+    return dataclasses.replace(inputs, kind=kind)
 
 
 def _wrong_rank(path: str, value: Any) -> ValueError:

@@ -241,7 +241,10 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
 
 
 # Names of the attributes of `FeatureIds` that are tensors.
-_TENSORS = ("ids", "splits", "num_samples", "weights", "strings")
+_TENSORS = ("ids", "splits", "num_samples", "weights")
+# Names of the attributes that are tensors only in some batches. The kind of
+# keys is a tensor only if the batch was packed.
+_OPTIONAL_TENSORS = ("kind", "strings", "string_keys")
 
 
 def merge_replica_steps(
@@ -267,7 +270,14 @@ def merge_replica_steps(
         merge calls in nested functions and conditions.
     """
     parts_of = [
-        [part for part in _TENSORS if getattr(one, part) is not None]
+        [
+            *_TENSORS,
+            *(
+                part
+                for part in _OPTIONAL_TENSORS
+                if tf.is_tensor(getattr(one, part))
+            ),
+        ]
         for one in features
     ]
     tensors = [

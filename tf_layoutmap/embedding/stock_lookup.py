@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing import assertions
+from tf_layoutmap.vocabulary import key_tensors
 
 
 def samples_of(
@@ -169,7 +170,8 @@ def look_up(
     value: Any,
     weight: Any,
     out_of_range: str,
-    rows_of_keys: Callable[[tf.Tensor, int], tf.Tensor] | None = None,
+    rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
+    | None = None,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
 
@@ -192,6 +194,7 @@ def look_up(
       TypeError, ValueError: See `serving_embedding_lookup`.
     """
     found = read(feature, value, weight, rows_of_keys is not None)
+    value = key_tensors.ids_of(value)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
         raise ValueError(
@@ -245,6 +248,7 @@ def read(
     """Reads an input, and applies `output_shape` to a ragged input."""
     read_input = inputs.read_keys if of_keys else inputs.read_feature
     found = read_input(feature, value, weight)
+    value = key_tensors.ids_of(value)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
         return found

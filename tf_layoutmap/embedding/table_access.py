@@ -29,8 +29,9 @@ class TableAccess:
 
     _state: EmbeddingState
     _variables: dict[str, dict[str, Any]]
-    # The strings of tables that keep strings, by table name. `build` assigns an
-    # instance attribute, which checkpoints contain, if there is such a table.
+    # The strings of vocabularies that keep strings, by the name of the table
+    # that owns the vocabulary. `build` assigns an instance attribute, which
+    # checkpoints contain, if there is such a vocabulary.
     _kept_strings: Mapping[str, kept_strings.KeptStrings] = {}
     build: Callable[[], None]
 
@@ -85,17 +86,22 @@ class TableAccess:
             spec.name: state.Vocabulary(
                 spec.vocabulary.settings,
                 spec.title or spec.name,
-                {
-                    name: variable
-                    for name, variable in self._variables[spec.name].items()
-                    if name in state.NAMES
-                },
+                self._vocabulary_variables(spec),
                 functools.partial(backend.evict_keys, number),
                 functools.partial(self._resize, number),
                 self._row_access(number),
             )
             for number, spec in enumerate(self._state.spec.tables)
             if spec.vocabulary is not None
+        }
+
+    def _vocabulary_variables(self, table: config.TableSpec) -> dict[str, Any]:
+        """Returns the variables of a vocabulary, which its owner has."""
+        owner = tables.owner_of(self._state.spec, table)
+        return {
+            name: variable
+            for name, variable in self._variables[owner.name].items()
+            if name in state.NAMES
         }
 
     def _row_access(self, table: int) -> key_rows.RowAccess:
@@ -106,12 +112,18 @@ class TableAccess:
 
         def shards() -> list[tuple[list[Any], list[Any]]]:
             backend.before_read()
-            by_name = self._variables[spec.name]
+            owner = tables.owner_of(self._state.spec, spec)
             lanes, rows = (
-                [list(tables.shards_of(by_name[name])) for name in names]
-                for names in (
-                    (state.KEYS, state.LAST_STEPS, state.COUNTS),
-                    (tables.PARAMETERS, *(slot.name for slot in slots)),
+                [
+                    list(tables.shards_of(self._variables[table][name]))
+                    for name in names
+                ]
+                for table, names in (
+                    (owner.name, (state.KEYS, state.LAST_STEPS, state.COUNTS)),
+                    (
+                        spec.name,
+                        (tables.PARAMETERS, *(slot.name for slot in slots)),
+                    ),
                 )
             )
             return [
@@ -126,7 +138,9 @@ class TableAccess:
             shards,
             functools.partial(backend.write_rows, table),
             self._state.replicas.is_first_process,
-            self._kept_strings.get(spec.name),
+            self._kept_strings.get(
+                tables.owner_of(self._state.spec, spec).name
+            ),
         )
 
     def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
@@ -137,14 +151,10 @@ class TableAccess:
         self._state.spec = found.spec
         # The assignment to the attribute makes the new variables trackable, so
         # that checkpoints contain them.
-        self._variables = {**self._variables, spec.name: found.variables}
+        self._variables = {**self._variables, **found.variables}
         return (
             spec.vocabulary.settings,
-            {
-                name: variable
-                for name, variable in found.variables.items()
-                if name in state.NAMES
-            },
+            self._vocabulary_variables(spec),
             found.conversion,
         )
 
@@ -364,7 +374,11 @@ class LayerAccess:
         ]
 
     def strings(self) -> list[kept_strings.KeptStrings | None]:
-        """Returns the strings of each table, or None without strings."""
+        """Returns the strings of each table's vocabulary, or None.
+
+        If tables share a vocabulary, only the element of the table that owns
+        the vocabulary contains the strings.
+        """
         return [
             self._embedding._kept_strings.get(table.name)
             for table in self.spec.tables

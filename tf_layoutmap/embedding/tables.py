@@ -73,7 +73,8 @@ def create_tables(
       variable}}`. Each variable is a `tf.Variable`, or a `ShardedVariable` if
       the partitioner returns more than one shard for the table. A table with
       16-bit rows and an optimizer also has an int64 scalar `"rounding_steps"`.
-      A table with an open vocabulary also has all variables of the vocabulary.
+      A table that owns an open vocabulary also has all variables of the
+      vocabulary.
 
     Raises:
       TypeError: If a variable creator does not return a variable.
@@ -92,7 +93,7 @@ def create_tables(
     ):
         for table in spec.tables:
             num_shards = _num_shards(
-                table, partitioner, by_segment=place is not None
+                owner_of(spec, table), partitioner, by_segment=place is not None
             )
             variables[table.name] = _create_table(
                 table, num_shards, place, only
@@ -117,12 +118,27 @@ def _num_bytes(table: config.TableSpec) -> int:
 
 
 def create_table(
-    table: config.TableSpec,
+    spec: config.EmbeddingSpec,
+    table: int,
     partitioner: Partitioner | None,
 ) -> dict[str, Any]:
     """Creates the variables of one table; see `create_tables`."""
+    one = spec.tables[table]
+    num_shards = _num_shards(owner_of(spec, one), partitioner)
     with tf.device(HOST), tf.name_scope(""):
-        return _create_table(table, _num_shards(table, partitioner), None)
+        return _create_table(one, num_shards, None)
+
+
+def owner_of(
+    spec: config.EmbeddingSpec, table: config.TableSpec
+) -> config.TableSpec:
+    """Returns the table that owns the vocabulary of a table.
+
+    Tables that share a vocabulary have the same shards, so that a key and its
+    rows are in shards with the same index.
+    """
+    owner = None if table.vocabulary is None else table.vocabulary.owner
+    return table if owner is None else spec.tables[owner]
 
 
 def _num_shards(
@@ -212,7 +228,11 @@ def _create_table(
             name=f"{table.name}/{ROUNDING_STEPS}",
             distribute_strategy=table_variable.strategy_in_scope(),
         )
-    if settings is not None and place is None:
+    if (
+        settings is not None
+        and place is None
+        and table.vocabulary.owner is None
+    ):
         variables.update(
             create_vocabulary_variables(settings, table.name, num_shards)
         )
@@ -276,6 +296,12 @@ def create_vocabulary_variables(
         f"{table}/{state.NUMBERS}",
     )
     return variables
+
+
+def text_variable(value: Any, name: str) -> tf.Variable:
+    """Creates a variable that describes the tables in checkpoints."""
+    with tf.device(HOST):
+        return _variable(tf.constant(value), name)
 
 
 def _variable(value: tf.Tensor, name: str) -> tf.Variable:

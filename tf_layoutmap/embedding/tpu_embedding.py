@@ -16,7 +16,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import literals
 from tf_layoutmap.embedding import backend as embedding_backend
-from tf_layoutmap.embedding import inputs, replicas, serving
+from tf_layoutmap.embedding import (
+    inputs,
+    replicas,
+    serving,
+    tables,
+)
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
 from tf_layoutmap.embedding.host import agreed_settings
@@ -29,7 +34,7 @@ from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.serving import report
-from tf_layoutmap.vocabulary import first_values, open_vocabulary
+from tf_layoutmap.vocabulary import first_values, open_vocabulary, shared
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import (
@@ -110,7 +115,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         engine: literals.Engine = "auto",
         table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
         rounding_seed: int = 0,
-        vocabularies: Mapping[TableKey, open_vocabulary.OpenVocabulary]
+        vocabularies: Mapping[
+            TableKey, open_vocabulary.OpenVocabulary | TableKey
+        ]
         | None = None,
         wire_dtype: literals.WireDtype = "float32",
         sparse_core_embedding_config: None = None,
@@ -164,7 +171,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             depends on the table, its number of updates, the row and the column.
           vocabularies: Mapping from tables to `tlm.OpenVocabulary` objects.
             Tables are table names or `TableConfig` objects. A table with a
-            vocabulary accepts any int64 or string as an id. The
+            vocabulary accepts any int64 or string as an id. Tables can share
+            one vocabulary. In this case, the value of each further table is the
+            first table, for example `{"deep": tlm.OpenVocabulary(1000), "wide":
+            "deep"}`. A key then has one row in each of these tables. The
             `vocabulary_size` of the table must equal the `capacity` of the
             vocabulary. The initializer must be uniform, normal, truncated
             normal or constant, because the initial values of each key are
@@ -375,6 +385,12 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             # deferred restore.
             variables = backend.create_tables()
             self._check_deferred_restore(variables)
+            owners = open_tables.owners_by_name(self._state.spec)
+            if owners:
+                self._vocabulary_owners = tables.text_variable(
+                    shared.encode_owners(owners),
+                    shared.OWNERS.removeprefix("_"),
+                )
             self._variables = variables
             backend.start(self._variables)
             strings = getattr(backend, "strings", None)

@@ -111,6 +111,8 @@ def plan(
       TypeError: If an argument has an unsupported type.
       ValueError: If an argument is invalid, or if no plan fits. The message
         then contains the missing bytes, and which changes would be sufficient.
+      NotImplementedError: If tables share a vocabulary, and `servers` is
+        passed.
     """
     if is_keras_layer(model_or_feature_config):
         _check_keras_3(model_or_feature_config)

@@ -99,6 +99,9 @@ def largest_shard(
         else bucket_layout.bucket_partition
     )(settings.num_buckets, num_shards)
     rows = max(bucket_layout.row_partition(cut).sizes)
+    if table.vocabulary.owner is not None:
+        # The table that owns the vocabulary stores the keys.
+        return TableShard(num_shards, rows * row, rows * slot_row + counter, 0)
     keys = (
         max(cut.sizes) * bucket_layout.KEYS_PER_BUCKET * _BYTES_PER_KEY
         + 8 * _NUM_COUNTERS

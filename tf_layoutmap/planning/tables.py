@@ -54,6 +54,13 @@ def plan_tables(
         first_values.read_initializer,
     )
     checks.check_one_of("wire_dtype", wire_dtype, ("float32", "bfloat16"))
+    shared = open_tables.owners_by_name(spec)
+    if shared and servers is not None:
+        raise NotImplementedError(
+            "Argument `vocabularies` must have a separate tlm.OpenVocabulary "
+            "for each table if `servers` is passed. Received: "
+            f"tables that share the vocabulary of another table, {shared}."
+        )
     named_pins = {
         key
         if isinstance(key, str)

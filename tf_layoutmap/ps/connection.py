@@ -1,4 +1,4 @@
-"""`connect`, which joins the cluster of TF_CONFIG and checks its processes."""
+"""`connect`, which joins a cluster and checks its processes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
 
 def connect(
     *,
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver
+    | None = None,
     partitioner: ShardCounts | None = None,
     timeout_seconds: str | float = 120.0,
 ) -> tf.distribute.ParameterServerStrategy:
-    """Joins the cluster of TF_CONFIG as its coordinator.
+    """Joins a cluster of servers and workers as its coordinator.
 
     The function waits until all servers and workers answer. The function checks
     the versions of TensorFlow and of this package in each process.
@@ -47,6 +49,10 @@ def connect(
     ```
 
     Args:
+      cluster_resolver: Object that knows the addresses of the servers and
+        workers, for example `SlurmClusterResolver` or
+        `KubernetesClusterResolver` of `tf.distribute.cluster_resolver`. None:
+        the cluster of the environment variable TF_CONFIG.
       partitioner: Partitioner of the strategy's variables; see
         `tf.distribute.ParameterServerStrategy`.
       timeout_seconds: Maximum time to wait for servers and workers, in seconds
@@ -56,23 +62,28 @@ def connect(
       The strategy.
 
     Raises:
-      ValueError: If TF_CONFIG has no cluster with servers and workers, has a
-        malformed address, or describes the task of a server or worker. The
-        error is also raised if `timeout_seconds` is not a duration.
+      TypeError: If `cluster_resolver` is not a resolver of TensorFlow.
+      ValueError: If the cluster has no servers or no workers, has a malformed
+        address, or this process is one of its servers or workers. The error is
+        also raised if `timeout_seconds` is not a duration.
       RuntimeError: If a server or worker does not answer within
         `timeout_seconds`, was not started by `python -m tf_layoutmap.server`,
         or has other versions than this process. The message says which process
         it is and how to fix the problem.
     """
     seconds = waiting.read_seconds(timeout_seconds, "timeout_seconds")
-    jobs = read_cluster(os.environ.get("TF_CONFIG"))
+    if cluster_resolver is None:
+        jobs = read_cluster(os.environ.get("TF_CONFIG"))
+        remedy = ", with the same cluster in TF_CONFIG"
+    else:
+        jobs = resolve_cluster(cluster_resolver)
+        remedy = ""
     all_processes = processes.processes_of(jobs)
     faults = processes.wait_until_all_serve(all_processes, seconds)
     if faults:
         raise RuntimeError(
             f"After {seconds:g} s: {'; '.join(faults)}. Start each server and "
-            "worker with `python -m tf_layoutmap.server`, with the same "
-            "cluster in TF_CONFIG."
+            f"worker with `python -m tf_layoutmap.server`{remedy}."
         )
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), rpc_layer="grpc"
@@ -116,15 +127,65 @@ def read_cluster(tf_config: str | None) -> dict[str, list[str]]:
             f"{tf_config!r}."
         ) from None
     task = config.get("task")
-    job = task.get("type") if isinstance(task, dict) else None
+    _check_coordinator(
+        task.get("type") if isinstance(task, dict) else None,
+        "environment variable TF_CONFIG",
+        task,
+    )
+    return config["cluster"]
+
+
+def resolve_cluster(
+    cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver,
+) -> dict[str, list[str]]:
+    """Returns the addresses that a resolver finds, by job.
+
+    Raises:
+      TypeError: If `cluster_resolver` is not a resolver of TensorFlow.
+      ValueError: If there are no servers, no workers or a malformed address, if
+        the protocol is not gRPC, or if this process is a server or worker.
+    """
+    if not isinstance(
+        cluster_resolver, tf.distribute.cluster_resolver.ClusterResolver
+    ):
+        raise TypeError(
+            "Argument `cluster_resolver` must be a ClusterResolver of "
+            "`tf.distribute.cluster_resolver`, or None for the cluster in "
+            f"TF_CONFIG. Received: {cluster_resolver!r}."
+        )
+    name = type(cluster_resolver).__name__
+    jobs = cluster_resolver.cluster_spec().as_dict()
+    try:
+        _check_jobs(jobs)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `cluster_resolver` must find the addresses of the jobs "
+            f'"ps" and "worker". {error} Received: {name} with {jobs!r}.'
+        ) from None
+    # Some resolvers set the task only when they resolve the cluster.
+    job, index = cluster_resolver.task_type, cluster_resolver.task_id
+    _check_coordinator(
+        job,
+        f"argument `cluster_resolver` ({name})",
+        {"type": job, "index": index},
+    )
+    if cluster_resolver.rpc_layer not in (None, "", "grpc"):
+        raise ValueError(
+            'Argument `cluster_resolver` must use the protocol "grpc". '
+            f"Received: rpc_layer={cluster_resolver.rpc_layer!r} of {name}."
+        )
+    return jobs
+
+
+def _check_coordinator(job: Any, source: str, task: Any):
+    """Raises a ValueError if this process is a server or a worker."""
     if job in ("ps", "worker"):
         raise ValueError(
             "`connect` must be called by the coordinator, whose task in the "
-            'environment variable TF_CONFIG has the type "chief" or is '
-            "missing. Start servers and workers with `python -m "
-            f"tf_layoutmap.server` instead. Received: {task!r}."
+            f'{source} has the type "chief" or is missing. Start servers and '
+            "workers with `python -m tf_layoutmap.server` instead. Received: "
+            f"{task!r}."
         )
-    return config["cluster"]
 
 
 def _read_config(tf_config: str | None) -> dict[str, Any]:
@@ -133,11 +194,15 @@ def _read_config(tf_config: str | None) -> dict[str, Any]:
         config = json.loads(tf_config or "{}")
     except ValueError as error:
         raise ValueError(f"It must be JSON ({error}).") from None
-    jobs = config.get("cluster") if isinstance(config, dict) else None
+    _check_jobs(config.get("cluster") if isinstance(config, dict) else None)
+    return config
+
+
+def _check_jobs(jobs: Any):
+    """Raises a ValueError if servers, workers or their addresses are wrong."""
     jobs = processes.check_addresses(jobs)
     if missing := [job for job in ("ps", "worker") if not jobs.get(job)]:
         raise ValueError(f"Missing: {missing}.")
-    return config
 
 
 def check_answers(answers: Mapping[Process, Any]):

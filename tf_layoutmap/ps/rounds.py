@@ -33,35 +33,55 @@ class InputCancelledError(RuntimeError):
 
 
 class StepClosure:
-    """A step that uses the next batch of a worker.
+    """One or more steps, each of which uses the next batch of a worker.
 
-    Each closure has a number. Workers call the closure as a Python function,
-    because a coordinator cannot cancel a Python function. If another closure
-    fails, this closure therefore finishes its step on all servers. The iterator
-    of this closure remains usable, because TensorFlow does not cancel the
-    iterator.
+    Each step has a number, also within a closure, so that a repeated closure
+    repeats only the steps that servers have not applied.
+
+    Workers call the closure as a Python function, because a coordinator cannot
+    cancel a Python function. If another closure fails, this closure therefore
+    finishes its steps on all servers. The iterator of this closure remains
+    usable, because TensorFlow does not cancel the iterator.
     """
 
-    def __init__(self, coordinator: Any, body: Callable[[Any], Any]):
+    def __init__(
+        self,
+        coordinator: Any,
+        body: Callable[[Any], Any],
+        max_steps: int = 1,
+    ):
         """Creates the closure. `trace` traces it.
 
         Args:
           coordinator: A ClusterCoordinator.
-          body: Function that is called with the iterator of a worker. All
-            functions that `body` calls must be traced inside this closure,
-            because a function that was traced elsewhere does not use the number
-            of the closure.
+          body: Function that runs one step, and is called with the iterator of
+            a worker. All functions that `body` calls must be traced inside this
+            closure, because a function that was traced elsewhere does not use
+            the number of the step.
+          max_steps: Maximum number of steps of a call.
         """
         self._coordinator = coordinator
+        self._max_steps = max_steps
         self._applied: list[Any] = []
         self._traced: Any = None
 
-        @tf.function
-        def closure(iterator, numbers):
-            state = closures.begin(numbers)
+        def step(iterator, epoch_and_number):
+            state = closures.begin(epoch_and_number)
             result = body(iterator)
             self._record_trace(state)
             return result
+
+        @tf.function
+        def closure(iterator, numbers):
+            if max_steps > 1:
+                # The loop is sequential, because each step uses the rows that
+                # the previous step has updated.
+                for i in tf.range(tf.shape(numbers)[0] - 1):
+                    tf.autograph.experimental.set_loop_options(
+                        parallel_iterations=1
+                    )
+                    step(iterator, numbers[i])
+            return step(iterator, numbers[-1])
 
         self._function = closure
 
@@ -79,25 +99,30 @@ class StepClosure:
             self._coordinator,
             self._function,
             iterator,
-            tf.TensorSpec([2], tf.int64),
+            tf.TensorSpec([1 if self._max_steps == 1 else None, 2], tf.int64),
         )
 
-    def schedule(self, iterator: Any, epoch: int, number: int) -> Any:
+    def schedule(
+        self, iterator: Any, epoch: int, numbers: Sequence[int]
+    ) -> Any:
         """Schedules a call of the closure on any worker.
 
         Args:
           iterator: As for `trace`.
           epoch: An epoch that has not been ended by `move_to_epoch`.
-          number: Number of the closure in its epoch.
+          numbers: Numbers of the steps in their epoch.
 
         Returns:
-          The future result. If the iterator of the worker was cancelled,
-          waiting for the result raises `InputCancelledError`.
+          The future result of the last step. If the iterator of the worker was
+          cancelled, waiting for the result raises `InputCancelledError`.
         """
         return tf_private.schedule_call(
             self._coordinator,
             self._make_call(),
-            (iterator, tf.constant([epoch, number], tf.int64)),
+            (
+                iterator,
+                tf.constant([[epoch, one] for one in numbers], tf.int64),
+            ),
         )
 
     def _make_call(self) -> Callable[[Any, tf.Tensor], Any]:
@@ -138,9 +163,9 @@ class StepClosure:
         """Ends an epoch on all servers; see `AppliedClosures`.
 
         Returns:
-          One set of closure numbers for each server of each embedding that the
-          step trains. The set contains the closures that the server has applied
-          in `epoch`. The list is empty if the step trains no embedding.
+          One set of step numbers for each server of each embedding that the
+          step trains. The set contains the steps that the server has applied in
+          `epoch`. The list is empty if the step trains no embedding.
         """
         return [
             numbers
@@ -153,7 +178,8 @@ class StepClosure:
         """Checks and stores the state after a trace of the closure."""
         _check_tokens(state)
         # Duplicates are removed, because a step may contain several
-        # `apply_gradients` of the same embedding, for example in branches.
+        # `apply_gradients` of the same embedding, for example in branches. A
+        # closure of several steps is traced twice, with the same embeddings.
         self._applied = list(dict.fromkeys(state.applied))
 
 
@@ -212,9 +238,9 @@ def _check_tokens(state: closures.Closure):
         )
 
 
-# Maximum number of closures in a round. This number must not exceed the window
-# of closure numbers that a server accepts.
-_MAX_CLOSURES = 512
+# Maximum number of steps in a round. This number must not exceed the window of
+# numbers that a server accepts.
+MAX_STEPS = 512
 
 # Maximum number of failed closures in a round that run again.
 _MAX_FAILURES = 4
@@ -238,10 +264,11 @@ class RoundResult(NamedTuple):
     """Result of a round.
 
     Attributes:
-      num_done: Number of closures whose updates are in the tables.
-      values: Results of the closures, in the order of their numbers. Each
-        result can be passed to `Rounds.fetch`. Empty if the round has an error.
-      error: Error of a closure that does not count, or None.
+      num_done: Number of steps whose updates are in the tables.
+      values: Results of the steps, in the order of their numbers. Each result
+        can be passed to `Rounds.fetch`. The result of a step is None if it was
+        not the last step of its closure. Empty if the round has an error.
+      error: Error of a step that does not count, or None.
     """
 
     num_done: int
@@ -261,6 +288,7 @@ class Rounds:
         num_workers: int,
         deadline: float,
         seconds: float,
+        steps_per_closure: int = 1,
     ):
         """Creates the object.
 
@@ -272,17 +300,20 @@ class Rounds:
           deadline: Maximum time in seconds without a finished closure.
           seconds: Target duration of a round in seconds. The first rounds are
             shorter.
+          steps_per_closure: Number of steps that a worker runs per closure, at
+            most `MAX_STEPS`.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
         )
-        self._closure = StepClosure(self._coordinator, body)
+        self._closure = StepClosure(self._coordinator, body, steps_per_closure)
+        self._steps_per_closure = steps_per_closure
         self._dataset_fn = dataset_fn
         self._dataset: Any = None
         self._iterator: Any = None
         self._deadline = deadline
         self._seconds = seconds
-        self._size = 4 * num_workers
+        self._size = min(4 * num_workers * steps_per_closure, MAX_STEPS)
         self._is_settled = True
 
     @property
@@ -304,19 +335,19 @@ class Rounds:
         """Makes all workers restart their datasets."""
         self._iterator = None
 
-    def run(self, max_closures: int) -> RoundResult:
-        """Runs closures until each closure counts, or too many have failed.
+    def run(self, max_steps: int) -> RoundResult:
+        """Runs steps until each step counts, or too many closures have failed.
 
         After an error, the coordinator does not start the closures in its
-        queue. Steps that workers have already started are finished. Each server
-        then reports the closures that it has applied, and rejects later updates
-        of the epoch. A closure counts if all servers have applied its update.
-        Other closures run again with the same number and another batch. If too
-        many closures have failed, only closures that some servers have applied
+        queue. Closures that workers have already started are finished. Each
+        server then reports the steps that it has applied, and rejects later
+        updates of the epoch. A step counts if all servers have applied its
+        update. Other steps run again with the same number and another batch. If
+        too many closures have failed, only steps that some servers have applied
         run again.
 
         Args:
-          max_closures: Maximum number of closures.
+          max_steps: Maximum number of steps.
 
         Raises:
           LateError: If no closure ends within the deadline.
@@ -327,7 +358,7 @@ class Rounds:
         self.check_settled()
         self._prepare()
         self._is_settled = False
-        ended = self._run(max_closures)
+        ended = self._run(max_steps)
         self._is_settled = True
         return ended
 
@@ -344,8 +375,8 @@ class Rounds:
                 "neither saved nor trained. Start the program again."
             )
 
-    def _run(self, max_closures: int) -> RoundResult:
-        count = min(self._size, max_closures)
+    def _run(self, max_steps: int) -> RoundResult:
+        count = min(self._size, max_steps)
         began = time.monotonic()
         # Each round has a new epoch, so that servers reject late updates of
         # earlier rounds.
@@ -355,21 +386,20 @@ class Rounds:
         todo = list(range(count))
         while todo:
             futures, error = self._run_once(epoch, todo)
-            errors = {
-                number: waiting.wait_for_error(futures[number])
-                for number in futures
-            }
-            done.update(
-                (number, futures[number])
-                for number, own in errors.items()
-                if own is None
-            )
+            errors = []
+            for numbers, future in futures:
+                own = waiting.wait_for_error(future)
+                if own is None:
+                    done.update(dict.fromkeys(numbers))
+                    done[numbers[-1]] = future
+                else:
+                    errors.append(own)
             if error is None:
                 break
-            failures.add(error, [one for one in errors.values() if one])
+            failures.add(error, errors)
             epoch, everywhere, somewhere = self._move_to_next_epoch(epoch)
-            # All servers have applied the next closures, so these closures
-            # count. The results of these closures are lost.
+            # All servers have applied the next steps, so these steps count. The
+            # results of these steps are lost.
             done.update(
                 (number, None)
                 for number in todo
@@ -418,20 +448,28 @@ class Rounds:
         self,
         epoch: int,
         numbers: list[int],
-    ) -> tuple[dict[int, Any], Exception | None]:
-        """Schedules closures, and waits until they have run.
+    ) -> tuple[list[tuple[list[int], Any]], Exception | None]:
+        """Schedules closures for steps, and waits until they have run.
 
         Returns:
-          The futures, and the error of a closure or None.
+          The numbers and the future of each closure, and the error of a closure
+          or None.
         """
-        futures: dict[int, Any] = {}
+        futures: list[tuple[list[int], Any]] = []
+        size = self._steps_per_closure
         try:
-            for number in numbers:
-                futures[number] = self._closure.schedule(
-                    self._iterator, epoch, number
+            for start in range(0, len(numbers), size):
+                group = numbers[start : start + size]
+                futures.append(
+                    (
+                        group,
+                        self._closure.schedule(self._iterator, epoch, group),
+                    )
                 )
             waiting.call_with_deadline(
-                self._coordinator.join, self._deadline, list(futures.values())
+                self._coordinator.join,
+                self._deadline,
+                [future for _, future in futures],
             )
         except (*LOST, waiting.LateError):
             raise
@@ -448,9 +486,9 @@ class Rounds:
         """Ends an epoch on all servers.
 
         Returns:
-          The next epoch, and two sets of closure numbers: the closures that all
-          servers have applied in the ended epoch, and the closures that at
-          least one server has applied.
+          The next epoch, and two sets of step numbers: the steps that all
+          servers have applied in the ended epoch, and the steps that at least
+          one server has applied.
         """
         next_epoch = next(_epochs)
         applied = waiting.call_with_deadline(
@@ -463,7 +501,9 @@ class Rounds:
 
     def _adapt(self, count: int, seconds: float):
         wanted = int(count / max(seconds, 1e-3) * self._seconds)
-        self._size = max(1, min(2 * self._size, _MAX_CLOSURES, wanted))
+        self._size = max(
+            self._steps_per_closure, min(2 * self._size, MAX_STEPS, wanted)
+        )
 
 
 class _Failures:
@@ -502,12 +542,12 @@ class _Failures:
 
     @property
     def has_too_many(self) -> bool:
-        """Whether only closures that some servers have applied run again."""
+        """Whether only steps that some servers have applied run again."""
         return self._num_closures > _MAX_FAILURES
 
     @property
     def must_stop(self) -> bool:
-        """Whether closures that some servers have applied failed too often."""
+        """Whether steps that some servers have applied failed too often."""
         return self._num_rounds >= _MAX_COMPLETIONS
 
     @property

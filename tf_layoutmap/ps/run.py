@@ -58,8 +58,8 @@ class Run:
     `steps(10_000)` then runs only the remaining steps of the 10,000.
 
     Attributes:
-      num_done: Number of closures whose updates are in the tables, including
-        the closures in the restored checkpoint.
+      num_done: Number of steps whose updates are in the tables, including the
+        steps in the restored checkpoint.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Run:
         step_deadline: str | float = "10min",
         max_to_keep: int = 3,
         allow_missing: bool | Sequence[str] = False,
+        steps_per_closure: int = 1,
     ):
         """Creates the run, and restores the newest checkpoint, if any.
 
@@ -103,6 +104,11 @@ class Run:
           allow_missing: Names of objects that may be in the newest checkpoint
             without being in `objects`. The next checkpoint does not contain
             these objects. True for all names.
+          steps_per_closure: Number of steps that a worker runs per call of the
+            coordinator, from 1 to 512. With more steps, the coordinator uses
+            less time per step, and `step_deadline` limits the time of more
+            steps. At most 512 steps are in flight, so `512 / steps_per_closure`
+            workers have work. Each update is still applied exactly once.
 
         Raises:
           TypeError: If a function is not callable, or an argument has a wrong
@@ -136,6 +142,12 @@ class Run:
             "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
         )
         checks.check_int("max_to_keep", max_to_keep, lowest=1)
+        checks.check_int(
+            "steps_per_closure",
+            steps_per_closure,
+            lowest=1,
+            highest=rounds.MAX_STEPS,
+        )
         if isinstance(allow_missing, str):
             raise TypeError(
                 "Argument `allow_missing` must be a bool or a list of names. "
@@ -159,6 +171,7 @@ class Run:
             num_workers=num_workers,
             deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds),
+            steps_per_closure=steps_per_closure,
         )
         self.num_done = self._restore(allow_missing)
         self._target = 0
@@ -166,7 +179,7 @@ class Run:
         self._saved_at = time.monotonic()
 
     def steps(self, count: int) -> Any:
-        """Trains for `count` more closures, and saves a checkpoint.
+        """Trains for `count` more steps, and saves a checkpoint.
 
         A restarted program must call `steps` in the same order and with the
         same counts. Steps whose updates are in the restored checkpoint do not
@@ -174,13 +187,12 @@ class Run:
         all its steps.
 
         Args:
-          count: Number of closures, at least 0, in addition to the closures of
+          count: Number of steps, at least 0, in addition to the steps of
             earlier calls.
 
         Returns:
-          Result of `step_fn` in the last scheduled closure, as numpy arrays.
-          None if no closure had to run, or the worker that had the result was
-          lost.
+          Result of `step_fn` in the last scheduled step, as numpy arrays. None
+          if no step had to run, or the worker that had the result was lost.
 
         Raises:
           TypeError, ValueError: If `count` is not a valid number, or the

@@ -20,7 +20,9 @@ def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:
 
     Raises:
       ValueError: If it does not.
+      NotImplementedError: If tables share an open vocabulary.
     """
+    writer._check_can_serve()
     if all(writer._prefix_of(holder.owner) is None for holder in holders):
         names = [source.name for one in holders for source in one.sources]
         raise ValueError(

@@ -92,6 +92,8 @@ class FeatureLookup:
         found = stock_lookup.read(feature, value, weight, keys is not None)
         if keys is None:
             return found
+        # The kind is a tensor only for packed batches, which are not served.
+        assert isinstance(found.kind, int)
         return dataclasses.replace(
             found, ids=keys.rows_of(tf.cast(found.ids, tf.int64), found.kind)
         )

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
+from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
@@ -153,8 +154,14 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
         )
         for table, (config, variable) in zip(spec.tables, tables.items())
     )
-    keys = {
+    # Tables that share a vocabulary share one copy of its keys.
+    copies = {
         number: StoredKeys(embedding.vocabularies[table.name])
+        for number, table in enumerate(spec.tables)
+        if table.vocabulary is not None and table.vocabulary.owner is None
+    }
+    keys = {
+        number: copies[open_tables.owner_of(spec, number)]
         for number, table in enumerate(spec.tables)
         if table.vocabulary is not None
     }
@@ -163,7 +170,7 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
         name,
         sources,
         lambda stored: FeatureLookup(spec, stored, access.out_of_range, keys),
-        keys=tuple(keys.values()),
+        keys=tuple(copies.values()),
     )
 
 

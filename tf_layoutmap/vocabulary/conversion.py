@@ -25,6 +25,8 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,
     key_tensors,
+    shared,
+    sketch_conversion,
     state,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -81,11 +83,13 @@ def move_rows(
     counts: Array,
     numbers: Array,
     settings: OpenVocabulary,
+    sketch: tuple[Array, Array] | None = None,
 ) -> MovedRows:
     """Assigns keys to the rows of a vocabulary with other settings.
 
     If there are too many keys, the keys with the highest score according to
-    `settings.evict` are kept. The counts of keys without a row are discarded.
+    `settings.evict` are kept. `sketch_conversion` converts the counts of keys
+    without a row.
 
     Args:
       keys: int64 keys, of any shape; -2^63 marks empty places.
@@ -93,6 +97,8 @@ def move_rows(
       counts: Count of each key, int32.
       numbers: The variable `NUMBERS` of the old vocabulary.
       settings: Settings of the new vocabulary.
+      sketch: The variables `SKETCH` and `SKETCH_SUMS` of the old vocabulary, or
+        None if the old vocabulary does not have them.
     """
     stored = keys.ravel()
     found = ops.native.put_keys(
@@ -105,15 +111,15 @@ def move_rows(
         half_life_steps=settings.half_life_steps or 0,
     )
     by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
-    sketch = bucket_layout.sketch_shape(settings.num_buckets)
     vocabulary = {
         state.KEYS: found["keys"].reshape(by_bucket),
         state.LAST_STEPS: found["last_step"].reshape(by_bucket),
         state.COUNTS: found["count"].reshape(by_bucket),
-        state.SKETCH: np.zeros(sketch, np.uint8),
-        state.SKETCH_SUMS: np.zeros(sketch[:1], np.int64),
         state.NUMBERS: numbers,
     }
+    if settings.has_sketch:
+        cells, sums = _converted_sketch(sketch, settings.num_buckets)
+        vocabulary |= {state.SKETCH: cells, state.SKETCH_SUMS: sums}
     had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
     return MovedRows(
         found["from"],
@@ -122,6 +128,16 @@ def move_rows(
         settings.num_rows,
         vocabulary,
     )
+
+
+def _converted_sketch(
+    sketch: tuple[Array, Array] | None, num_buckets: int
+) -> tuple[Array, Array]:
+    """Returns the converted sketch, or an empty sketch."""
+    if sketch is not None:
+        return sketch_conversion.convert(*sketch, num_buckets)
+    shape = bucket_layout.sketch_shape(num_buckets)
+    return np.zeros(shape, np.uint8), np.zeros(shape[:1], np.int64)
 
 
 # Type of a function that takes the name of a variable and returns its saved
@@ -158,21 +174,52 @@ def convert_capacity(
       names: Shapes of the variables of the old table, by name.
       settings: Settings of the new table.
     """
-    moved = move_rows(
+    moved = _moved(read, names, settings)
+    values = {
+        name: _constant(value) for name, value in moved.vocabulary.items()
+    }
+    for name in _names_of_rows(names):
+        values[name] = lambda name=name: moved.of(read(name))
+    # If keys are not admitted by count, the new table has no sketch.
+    return Converted(
+        moved.conversion, values, frozenset(names) & (state.NAMES - set(values))
+    )
+
+
+def _moved(
+    read: Read, names: Mapping[str, tuple[int, ...]], settings: OpenVocabulary
+) -> MovedRows:
+    return move_rows(
         read(state.KEYS),
         read(state.LAST_STEPS),
         read(state.COUNTS),
         read(state.NUMBERS),
         settings,
+        (read(state.SKETCH), read(state.SKETCH_SUMS))
+        if state.SKETCH in names
+        else None,
     )
-    values = {
-        name: _constant(value)
-        for name, value in moved.vocabulary.items()
-        if name in names
-    }
-    for name in _names_of_rows(names):
-        values[name] = lambda name=name: moved.of(read(name))
-    return Converted(moved.conversion, values)
+
+
+def convert_shared(
+    read: Read,
+    names: Mapping[str, tuple[int, ...]],
+    moved: MovedRows,
+) -> Converted:
+    """Converts an open table that uses the vocabulary of another table.
+
+    Args:
+      read: Reader of the variables of the old table.
+      names: Shapes of the variables of the old table, by name.
+      moved: The rows of the keys in the table that owns the vocabulary.
+    """
+    return Converted(
+        moved.conversion,
+        {
+            name: lambda name=name: moved.of(read(name))
+            for name in _names_of_rows(names)
+        },
+    )
 
 
 def convert_to_open(
@@ -204,9 +251,7 @@ def convert_to_open(
         settings,
     )
     values = {
-        name: _constant(value)
-        for name, value in moved.vocabulary.items()
-        if settings.has_sketch or name not in (state.SKETCH, state.SKETCH_SUMS)
+        name: _constant(value) for name, value in moved.vocabulary.items()
     }
 
     def rows(name):
@@ -285,7 +330,8 @@ def convert_vocabularies(
     target: str | os.PathLike[str],
     vocabularies: Mapping[str, OpenVocabulary]
     | Mapping[str, TableConfig]
-    | Mapping[str, OpenVocabulary | TableConfig],
+    | Mapping[str, OpenVocabulary | TableConfig]
+    | Mapping[str, OpenVocabulary | str],
     optimizer: optimizer_specs.TableOptimizer | None = None,
 ) -> dict[str, Conversion]:
     """Converts a checkpoint for tables with other vocabularies.
@@ -297,7 +343,9 @@ def convert_vocabularies(
       rows and slot variables, their counts and their steps. If there are too
       many keys for the new capacity, the most recently used or the most
       frequently used keys are kept, according to `evict` of the new vocabulary.
-      The counts of keys without a row are discarded.
+      The counts of keys without a row are kept. If the new sketch has fewer or
+      other cells than the old sketch, these counts can become too high, but not
+      too low.
     - From a closed table of n rows to an open vocabulary: the keys are the row
       indices 0 to n - 1. Each key has the count 1, and its last use is before
       the first step. If there are too many keys for the new capacity, the
@@ -305,6 +353,10 @@ def convert_vocabularies(
     - From an open vocabulary to a closed table of n rows: keys 0 to n - 1 keep
       their values. Other keys are dropped. Rows without a key are initialized
       as in a new table.
+
+    If tables share a vocabulary, all of them must be converted together, from
+    an open vocabulary to another capacity: `{"deep": tlm.OpenVocabulary(5000),
+    "wide": "deep"}`, as for `tlm.TPUEmbedding`.
 
     All other variables are copied. The function holds the old and the new value
     of only one variable at a time in memory.
@@ -316,8 +368,9 @@ def convert_vocabularies(
         An existing checkpoint is replaced when the new checkpoint is complete.
         If the process is killed, either the old or the new checkpoint remains.
       vocabularies: The tables to convert. Maps each table name to a
-        `tlm.OpenVocabulary`, or to the `TableConfig` of a closed table. Other
-        tables are copied.
+        `tlm.OpenVocabulary`, to the name of the table whose vocabulary the
+        table shares, or to the `TableConfig` of a closed table. Other tables
+        are copied.
       optimizer: Optimizer that defines the initial values of slot variables.
         The optimizer is used for tables that get or lose an open vocabulary.
         None: the optimizer of the `TableConfig`.
@@ -329,8 +382,9 @@ def convert_vocabularies(
       TypeError: If a value of `vocabularies` has an unsupported type.
       ValueError: If `target` equals `source`, a table does not exist or is not
         unique, the initial values of slot variables are not known, a table with
-        string keys would become closed, or `source` is truncated or corrupted.
-        In this case, no file is written.
+        string keys would become closed, tables share a vocabulary in only one
+        of the checkpoints, or `source` is truncated or corrupted. In this case,
+        no file is written.
       OSError: If `target` cannot be written, or if another process is writing
         it. An existing checkpoint is not changed.
     """
@@ -341,13 +395,14 @@ def convert_vocabularies(
         )
     for name, wanted in vocabularies.items():
         if not (
-            isinstance(wanted, OpenVocabulary)
+            isinstance(wanted, OpenVocabulary | str)
             or hasattr(wanted, "vocabulary_size")
         ):
             raise TypeError(
                 checks.message(
                     "vocabularies",
-                    "a mapping to tlm.OpenVocabulary or TableConfig",
+                    "a mapping to tlm.OpenVocabulary, TableConfig or the name "
+                    "of a table",
                     wanted,
                     f"table {name!r}",
                 )
@@ -355,12 +410,25 @@ def convert_vocabularies(
     reader = _Reader(source)
     shapes = reader.shapes
     prefixes = _prefixes(shapes, source, vocabularies)
+    _check_owners(reader, prefixes, vocabularies)
     converted = {
-        prefix: _convert_table(
-            reader, prefix, shapes, table, vocabularies[table], optimizer
-        )
+        prefix: _convert_table(reader, prefix, shapes, table, wanted, optimizer)
         for prefix, table in prefixes.items()
+        if not isinstance(wanted := vocabularies[table], str)
     }
+    prefix_of = {table: prefix for prefix, table in prefixes.items()}
+    for table, owner in _names_in(vocabularies).items():
+        prefix = prefix_of[table]
+        settings: Any = vocabularies[owner]
+        converted[prefix] = convert_shared(
+            _read_of(reader, prefix),
+            _names_below(shapes, prefix),
+            _moved(
+                _read_of(reader, prefix_of[owner]),
+                _names_below(shapes, prefix_of[owner]),
+                settings,
+            ),
+        )
     checkpoint_files.write_checkpoint(
         target, _tensors(reader, shapes, converted)
     )
@@ -449,15 +517,8 @@ def _convert_table(
     optimizer: Any,
 ) -> Converted:
     """Converts the table whose tensor names begin with `prefix`."""
-    names = {
-        key.removeprefix(prefix).removesuffix(_VALUE): shape
-        for key, shape in shapes.items()
-        if key.startswith(prefix)
-    }
-
-    def read(name):
-        return reader.get_tensor(prefix + name + _VALUE)
-
+    names = _names_below(shapes, prefix)
+    read = _read_of(reader, prefix)
     has_keys = state.KEYS in names
     if isinstance(wanted, OpenVocabulary):
         if has_keys:
@@ -487,6 +548,71 @@ def _convert_table(
         raise ValueError(
             f"A closed table {table!r} must be converted from {error}."
         ) from None
+
+
+def _names_below(
+    shapes: Mapping[str, tuple[int, ...]], prefix: str
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the variables of a table, by name."""
+    return {
+        key.removeprefix(prefix).removesuffix(_VALUE): shape
+        for key, shape in shapes.items()
+        if key.startswith(prefix)
+    }
+
+
+def _read_of(reader: _Reader, prefix: str) -> Read:
+    """Returns a reader of the variables of a table."""
+    return lambda name: reader.get_tensor(prefix + name + _VALUE)
+
+
+def _names_in(vocabularies: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        table: owner
+        for table, owner in vocabularies.items()
+        if isinstance(owner, str)
+    }
+
+
+def _check_owners(
+    reader: _Reader,
+    prefixes: Mapping[str, str],
+    vocabularies: Mapping[str, Any],
+) -> None:
+    """Checks that tables share vocabularies as in the checkpoint.
+
+    Args:
+      reader: Reader of the checkpoint.
+      prefixes: Tables to convert, by the prefix of their tensors.
+      vocabularies: The argument of `convert_vocabularies`.
+
+    Raises:
+      ValueError: If a table shares a vocabulary only in the checkpoint or only
+        in `vocabularies`.
+    """
+    saved: dict[str, str] = {}
+    for prefix in prefixes:
+        # The prefix ends with the attribute of the tables and the name of the
+        # table.
+        parent = prefix.rstrip("/").split("/")[:-2]
+        key = "/".join([*parent, shared.OWNERS]) + _VALUE
+        if key in reader.shapes:
+            saved.update(shared.decode_owners(reader.get_tensor(key)))
+    wanted = _names_in(vocabularies)
+    tables = set(prefixes.values())
+    for table, owner in {**saved, **wanted}.items():
+        if not tables & {table, owner}:
+            continue
+        if saved.get(table) != wanted.get(table) or not isinstance(
+            vocabularies.get(owner), OpenVocabulary
+        ):
+            raise ValueError(
+                "Argument `vocabularies` must convert tables that share a "
+                "vocabulary together, as they are saved: "
+                f"{{{owner!r}: tlm.OpenVocabulary(...), {table!r}: "
+                f"{owner!r}}}. Tables that share a vocabulary in the "
+                f"checkpoint: {saved}. Received: {dict(vocabularies)}."
+            )
 
 
 def _slot_values(

@@ -104,19 +104,6 @@ class RowsToWrite:
     step: int
     strings: Array | None = None
 
-    def of_strings(self, strings: Array | None) -> RowsToWrite:
-        """Returns the arguments with keys that are hashes of strings.
-
-        Args:
-          strings: The strings of the keys, or None if the arguments contain the
-            strings that are known.
-        """
-        return dataclasses.replace(
-            self,
-            kind=key_tensors.STRINGS,
-            strings=self.strings if strings is None else strings,
-        )
-
     def part(self, where: Any) -> RowsToWrite:
         """Returns the keys that a slice or a mask selects."""
 
@@ -221,6 +208,55 @@ def check_rows(
         0,
         key_tensors.as_array(keys) if kind == key_tensors.STRINGS else None,
     )
+
+
+def check_block(
+    access: RowAccess,
+    table: str,
+    block: KeyBlock,
+    step: int,
+    *,
+    takes_step: bool,
+) -> RowsToWrite:
+    """Checks and converts a block of another table; see `check_rows`.
+
+    Args:
+      access: Access to the table.
+      table: Name of the table, for messages.
+      block: The block. Its slot variables must exist in this table.
+      step: Step of the table's vocabulary.
+      takes_step: Whether the vocabulary has no keys, so that it gets the step
+        of the block.
+    """
+    if takes_step:
+        step = max(step, block.step)
+    last_steps = block.last_steps
+    if last_steps is not None:
+        # The number of steps since the last use does not change.
+        last_steps = np.maximum(
+            np.asarray(last_steps, np.int64) + (step - block.step), 0
+        )
+    checked = check_rows(
+        access,
+        table,
+        block.keys,
+        block.rows,
+        block.slots,
+        block.counts,
+        last_steps,
+        highest_step=step,
+    )
+    if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
+        checked = dataclasses.replace(
+            checked,
+            kind=key_tensors.STRINGS,
+            strings=(
+                checked.strings if block.strings is None else block.strings
+            ),
+        )
+    if takes_step:
+        checked = dataclasses.replace(checked, step=step)
+    return checked
 
 
 def check_slots(

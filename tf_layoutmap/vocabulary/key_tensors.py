@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from tf_layoutmap.vocabulary import stored_keys
 
 # Kinds of ids, with the numbers that the ops use.
 INTEGERS, STRINGS = 1, 2
@@ -34,13 +37,38 @@ def hash_strings(strings: tf.Tensor) -> tf.Tensor:
     return tf.strings.to_hash_bucket_strong(strings, _NUM_HASHES, _HASH_KEY)
 
 
-def of_input(value: Any) -> tuple[Any, int]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedKeys:
+    """Keys from a packed batch, which stores strings as hashes.
+
+    Attributes:
+      ids: int64 keys.
+      kind: int32 scalar tensor: one of `KINDS`, or 0 if there are no samples.
+    """
+
+    ids: tf.RaggedTensor
+    kind: tf.Tensor
+
+
+def ids_of(value: Any) -> Any:
+    """Returns the ids of `PackedKeys`, and any other value unchanged."""
+    return value.ids if isinstance(value, PackedKeys) else value
+
+
+def of_input(value: Any) -> tuple[Any, int | tf.Tensor]:
     """Converts the ids of a feature to keys; returns the keys and their kind.
 
     Args:
-      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, or a value
-        that `tf.convert_to_tensor` accepts.
+      value: A `tf.Tensor`, `tf.SparseTensor`, `tf.RaggedTensor`, `PackedKeys`,
+        `StoredKeys`, or a value that `tf.convert_to_tensor` accepts.
+
+    Returns:
+      The keys and their kind. The kind of `PackedKeys` is a tensor.
     """
+    if isinstance(value, PackedKeys):
+        return value.ids, value.kind
+    if isinstance(value, stored_keys.StoredKeys):
+        return value.values, value.kind
     if isinstance(value, tf.SparseTensor):
         keys, kind = of_tensor(value.values)
         return tf.SparseTensor(value.indices, keys, value.dense_shape), kind
@@ -56,13 +84,23 @@ def of_input(value: Any) -> tuple[Any, int]:
     return of_tensor(value)
 
 
-def values_of(value: Any) -> tf.Tensor:
-    """Returns the ids of an input of `of_input` as one dense tensor."""
+def strings_of(value: Any) -> tf.Tensor | None:
+    """Returns the strings of an input of `of_input`, `[num_strings]`.
+
+    The result is None if the input contains integers or only hashes.
+    """
+    if isinstance(value, PackedKeys):
+        return None
+    if isinstance(value, stored_keys.StoredKeys):
+        return value.strings
     if isinstance(value, tf.SparseTensor):
-        return value.values
-    if isinstance(value, tf.RaggedTensor):
-        return value.flat_values
-    return tf.convert_to_tensor(value)
+        value = value.values
+    elif isinstance(value, tf.RaggedTensor):
+        value = value.flat_values
+    strings = tf.convert_to_tensor(value)
+    if strings.dtype != tf.string:
+        return None
+    return tf.reshape(strings, [-1])
 
 
 def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
@@ -73,13 +111,14 @@ def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
 
 
 def require_strings(kind: int, table: str) -> None:
-    """Raises a ValueError unless `kind` is `STRINGS`.
+    """Raises a ValueError if keys are integers.
 
     Args:
-      kind: Kind of the keys, one of `KINDS`.
+      kind: Kind of the keys, one of `KINDS`, or 0 for keys that were read from
+        the vocabulary.
       table: Name of a table that keeps strings, for the message.
     """
-    if kind != STRINGS:
+    if kind == INTEGERS:
         raise ValueError(
             "The keys of a table with `keep_strings=True` must be strings. "
             f"Received: {KINDS[kind]} (table {table!r}); {REMEDIES[INTEGERS]}."
@@ -95,12 +134,15 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
     """Converts an argument to int64 keys; returns the keys and their kind.
 
     Args:
-      keys: Integers or strings, of any shape.
+      keys: Integers, strings or `StoredKeys`, of any shape.
       where: Description of the vocabulary, for messages.
 
     Raises:
       TypeError: If `keys` are neither integers nor strings.
     """
+    if isinstance(keys, stored_keys.StoredKeys):
+        values: Any = keys.values
+        return tf.convert_to_tensor(values), keys.kind
     found, kind = of_tensor(tf.convert_to_tensor(keys))
     if not found.dtype.is_integer or found.dtype == tf.uint64:
         raise TypeError(

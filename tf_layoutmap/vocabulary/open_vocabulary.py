@@ -119,7 +119,8 @@ class OpenVocabulary:
         results of `stats`, `blocks` and `export` and the argument of `on_evict`
         contain strings. `stats` also reports strings that have the same hash.
         Checkpoints and Keras files contain the strings. Not supported under
-        `MultiWorkerMirroredStrategy` and `ParameterServerStrategy`.
+        `MultiWorkerMirroredStrategy` and `ParameterServerStrategy`, and for
+        batches of `tlm.pack`, which contain only hashes.
       num_rows: Number of rows of the table: 8 rows per bucket, and one row for
         unknown keys.
     """

@@ -21,7 +21,9 @@ from tf_layoutmap.vocabulary import (
     key_rows,
     key_tensors,
     row_files,
+    sampling,
     stock_find,
+    stored_keys,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -162,7 +164,7 @@ def shards_of(variable: Any) -> list[tf.Variable]:
     return list(getattr(variable, "variables", None) or [variable])
 
 
-class Vocabulary:
+class Vocabulary(sampling.KeyCounts):
     """The keys of one table.
 
     `embedding.vocabularies` contains one object of this class for each table
@@ -257,7 +259,7 @@ class Vocabulary:
     def rows_by_stock_ops(
         self,
         keys: tf.Tensor,
-        kind: int = key_tensors.INTEGERS,
+        kind: int | tf.Tensor = key_tensors.INTEGERS,
     ) -> tf.Tensor:
         """Returns the row of each key, or the common row of unknown keys.
 
@@ -564,29 +566,9 @@ class Vocabulary:
           takes_step: Whether the vocabulary has no keys, so that it gets the
             step of the block.
         """
-        step = self._step()
-        if takes_step:
-            step = max(step, block.step)
-        last_steps = block.last_steps
-        if last_steps is not None:
-            # The number of steps since the last use does not change.
-            last_steps = np.maximum(
-                np.asarray(last_steps, np.int64) + (step - block.step), 0
-            )
-        checked = key_rows.check_rows(
-            self._rows,
-            self.name,
-            block.keys,
-            block.rows,
-            block.slots,
-            block.counts,
-            last_steps,
-            highest_step=step,
+        checked = key_rows.check_block(
+            self._rows, self.name, block, self._step(), takes_step=takes_step
         )
-        if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
-            checked = checked.of_strings(block.strings)
-        if takes_step:
-            checked = dataclasses.replace(checked, step=step)
         return self._write_checked(checked, np.asarray(block.keys))
 
     def _write_checked(
@@ -616,7 +598,8 @@ class Vocabulary:
         Keys keep the values of their rows and slot variables, their steps and
         their counts. If there are too many keys, the keys with the highest
         score according to `evict` are kept, and the other keys are passed to
-        `on_evict`. The counts of keys without a row are discarded.
+        `on_evict`. `tlm.convert_vocabularies` explains what happens to the
+        counts of keys without a row.
 
         The table gets new variables, and the embedding gets a new engine, so
         that the counts in `TPUEmbedding.stats` start at zero. Functions that
@@ -661,6 +644,17 @@ class Vocabulary:
             table=self.name,
         )
 
+    def _counted_shards(self) -> list[sampling.CountedShards]:
+        numbers = self._variables[NUMBERS]
+        names = (KEYS, LAST_STEPS, COUNTS)
+        lanes = [shards_of(self._variables[name]) for name in names]
+        if not isinstance(numbers, ShardedNumbers):
+            return [sampling.CountedShards(lanes, numbers)]
+        return [
+            sampling.CountedShards([[one] for one in shard], copy)
+            for *shard, copy in zip(*lanes, numbers.copies)
+        ]
+
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(
             self._num_buckets, len(shards_of(self.key_variable))
@@ -669,8 +663,17 @@ class Vocabulary:
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
 
-    def _check_kind(self, kind: int) -> list[tf.Operation]:
+    def _check_kind(self, kind: int | tf.Tensor) -> list[tf.Operation]:
+        if isinstance(kind, int) and kind == stored_keys.ANY:
+            return []
         known = self._variables[NUMBERS][1]
+        if not isinstance(kind, int):  # The kind of a packed batch.
+            kind = tf.cast(kind, tf.int64)
+            return assertions.require(
+                (known == 0) | (kind == 0) | (known == kind),
+                f"The keys of table {self.name!r} must all be integers or all "
+                "be strings. Received: a packed batch with the other kind.",
+            )
         other = (key_tensors.INTEGERS + key_tensors.STRINGS) - kind
         return assertions.require(
             (known == 0) | (known == kind),

@@ -40,6 +40,16 @@ Status WrongSizes(int64_t sample, int64_t num_columns) {
                          " columns. Received: other numbers of ids");
 }
 
+Status StringsForRows(const FeatureSpec& spec, int64_t sample) {
+  return InvalidArgument(
+      "Feature '" + spec.feature +
+      "' of a packed batch must have integer ids, because its table does not "
+      "have an open vocabulary. Received: strings (sample " +
+      to_string(sample) +
+      "). With `vocabularies={table: tlm.OpenVocabulary(capacity)}` a table "
+      "accepts strings");
+}
+
 Status CheckShape(const std::vector<FeatureSpec>& specs,
                   const PackedInput& input) {
   const MatrixView<const int64_t>& ids = input.ids;
@@ -106,6 +116,9 @@ Status CountIds(const std::vector<FeatureSpec>& specs, const PackedInput& input,
       // The comparison uses unsigned numbers, so that it also rejects negative
       // sizes.
       if (static_cast<uint64_t>(size) > static_cast<uint64_t>(room)) {
+        // If the ids were strings, the batch has the bitwise complement of the
+        // number of ids.
+        if (size < 0 && ~size <= room) return StringsForRows(specs[f], s);
         return WrongSizes(s, input.ids.dim);
       }
       room -= size;

@@ -308,9 +308,16 @@ TEST(PackedIdsTest, InvalidBatchesAreRejected) {
   EXPECT_NE(ErrorMessage(packed).find("whose features are 'a', 'b', 'c'"),
             std::string::npos);
   EXPECT_NE(ErrorMessage(packed).find("sample 1"), std::string::npos);
+  // The bitwise complement of a number of ids marks strings.
+  packed = valid;
+  packed.ids[8 + 2] = ~packed.ids[8 + 2];
+  EXPECT_NE(ErrorMessage(packed).find("Feature 'b' of a packed batch must have "
+                                      "integer ids"),
+            std::string::npos);
+  EXPECT_NE(ErrorMessage(packed).find("strings (sample 1)"), std::string::npos);
   // Tests invalid numbers of ids: negative numbers, a number that is too large,
   // and a number that overflows if the next number is added.
-  for (int64_t size : {int64_t{-1}, int64_t{5}, INT64_MAX, INT64_MIN}) {
+  for (int64_t size : {int64_t{-7}, int64_t{5}, INT64_MAX, INT64_MIN}) {
     for (int place : {1, 2, 3}) {
       packed = valid;
       packed.ids[8 + place] = size;

@@ -12,69 +12,56 @@
 #include "cc/core/simd/key_kernels.h"
 
 namespace layoutmap {
-namespace {
-
-// Number of keys in a part of the batch. The number must not depend on the
-// number of threads, because the boundaries of the parts affect the order of
-// the keys.
-constexpr int64_t kKeysPerPart = 4096;
-
-}  // namespace
-
-KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
-                       const KeyKernels& kernels,
-                       const ParallelFor& parallel_for) {
+KeysBySegment::KeysBySegment(const BucketLayout& layout,
+                             Span<const int64_t> keys,
+                             const KeyKernels& kernels,
+                             const ParallelFor& parallel_for)
+    : num_segments_(layout.num_segments()),
+      num_parts_((keys.size() + kKeysPerPart - 1) / kKeysPerPart),
+      places_(keys.size()),
+      segments_(keys.size()),
+      first_places_(num_parts_ * num_segments_) {
   const int64_t num_keys = keys.size();
-  const int64_t num_segments = layout.num_segments();
-  const int64_t num_parts = (num_keys + kKeysPerPart - 1) / kKeysPerPart;
   const RawArray<uint32_t> buckets(num_keys);
-  // Indexed by part, then by segment. At first, each value is the number of
-  // keys. Later, it is the place of the next key.
-  std::vector<int64_t> next(num_parts * num_segments);
-  std::vector<char> has_empty_key(num_parts);
+  std::vector<char> has_empty_key(num_parts_);
+  // At first, the values in `first_places_` are numbers of keys.
   const auto for_parts = [&](int64_t nanoseconds_per_key, const auto& work) {
-    parallel_for(num_parts, nanoseconds_per_key * kKeysPerPart,
+    parallel_for(num_parts_, nanoseconds_per_key * kKeysPerPart,
                  [&](int64_t first, int64_t last) {
                    for (int64_t part = first; part < last; ++part) {
                      const int64_t begin = part * kKeysPerPart;
                      work(part, begin, std::min(begin + kKeysPerPart, num_keys),
-                          next.data() + part * num_segments);
+                          first_places_.data() + part * num_segments_);
                    }
                  });
   };
-  for_parts(2, [&](int64_t part, int64_t begin, int64_t end, int64_t* counts) {
-    has_empty_key[part] =
-        kernels.buckets(keys.data() + begin, end - begin, layout.num_buckets(),
-                        buckets.data() + begin);
-    for (int64_t i = begin; i < end; ++i) {
-      ++counts[layout.SegmentOf(buckets[i])];
-    }
+  for_parts(2, [&](int64_t part, int64_t begin, int64_t end, uint32_t* counts) {
+    has_empty_key[part] = kernels.buckets(
+        {keys.data() + begin, end - begin, layout.num_buckets(), num_segments_,
+         buckets.data() + begin, segments_.data() + begin});
+    for (int64_t i = begin; i < end; ++i) ++counts[segments_[i]];
   });
-
-  KeysBySegment grouped;
-  grouped.has_empty_key =
-      std::count(has_empty_key.begin(), has_empty_key.end(), 0) != num_parts;
-  grouped.splits.reserve(num_segments + 1);
-  int64_t start = 0;
-  for (int64_t s = 0; s < num_segments; ++s) {
-    grouped.splits.push_back(start);
-    for (int64_t part = 0; part < num_parts; ++part) {
-      int64_t& count = next[part * num_segments + s];
-      start += std::exchange(count, start);
+  has_empty_key_ =
+      std::count(has_empty_key.begin(), has_empty_key.end(), 0) != num_parts_;
+  splits_.reserve(num_segments_ + 1);
+  uint32_t place = 0;
+  for (int64_t s = 0; s < num_segments_; ++s) {
+    splits_.push_back(place);
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      uint32_t& count = first_places_[part * num_segments_ + s];
+      place += std::exchange(count, place);
     }
   }
-  grouped.splits.push_back(start);
-
-  grouped.places = RawArray<KeyPlace>(num_keys);
-  grouped.place_of = RawArray<uint32_t>(num_keys);
-  for_parts(3, [&](int64_t, int64_t begin, int64_t end, int64_t* next_of) {
+  splits_.push_back(place);
+  for_parts(3, [&](int64_t, int64_t begin, int64_t end, const uint32_t* first) {
+    uint32_t next[BucketLayout::kMaxSegments];
+    std::copy_n(first, num_segments_, next);
+    KeyPlace* const places = places_.data();
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t place = next_of[layout.SegmentOf(buckets[i])]++;
-      grouped.places[place] = {keys[i], static_cast<uint32_t>(i), buckets[i]};
-      grouped.place_of[i] = static_cast<uint32_t>(place);
+      places[next[segments_[i]]++] = {keys[i], static_cast<uint32_t>(i),
+                                      buckets[i]};
     }
   });
-  return grouped;
 }
 
 int64_t FirstOccurrences::NumSlots(int64_t num_keys) {

@@ -15,23 +15,64 @@
 
 namespace layoutmap {
 
-// The keys of a batch, grouped by segment. The keys of a segment are
-// contiguous, so that the workers of different segments access different
-// memory.
-struct KeysBySegment {
-  // The keys of segment s are places[splits[s]] to places[splits[s + 1] - 1].
-  // Their positions in the batch are ascending.
-  RawArray<KeyPlace> places;
-  std::vector<int64_t> splits;
-  // For each key of the batch, its index in `places`.
-  RawArray<uint32_t> place_of;
-  // Whether the batch contains kEmptyKey.
-  bool has_empty_key = false;
-};
+// The keys of a batch, grouped by segment, so that the workers of different
+// segments access different memory.
+class KeysBySegment {
+ public:
+  // Groups `keys`, which must have fewer than 2^32 - 1 values.
+  KeysBySegment(const BucketLayout& layout, Span<const int64_t> keys,
+                const KeyKernels& kernels, const ParallelFor& parallel_for);
 
-KeysBySegment DealKeys(const BucketLayout& layout, Span<const int64_t> keys,
-                       const KeyKernels& kernels,
-                       const ParallelFor& parallel_for);
+  // The keys in the order of the places. The positions of a segment's keys are
+  // ascending.
+  Span<const KeyPlace> places() const {
+    return {places_.data(), places_.size()};
+  }
+  // Returns the number of keys of a segment.
+  int64_t size(int64_t segment) const {
+    return splits_[segment + 1] - splits_[segment];
+  }
+  // Whether the batch contains kEmptyKey.
+  bool has_empty_key() const { return has_empty_key_; }
+
+  // Returns the place of the first key of a segment.
+  int64_t first(int64_t segment) const { return splits_[segment]; }
+
+  // Calls `visit(position, segment, place)` for each key.
+  template <typename Visit>
+  void ForKeys(const ParallelFor& parallel_for, const Visit& visit) const {
+    constexpr int64_t kNanosecondsPerKey = 2;
+    parallel_for(num_parts_, kNanosecondsPerKey * kKeysPerPart,
+                 [&](int64_t first, int64_t last) {
+                   uint32_t next[BucketLayout::kMaxSegments];
+                   for (int64_t part = first; part < last; ++part) {
+                     std::copy_n(first_places_.data() + part * num_segments_,
+                                 num_segments_, next);
+                     const int64_t end =
+                         std::min((part + 1) * kKeysPerPart, places_.size());
+                     for (int64_t i = part * kKeysPerPart; i < end; ++i) {
+                       visit(i, segments_[i], next[segments_[i]]++);
+                     }
+                   }
+                 });
+  }
+
+ private:
+  // Number of keys in a part of the batch.
+  static constexpr int64_t kKeysPerPart = 4096;
+
+  int64_t num_segments_;
+  int64_t num_parts_;
+  RawArray<KeyPlace> places_;
+  // The segment of each key, in the order of the batch.
+  RawArray<uint8_t> segments_;
+  // For each part, the place of the first key of each segment,
+  // [num_parts, num_segments].
+  std::vector<uint32_t> first_places_;
+  // [num_segments + 1].
+  std::vector<int64_t> splits_;
+  bool has_empty_key_ = false;
+};
 
 // Finds the first occurrence of each key in a list that may contain duplicates.
 class FirstOccurrences {

@@ -1,6 +1,7 @@
 #include "cc/core/served_keys/key_step.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -132,7 +133,9 @@ Status KeyStep::Make(std::shared_ptr<const KeysConfig> config,
 }
 
 Status KeyStep::Request(const ClosureToken& token, bool training,
+                        const std::vector<uint32_t>& kinds,
                         const Allocate& allocate) const {
+  assert(kinds.size() == keys_.size());
   const ServersConfig& servers = *config_->servers;
   const EngineConfig& engine = servers.engine;
   std::vector<KeyFetchWriter> writers(servers.num_servers);
@@ -156,7 +159,7 @@ Status KeyStep::Request(const ClosureToken& token, bool training,
     if (table.is_open) {
       // Every shard gets the kind of the batch's keys, even if it gets no keys,
       // so that all shards store the same kind.
-      piece.kind = keys_[t].unique.empty() ? 0 : table.kind;
+      piece.kind = keys_[t].unique.empty() ? 0 : kinds[t];
       requests[t].push_back(&piece);
       return;
     }

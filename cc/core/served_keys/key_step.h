@@ -28,8 +28,6 @@ struct OpenTable {
   bool is_open = false;
   // Whether unknown keys share a row.
   bool has_unknown_row = false;
-  // The kind of the keys.
-  uint32_t kind = 0;
   BucketLayout layout;
 };
 
@@ -56,8 +54,10 @@ class KeyStep {
   const KeysConfig& config() const { return *config_; }
 
   // Writes one request per server. Each request contains the keys and the rows
-  // that the batch needs from the server.
+  // that the batch needs from the server. `kinds` contains the kind of the keys
+  // of each table, or 0 for a table without an open vocabulary.
   Status Request(const ClosureToken& token, bool training,
+                 const std::vector<uint32_t>& kinds,
                  const Allocate& allocate) const;
 
   // Creates the WorkerStep with the rows that the servers found. Returns an

@@ -72,7 +72,6 @@ class KeyStepTest : public testing::TestWithParam<bool> {
     std::vector<OpenTable> tables(2);
     tables[0].is_open = true;
     tables[0].has_unknown_row = GetParam();
-    tables[0].kind = 1;
     KeysConfig config;
     const Status status =
         MakeKeysConfig(std::move(servers), std::move(tables), &config);
@@ -114,7 +113,7 @@ class KeyStepTest : public testing::TestWithParam<bool> {
 
   std::vector<KeyFetchMessage> ReadRequests(const KeyStep& step) {
     std::vector<Bytes> requests(2);
-    EXPECT_TRUE(step.Request({1, 2, 3}, /*training=*/true,
+    EXPECT_TRUE(step.Request({1, 2, 3}, /*training=*/true, /*kinds=*/{1, 0},
                              [&](int32_t server, int64_t size, uint8_t** to) {
                                requests[server].resize(size);
                                *to = requests[server].data();

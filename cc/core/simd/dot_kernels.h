@@ -33,9 +33,10 @@ struct DotLayout {
 
 // Matrices in which the kernels process a block of samples. `dim_stride` and
 // `feature_stride` are multiples of the widest register, and numbers of rows
-// are multiples of 4, so that the loops have no remainders. The kernels do not
-// write the padding, which the caller sets to zeros once. All matrices are
-// aligned to 64 bytes.
+// are multiples of 4, so that the loops have no remainders. The caller sets all
+// memory to zeros once. The kernels change no padding, except for the columns of
+// `square`, where the padding is never read. All matrices are aligned to 64
+// bytes.
 struct DotWorkspace {
   int64_t num_samples;  // of a block
   int64_t sample_stride;

@@ -17,6 +17,8 @@ namespace {
 
 // Number of rows of the result that are computed together.
 constexpr int kBlock = 4;
+// Number of floats in a cache line.
+constexpr int64_t kLine = 16;
 
 inline int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -84,6 +86,20 @@ inline void ReadRows(const DotLayout& layout, const float* const* features,
     for (int64_t s = begin; s < end; ++s) {
       Copy(features[i] + s * dim, dim, dim,
            work.rows + (s - begin) * work.sample_stride + i * work.dim_stride);
+    }
+  }
+}
+
+// Prefetches the rows of the features [i, i + kBlock) of a sample into the
+// second-level cache.
+template <typename T>
+inline void PrefetchRows(const DotLayout& layout, T* const* matrices, int64_t i,
+                         int64_t sample) {
+  const int64_t end = Smaller(i + kBlock, layout.num_features);
+  for (; i < end; ++i) {
+    const float* const row = matrices[i] + sample * layout.dim;
+    for (int64_t c = 0; c < layout.dim; c += kLine) {
+      __builtin_prefetch(row + c, 0, 2);
     }
   }
 }
@@ -172,20 +188,30 @@ void Products(const DotLayout& layout, const float* const* features,
   }
 }
 
-// Writes the symmetric matrix g[i, j] + g[j, i] to `square`.
+// Writes the symmetric matrix g[i, j] + g[j, i] to `square`. Copies the rows of
+// the triangle with full registers, and then transposes blocks of the triangle.
 inline void ReadGradients(const DotLayout& layout, const float* gradients,
                           const DotWorkspace& work) {
-  const int64_t stride = work.feature_stride;
-  for (int64_t i = 0; i < layout.num_features; ++i) {
+  const int64_t n = layout.num_features, stride = work.feature_stride;
+  int64_t room = layout.num_outputs();
+  for (int64_t i = 0; i < n; ++i) {
     float* const row = work.square + i * stride;
-    for (int64_t j = 0; j < i; ++j) {
-      const float value = gradients[j];
-      row[j] = value;
-      work.square[j * stride + i] = value;
+    Copy(gradients, layout.products_of(i), room, row);
+    row[i] = layout.self_interaction ? 2.0f * row[i] : 0.0f;
+    const int64_t step = layout.full_matrix ? n : layout.products_of(i);
+    gradients += step;
+    room -= step;
+  }
+  for (int64_t i = 0; i < n; i += 4) {
+    for (int64_t j = 0; j < i; j += 4) {
+      TransposeBlock(work.square + i * stride + j, stride,
+                     work.square + j * stride + i, stride);
     }
-    row[i] = layout.self_interaction ? 2.0f * gradients[i] : 0.0f;
-    gradients +=
-        layout.full_matrix ? layout.num_features : layout.products_of(i);
+    for (int64_t k = i + 1; k < Smaller(i + 4, n); ++k) {
+      for (int64_t j = i; j < k; ++j) {
+        work.square[j * stride + k] = work.square[k * stride + j];
+      }
+    }
   }
 }
 
@@ -193,13 +219,21 @@ void Gradients(const DotLayout& layout, const float* const* features,
                const float* gradients, int64_t begin, int64_t end,
                const DotWorkspace& work, float* const* out) {
   const int64_t n = layout.num_features;
+  // Rows of one cache line are read and written so fast that the instructions
+  // of the prefetches take longer than the rows.
+  const bool is_wide = layout.dim > kLine;
   while (begin < end) {
     const int64_t block_end = Smaller(begin + work.num_samples, end);
     ReadRows(layout, features, begin, block_end, work);
     for (int64_t s = begin; s < block_end; ++s) {
       const int64_t offset = (s - begin) * work.sample_stride;
       ReadGradients(layout, gradients + s * layout.num_outputs(), work);
+      const int64_t next = Smaller(s + work.num_samples, end - 1);
       for (int64_t i = 0; i < n; i += kBlock) {
+        if (is_wide) {
+          PrefetchRows(layout, features, i, next);
+          PrefetchRows(layout, out, i, s);
+        }
         Multiply(work.square + i * work.feature_stride, work.feature_stride,
                  work.rows + offset, work.dim_stride, n, layout.dim,
                  work.results + offset + i * work.dim_stride, work.dim_stride);

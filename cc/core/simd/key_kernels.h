@@ -19,6 +19,17 @@ struct KeyPlace {
   uint32_t bucket;
 };
 
+// The relative row of a key that is not in the vocabulary.
+constexpr uint32_t kNoRelativeRow = UINT32_MAX;
+
+// A key for which a search found no row.
+struct MissedKey {
+  // Index of the key among the keys of the search.
+  uint32_t index;
+  // Whether one of the visited buckets may have an empty lane. 0 or 1.
+  uint32_t may_have_space;
+};
+
 // Contiguous buckets, which have 8 lanes each. The search for a key visits
 // `num_probes` consecutive buckets. After the last bucket, it continues with
 // the first bucket.
@@ -30,6 +41,45 @@ struct BucketRange {
   int64_t first;
   int64_t size;
   int64_t num_probes;
+};
+
+struct BucketArgs {
+  const int64_t* keys;
+  int64_t size;
+  int64_t num_buckets;
+  // Number of segments, which divides `num_buckets`.
+  int64_t num_segments;
+  // For each key, the bucket in which the search starts, and its segment.
+  uint32_t* buckets;
+  uint8_t* segments;
+};
+
+// Uses of rows in one segment. In this example, the first row of the segment is
+// 20:
+//
+//   uses        (row 3, position 2)  (row 0, position 4)  (row 3, position 7)
+//   rows        20 23
+//   starts      0 1
+//   positions   4 2 7
+struct GroupArgs {
+  // The upper 32 bits are the row, relative to the first row of the segment.
+  // The lower 32 bits are the position. The kernel overwrites the uses.
+  uint64_t* uses;
+  int64_t size;
+  uint32_t first_row;
+  // A bitmap with one bit per row of the segment. The bits of the used rows are
+  // set.
+  const uint64_t* used;
+  int64_t num_words;
+  // Memory for `num_words` values and for `size` values.
+  uint32_t* ranks;
+  uint32_t* next;
+  // The unique rows in ascending order.
+  uint32_t* rows;
+  // Index of the first position of each row.
+  uint32_t* starts;
+  // The positions of each row, in the order of `uses`.
+  uint32_t* positions;
 };
 
 struct DrawArgs {
@@ -46,15 +96,17 @@ struct DrawArgs {
 // instruction sets. The number of a row is bucket * 8 + lane. The result -1
 // means that no row was found.
 struct KeyKernels {
-  // For each key, computes the bucket in which the search starts. Returns true
-  // if one of the keys is the value that marks empty lanes.
-  bool (*buckets)(const int64_t* keys, int64_t size, int64_t num_buckets,
-                  uint32_t* buckets);
-  // Finds the rows of keys. Returns the number of visited buckets. `places` has
-  // `num_after` more elements after the first `size` elements. The kernel
-  // prefetches the cache lines of these elements.
+  // Computes the bucket and the segment of each key. Returns true if one of the
+  // keys is the value that marks empty lanes.
+  bool (*buckets)(const BucketArgs& args);
+  // Sets rows[i] to the row of key i, relative to the first row of the range,
+  // or to kNoRelativeRow. Writes the keys without a row to `missed` and returns
+  // their number. `missed` must have `size` elements.
   int64_t (*find)(const BucketRange& range, const KeyPlace* places,
-                  int64_t size, int64_t num_after, int64_t* rows);
+                  int64_t size, uint32_t* rows, MissedKey* missed,
+                  int64_t* num_probes);
+  // Groups uses of rows by row, and returns the number of unique rows.
+  int64_t (*group)(const GroupArgs& args);
   // Returns the row of the first empty lane that a search visits.
   int64_t (*find_free)(const BucketRange& range, int64_t bucket);
   // Returns the row with the lowest last step if that step is below `step`. If

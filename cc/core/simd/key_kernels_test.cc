@@ -2,8 +2,10 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "cc/core/simd/row_kernels.h"
@@ -66,33 +68,84 @@ TEST_F(KeyKernelsTest, EachLevelHasSeparateKernels) {
 
 TEST_F(KeyKernelsTest, FindReturnsKeysOnlyInTheBucketsOfTheirSearch) {
   std::vector<KeyPlace> places;
-  std::vector<int64_t> expected;
+  std::vector<uint32_t> expected;
+  // Index and whether a visited bucket has an empty lane.
+  std::vector<std::pair<uint32_t, uint32_t>> expected_missed;
   int64_t expected_probes = 0;
   for (uint32_t i = 0; i < 300; ++i) {
     const int64_t key = static_cast<int64_t>(random_() % 50) * 7 - 50;
     const auto bucket = static_cast<uint32_t>(kFirst + random_() % kSize);
     places.push_back({key, i, bucket});
-    int64_t found = -1, looked_at = 0;
+    uint32_t found = kNoRelativeRow, has_space = 0;
+    int64_t looked_at = 0;
     for (int64_t row : RowsFrom(bucket)) {
+      const int64_t relative = row - 8 * kFirst;
       ++looked_at;
-      if (keys_[row - 8 * kFirst] != key) continue;
-      found = row;
+      has_space |= keys_[relative] == kEmpty;
+      if (keys_[relative] != key) continue;
+      found = static_cast<uint32_t>(relative);
       break;
     }
     expected.push_back(found);
     expected_probes += (looked_at + 7) / 8;
+    if (found == kNoRelativeRow) expected_missed.push_back({i, has_space});
   }
   for (const KeyKernels* kernels : AllKernels()) {
     for (size_t size : {size_t{0}, size_t{1}, size_t{17}, places.size()}) {
-      std::vector<int64_t> rows(size);
-      const int64_t num_probes = kernels->find(
-          Range(), places.data(), static_cast<int64_t>(size),
-          static_cast<int64_t>(places.size() - size), rows.data());
-      EXPECT_EQ(rows, std::vector<int64_t>(expected.begin(),
-                                           expected.begin() + size));
-      if (size == places.size()) {
-        EXPECT_EQ(num_probes, expected_probes);
+      std::vector<uint32_t> rows(size);
+      std::vector<MissedKey> missed(size);
+      int64_t num_probes = 1000;
+      missed.resize(kernels->find(Range(), places.data(),
+                                  static_cast<int64_t>(size), rows.data(),
+                                  missed.data(), &num_probes));
+      EXPECT_EQ(rows, std::vector<uint32_t>(expected.begin(),
+                                            expected.begin() + size));
+      size_t num_missed = 0;
+      for (const auto& [index, has_space] : expected_missed) {
+        if (index >= size) break;
+        ASSERT_LT(num_missed, missed.size());
+        EXPECT_EQ(missed[num_missed].index, index);
+        EXPECT_EQ(missed[num_missed++].may_have_space, has_space);
       }
+      EXPECT_EQ(missed.size(), num_missed);
+      if (size == places.size()) {
+        EXPECT_EQ(num_probes, 1000 + expected_probes);
+      }
+    }
+  }
+}
+
+TEST_F(KeyKernelsTest, GroupReturnsTheRowsInAscendingOrder) {
+  constexpr int64_t kNumRows = 150;
+  constexpr uint32_t kFirstRow = 1000;
+  for (int64_t size : {0, 1, 5, 400}) {
+    std::vector<uint64_t> uses, used((kNumRows + 63) / 64);
+    std::map<uint32_t, std::vector<uint32_t>> expected;
+    for (uint32_t i = 0; i < size; ++i) {
+      // Row 149 is the last row. Row 64 is the first row of a word.
+      const uint32_t row = i == 2 ? 149 : i == 3 ? 64 : random_() % kNumRows;
+      uses.push_back(uint64_t{row} << 32 | 3 * i);
+      used[row / 64] |= uint64_t{1} << row % 64;
+      expected[kFirstRow + row].push_back(3 * i);
+    }
+    for (const KeyKernels* kernels : AllKernels()) {
+      std::vector<uint64_t> scratch = uses;
+      std::vector<uint32_t> ranks(used.size()), next(size);
+      std::vector<uint32_t> rows(size), starts(size), positions(size);
+      const int64_t num_rows = kernels->group(
+          {scratch.data(), size, kFirstRow, used.data(),
+           static_cast<int64_t>(used.size()), ranks.data(), next.data(),
+           rows.data(), starts.data(), positions.data()});
+      std::map<uint32_t, std::vector<uint32_t>> found;
+      for (int64_t u = 0; u < num_rows; ++u) {
+        if (u > 0) {
+          EXPECT_GT(rows[u], rows[u - 1]);
+        }
+        const int64_t end = u + 1 < num_rows ? starts[u + 1] : size;
+        found[rows[u]] = {positions.begin() + starts[u],
+                          positions.begin() + end};
+      }
+      EXPECT_EQ(found, expected);
     }
   }
 }
@@ -132,24 +185,37 @@ TEST_F(KeyKernelsTest, FindLeastRecentReturnsTheFirstRowOfTheLowestStep) {
 }
 
 TEST_F(KeyKernelsTest, BucketsAndDrawsAreEqualForAllLevels) {
+  // 16 segments of 63 buckets.
+  constexpr int64_t kNumBuckets = 1008, kNumSegments = 16;
   const KeyKernels& first = *AllKernels()[0];
   std::vector<int64_t> keys(37);
   for (int64_t& key : keys) key = static_cast<int64_t>(random_()) << 31;
+  const auto find_buckets = [&](const KeyKernels& kernels, int64_t size,
+                                std::vector<uint32_t>* buckets,
+                                std::vector<uint8_t>* segments) {
+    buckets->resize(size);
+    segments->resize(size);
+    return kernels.buckets({keys.data(), size, kNumBuckets, kNumSegments,
+                            buckets->data(), segments->data()});
+  };
+  std::vector<uint32_t> expected, found;
+  std::vector<uint8_t> segments;
   for (const KeyKernels* kernels : AllKernels()) {
     for (int64_t size : {0, 1, 8, 16, 37}) {
-      std::vector<uint32_t> expected(size), found(size);
-      EXPECT_FALSE(first.buckets(keys.data(), size, 1000, expected.data()));
-      EXPECT_FALSE(kernels->buckets(keys.data(), size, 1000, found.data()));
+      EXPECT_FALSE(find_buckets(first, size, &expected, &segments));
+      EXPECT_FALSE(find_buckets(*kernels, size, &found, &segments));
       EXPECT_EQ(found, expected);
-      for (uint32_t bucket : found) EXPECT_LT(bucket, 1000u);
+      for (int64_t i = 0; i < size; ++i) {
+        EXPECT_LT(found[i], kNumBuckets);
+        EXPECT_EQ(segments[i], found[i] / 63);
+      }
       std::vector<float> drawn(size), values(size);
       first.draw({-0.1, 0.3, 77, size, drawn.data()});
       kernels->draw({-0.1, 0.3, 77, size, values.data()});
       EXPECT_EQ(values, drawn);
     }
     keys[20] = kEmpty;
-    std::vector<uint32_t> found(37);
-    EXPECT_TRUE(kernels->buckets(keys.data(), 37, 1000, found.data()));
+    EXPECT_TRUE(find_buckets(*kernels, 37, &found, &segments));
     keys[20] = 4;
   }
 }

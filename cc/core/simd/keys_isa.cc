@@ -16,9 +16,6 @@ constexpr int64_t kLanes = 8;
 // This value must equal `BucketLayout::kMaxProbes`.
 constexpr int64_t kMaxProbes = 4;
 constexpr int64_t kEmpty = INT64_MIN;
-// Prefetch distance: the number of keys between the prefetch of a key's buckets
-// and the search for the key.
-constexpr int64_t kAhead = 32;
 
 // This function must return the same result as `MixBits` in
 // cc/core/keys/bucket_layout.h.
@@ -51,14 +48,21 @@ inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 #endif
 }
 
-bool BucketsOf(const int64_t* keys, int64_t size, int64_t num_buckets,
-               uint32_t* buckets) {
-  const auto scale = static_cast<uint64_t>(num_buckets);
+bool BucketsOf(const BucketArgs& args) {
+  const auto num_buckets = static_cast<uint64_t>(args.num_buckets);
+  const auto num_segments = static_cast<uint64_t>(args.num_segments);
+  const int64_t* const keys = args.keys;
+  uint32_t* const buckets = args.buckets;
+  uint8_t* const segments = args.segments;
+  const int64_t size = args.size;
   bool has_empty = false;
   for (int64_t i = 0; i < size; ++i) {
     has_empty |= keys[i] == kEmpty;
-    const uint64_t bits = Mix(static_cast<uint64_t>(keys[i]));
-    buckets[i] = static_cast<uint32_t>(((bits >> 32) * scale) >> 32);
+    const uint64_t bits = Mix(static_cast<uint64_t>(keys[i])) >> 32;
+    buckets[i] = static_cast<uint32_t>((bits * num_buckets) >> 32);
+    // This is the segment of the bucket, because `num_segments` divides
+    // `num_buckets`.
+    segments[i] = static_cast<uint8_t>((bits * num_segments) >> 32);
   }
   return has_empty;
 }
@@ -74,33 +78,87 @@ inline bool IsContiguous(const BucketRange& range, int64_t bucket) {
   return range.num_probes == kMaxProbes && bucket + kMaxProbes <= range.size;
 }
 
-int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
-             int64_t num_after, int64_t* rows) {
-  int64_t num_probes = 0;
-  const auto prefetch = [&](int64_t i) {
-    // The code prefetches into the second-level cache, because prefetches into
-    // the first-level cache would stall.
-    __builtin_prefetch(range.keys + (places[i].bucket - range.first) * kLanes,
-                       /*write=*/0, /*locality=*/2);
-  };
-  for (int64_t i = 0; i < size && i < kAhead; ++i) prefetch(i);
-  for (int64_t i = 0; i < size; ++i) {
-    if (i + kAhead < size + num_after) prefetch(i + kAhead);
-    int64_t bucket = places[i].bucket - range.first;
-    int64_t row = -1;
-    for (int64_t p = 0; p < range.num_probes; ++p) {
-      ++num_probes;
-      const unsigned found =
-          LanesWith(range.keys + bucket * kLanes, places[i].key);
-      if (found != 0) {
-        row = (range.first + bucket) * kLanes + __builtin_ctz(found);
-        break;
-      }
-      bucket = Next(range, bucket);
-    }
-    rows[i] = row;
+// Visits bucket `p` of the search for each key in `missed`. Removes the keys
+// that are found, and returns the number of the other keys.
+int64_t VisitNext(const BucketRange& range, const KeyPlace* places, int64_t p,
+                  int64_t num_missed, uint32_t* rows, MissedKey* missed) {
+  int64_t num_kept = 0;
+  for (int64_t j = 0; j < num_missed; ++j) {
+    const uint32_t i = missed[j].index;
+    int64_t bucket = places[i].bucket - range.first + p;
+    bucket -= bucket >= range.size ? range.size : 0;
+    const int64_t* const lanes = range.keys + bucket * kLanes;
+    const unsigned found = LanesWith(lanes, places[i].key);
+    const unsigned empty = LanesWith(lanes, kEmpty);
+    rows[i] = static_cast<uint32_t>(bucket * kLanes) +
+              __builtin_ctz(found | 1u << kLanes);
+    missed[num_kept] = {i, missed[j].may_have_space | (empty != 0)};
+    num_kept += found == 0;
   }
-  return num_probes;
+  return num_kept;
+}
+
+// The search visits the first bucket of all keys, then the second bucket of the
+// keys that are left, and so on. The loops therefore have no branches that
+// depend on the keys, because such branches would often be mispredicted.
+int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
+             uint32_t* rows, MissedKey* missed, int64_t* num_probes) {
+  int64_t num_missed = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t row = (places[i].bucket - range.first) * kLanes;
+    const unsigned found = LanesWith(range.keys + row, places[i].key);
+    const unsigned empty = LanesWith(range.keys + row, kEmpty);
+    rows[i] = static_cast<uint32_t>(row) + __builtin_ctz(found | 1u << kLanes);
+    missed[num_missed] = {static_cast<uint32_t>(i), empty != 0};
+    num_missed += found == 0;
+  }
+  *num_probes += size;
+  for (int64_t p = 1; p < range.num_probes && num_missed > 0; ++p) {
+    *num_probes += num_missed;
+    num_missed = VisitNext(range, places, p, num_missed, rows, missed);
+  }
+  for (int64_t j = 0; j < num_missed; ++j) {
+    rows[missed[j].index] = kNoRelativeRow;
+  }
+  return num_missed;
+}
+
+int64_t Group(const GroupArgs& args) {
+  uint64_t* const uses = args.uses;
+  const uint64_t* const used = args.used;
+  const int64_t size = args.size;
+  uint32_t* const ranks = args.ranks;
+  uint32_t* const next = args.next;
+  uint32_t num_rows = 0;
+  for (int64_t w = 0; w < args.num_words; ++w) {
+    ranks[w] = num_rows;
+    const auto first = static_cast<uint32_t>(args.first_row + w * 64);
+    for (uint64_t bits = used[w]; bits != 0; bits &= bits - 1) {
+      args.rows[num_rows] =
+          first + static_cast<uint32_t>(__builtin_ctzll(bits));
+      next[num_rows++] = 0;
+    }
+  }
+  // The number of a row is the number of used rows before it.
+  for (int64_t i = 0; i < size; ++i) {
+    const uint64_t row = uses[i] >> 32;
+    const uint64_t before = used[row >> 6] & ((uint64_t{1} << (row & 63)) - 1);
+    const uint32_t number =
+        ranks[row >> 6] + static_cast<uint32_t>(__builtin_popcountll(before));
+    uses[i] = uint64_t{number} << 32 | static_cast<uint32_t>(uses[i]);
+    ++next[number];
+  }
+  uint32_t start = 0;
+  for (uint32_t u = 0; u < num_rows; ++u) {
+    args.starts[u] = start;
+    const uint32_t times = next[u];
+    next[u] = start;
+    start += times;
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    args.positions[next[uses[i] >> 32]++] = static_cast<uint32_t>(uses[i]);
+  }
+  return num_rows;
 }
 
 int64_t FindFree(const BucketRange& range, int64_t first) {
@@ -201,8 +259,8 @@ void Draw(const DrawArgs& args) {
 }  // namespace
 
 extern const KeyKernels kKeyKernels;
-const KeyKernels kKeyKernels = {BucketsOf, Find, FindFree, FindLeastRecent,
-                                Draw};
+const KeyKernels kKeyKernels = {BucketsOf,       Find, Group, FindFree,
+                                FindLeastRecent, Draw};
 
 }  // namespace LM_ISA
 }  // namespace layoutmap

@@ -70,13 +70,13 @@ class KeyAdmission {
         parallel_for_(parallel_for),
         state_(state),
         kernels_(kernels),
-        grouped_(DealKeys(layout, keys, kernels, parallel_for)),
+        grouped_(layout, keys, kernels, parallel_for),
         segments_(layout.num_segments()) {}
 
   Status Run(Span<int64_t> rows, AdmittedKeys* admitted) {
-    if (grouped_.has_empty_key) return EmptyKeyError();
+    if (grouped_.has_empty_key()) return EmptyKeyError();
     Prepare();
-    ForSegments([](auto* work) { work->Run(); });
+    RunSegments();
     if (old_ != nullptr) {
       for (const SegmentKeys& segment : segments_) {
         old_->changed.push_back(
@@ -97,11 +97,14 @@ class KeyAdmission {
           " in the vocabulary. Increase `capacity`, or set on_full=\"evict\" "
           "with an eviction rule");
     }
-    parallel_for_(keys_.size(), 2, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        rows[i] = rows_[grouped_.place_of[i]];
-      }
-    });
+    const int64_t rows_per_segment =
+        layout_.buckets_per_segment() * kKeysPerBucket;
+    grouped_.ForKeys(
+        parallel_for_, [&](int64_t i, int64_t segment, int64_t place) {
+          const uint32_t row = rows_[place];
+          rows[i] =
+              row == kNoRelativeRow ? kNoRow : segment * rows_per_segment + row;
+        });
     Collect(admitted);
     return Status();
   }
@@ -127,57 +130,82 @@ class KeyAdmission {
       old_->sketch.assign(state_.sketch.begin(), state_.sketch.end());
       old_->seen.assign(state_.seen.begin(), state_.seen.end());
     }
-    rows_ = RawArray<int64_t>(num_keys);
+    rows_ = RawArray<uint32_t>(num_keys);
     missing_ = RawArray<Missing>(num_keys);
     uses_ = RawArray<RowUse>(2 * num_keys);
+    next_ = RawArray<uint32_t>(num_keys);
     groups_ = std::make_shared<RowGroups>(num_keys);
     new_keys_ = std::make_shared<RawArray<NewKey>>(num_keys);
     const bool has_sketch = policy_.admission == Admission::kCount;
     const int64_t num_cells = 2 * SegmentSketch::NumCells(layout_);
-    std::vector<int64_t> first_slots = {0};
-    for (size_t s = 0; s < segments_.size(); ++s) {
+    const int64_t rows_per_segment =
+        layout_.buckets_per_segment() * kKeysPerBucket;
+    // For each 64 rows, the time of the bitmap is about the time in which one
+    // key is sorted.
+    const int64_t num_words = (rows_per_segment + 63) / 64;
+    const int64_t num_segments = layout_.num_segments();
+    const bool has_bitmaps = num_segments * num_words <= num_keys;
+    words_per_segment_ = has_bitmaps ? num_words : 0;
+    used_ = RawArray<uint64_t>(num_segments * words_per_segment_);
+    ranks_ = RawArray<uint32_t>(num_segments * words_per_segment_);
+    first_slots_ = {0};
+    int64_t begin = 0;
+    for (int64_t s = 0; s < num_segments; ++s) {
       SegmentKeys& segment = segments_[s];
-      const int64_t begin = grouped_.splits[s];
-      const int64_t size = grouped_.splits[s + 1] - begin;
-      segment.places = {grouped_.places.data() + begin, size};
-      segment.rows = {rows_.data() + begin, size};
-      segment.missing = {missing_.data() + begin, size};
-      segment.uses = {uses_.data() + 2 * begin, size};
-      segment.spare_uses = {uses_.data() + 2 * begin + size, size};
+      const int64_t size = grouped_.size(s);
+      segment.size = size;
       segment.groups = groups_.get();
       segment.part = {begin, 0, 0};
-      segment.first_row = static_cast<int64_t>(s) *
-                          layout_.buckets_per_segment() * kKeysPerBucket;
+      segment.first_row = s * rows_per_segment;
       segment.new_keys = {new_keys_->data() + begin, size};
-      first_slots.push_back(first_slots[s] + FirstOccurrences::NumSlots(size));
+      first_slots_.push_back(first_slots_[s] +
+                             FirstOccurrences::NumSlots(size));
       if (keeps_old) {
         segment.old_lanes = {old_->lanes.data() + 2 * begin, 2 * size};
       }
       if (has_sketch && state_.HasSegment(layout_, s)) {
-        const int64_t here = static_cast<int64_t>(s) - state_.first_segment;
+        const int64_t here = s - state_.first_segment;
         segment.sketch = {state_.sketch.data() + here * num_cells, num_cells};
         segment.seen = &state_.seen[here];
       }
+      begin += size;
     }
-    slots_ = RawArray<uint32_t>(first_slots.back());
-    for (size_t s = 0; s < segments_.size(); ++s) {
-      segments_[s].slots = {slots_.data() + first_slots[s],
-                            first_slots[s + 1] - first_slots[s]};
-    }
+    slots_ = RawArray<uint32_t>(first_slots_.back());
   }
 
-  template <typename Part>
-  void ForSegments(const Part& part) {
+  // Gives segment `s` the memory that starts with the memory of segment
+  // `first`, which the same worker processed before. This memory is still in a
+  // cache, and it is large enough because it also contains the memory of
+  // segment `s`.
+  void TakeScratch(int64_t first, int64_t s) {
+    SegmentKeys& segment = segments_[s];
+    const int64_t begin = segments_[first].part.first;
+    const int64_t size = segment.size;
+    segment.missing = {missing_.data() + begin, size};
+    segment.uses = {uses_.data() + 2 * begin, size};
+    segment.spare_uses = {uses_.data() + 2 * begin + size, size};
+    segment.next = {next_.data() + begin, size};
+    segment.used = {used_.data() + first * words_per_segment_,
+                    words_per_segment_};
+    segment.ranks = {ranks_.data() + first * words_per_segment_,
+                     words_per_segment_};
+    segment.slots = {slots_.data() + first_slots_[first],
+                     FirstOccurrences::NumSlots(size)};
+  }
+
+  void RunSegments() {
     constexpr int64_t kNanosecondsPerKey = 20;
     const int64_t num_segments = layout_.num_segments();
     const int64_t cost = 1 + kNanosecondsPerKey * keys_.size() / num_segments;
     WithBuckets(state_, [&](const auto& buckets) {
       parallel_for_(num_segments, cost, [&](int64_t begin, int64_t end) {
         for (int64_t s = begin; s < end; ++s) {
-          if (segments_[s].places.empty()) continue;
+          if (segments_[s].size == 0) continue;
+          TakeScratch(begin, s);
           WithSegment(layout_, buckets, kernels_, s, [&](const auto& segment) {
-            AdmitSegment work(layout_, policy_, step_, segment, &segments_[s]);
-            part(&work);
+            AdmitSegment(layout_, policy_, step_, kernels_, segment, rows_,
+                         &segments_[s])
+                .Run(grouped_, s);
           });
         }
       });
@@ -222,13 +250,20 @@ class KeyAdmission {
   const KeyKernels& kernels_;
   KeysBySegment grouped_;
   std::vector<SegmentKeys> segments_;
-  // These arrays are indexed by place. The places of a segment are contiguous.
-  RawArray<int64_t> rows_;
+  // The rows in the order of `grouped_`, relative to the first row of their
+  // segment.
+  RawArray<uint32_t> rows_;
+  // In these arrays, the elements of a segment are contiguous.
   RawArray<Missing> missing_;
   RawArray<RowUse> uses_;
+  RawArray<uint32_t> next_;
+  RawArray<uint64_t> used_;
+  RawArray<uint32_t> ranks_;
+  int64_t words_per_segment_ = 0;
   std::shared_ptr<RowGroups> groups_;
   std::shared_ptr<RawArray<NewKey>> new_keys_;
   RawArray<uint32_t> slots_;
+  std::vector<int64_t> first_slots_;
   std::shared_ptr<OldVocabulary> old_;
 };
 

@@ -31,29 +31,38 @@ struct OldLane {
 
 // A key of the batch that has no row.
 struct Missing {
+  int64_t key;
+  // Position of the key in the batch.
+  uint32_t position;
+  // The first bucket of the search.
+  uint32_t bucket;
+  // Index of the key in `KeysBySegment::places`.
+  uint32_t place;
   // Index of the key's first occurrence among the keys without a row.
   uint32_t first;
   // Number of occurrences. Only valid for the first occurrence.
   uint32_t times;
-  // Index of the key among all keys of the segment.
-  uint32_t place;
+  // Whether one of the buckets may have an empty lane.
+  uint32_t may_have_space;
 };
 
 // The keys of one segment and the results of the step for these keys. All
 // memory is allocated before the workers start, so that the call returns an
 // error if an allocation fails.
 struct SegmentKeys {
-  // At first, the places of all keys. Later, the places of the keys without a
-  // row.
-  Span<KeyPlace> places;
-  // The rows of all keys.
-  Span<int64_t> rows;
-  Span<Missing> missing;  // Same size as `places`.
+  int64_t size = 0;
+  // The spans that have the size `size`.
+  Span<Missing> missing;
+  Span<RowUse> uses;
+  Span<RowUse> spare_uses;
+  Span<uint32_t> next;  // Memory of KeyKernels::group.
+  Span<NewKey> new_keys;
   // Memory of FirstOccurrences.
   Span<uint32_t> slots;
-  Span<RowUse> uses;        // Same size as `places`.
-  Span<RowUse> spare_uses;  // Same size as `places`.
-  Span<NewKey> new_keys;    // Same size as `places`.
+  // A bitmap of the rows in `uses`, and memory for one value per word. Empty if
+  // the batch uses so few rows that sorting them is faster.
+  Span<uint64_t> used;
+  Span<uint32_t> ranks;
   // Empty, or two elements per key.
   Span<OldLane> old_lanes;
   Span<uint8_t> sketch;
@@ -75,26 +84,37 @@ struct SegmentKeys {
 template <typename Segment>
 class AdmitSegment {
  public:
+  // The constructor's `rows` are the rows of all keys relative to the first row
+  // of their segment, in the order of `grouped.places()`.
   AdmitSegment(const BucketLayout& layout, const VocabularyPolicy& policy,
-               const VocabularyStep& step, const Segment& segment,
-               SegmentKeys* keys)
+               const VocabularyStep& step, const KeyKernels& kernels,
+               const Segment& segment, Span<uint32_t> rows, SegmentKeys* keys)
       : layout_(layout),
         policy_(policy),
         step_(step),
+        kernels_(kernels),
         segment_(segment),
+        rows_(rows),
         s_(*keys) {}
 
-  // Counts the uses of keys that have a row. Then inserts the other keys, while
-  // the segment is still in the cache.
-  void Run() {
-    FindKnown();
-    SortUses(num_rows(), s_.num_uses, &s_.uses, &s_.spare_uses);
-    ForRowsOfUses(s_.uses.data(), s_.num_uses,
-                  [&](int64_t row, int64_t first, int64_t last) {
-                    CountUses(s_.first_row + row, last - first);
-                  });
-    InsertMissing();
+  // Finds the keys that have a row, and marks these rows as used in this step.
+  // Then inserts the other keys, while the segment is still in the cache, and
+  // counts the uses of all rows.
+  void Run(const KeysBySegment& grouped, int64_t s) {
+    std::fill(s_.used.begin(), s_.used.end(), 0);
+    FindKnown(grouped, s);
+    const int64_t num_known = s_.num_uses;
+    if (s_.used.empty()) {
+      SortUses(num_rows(), num_known, &s_.uses, &s_.spare_uses);
+    }
+    MarkUsedRows();
+    if (!InsertMissing()) return;
+    if (s_.used.empty()) {
+      SortAddedUses(num_rows(), num_known, s_.num_uses, &s_.uses,
+                    &s_.spare_uses);
+    }
     WriteGroups();
+    CountUses();
   }
 
  private:
@@ -103,42 +123,134 @@ class AdmitSegment {
     return layout_.buckets_per_segment() * kKeysPerBucket;
   }
 
-  // Finds the keys that have a row, and collects the places of the other keys.
-  void FindKnown() {
-    // The loop processes blocks of keys, so that the results of a block are
-    // still in the first-level cache when they are read.
+  // Finds the keys that have a row, and collects the other keys.
+  void FindKnown(const KeysBySegment& grouped, int64_t s) {
+    const KeyPlace* const places = grouped.places().data();
+    const int64_t first = grouped.first(s);
+    const int64_t last = first + s_.size;
+    // The results of a block are still in the first-level cache when they are
+    // read. The buckets of a block are prefetched while the preceding block is
+    // searched.
     constexpr int64_t kBlock = 64;
-    const int64_t num_places = s_.places.size();
-    RowUse* uses = s_.uses.data();
-    int64_t num_uses = 0, num_missing = 0;
-    for (int64_t begin = 0; begin < num_places; begin += kBlock) {
-      const int64_t end = std::min(begin + kBlock, num_places);
-      segment_.PrefetchNext(begin, end, num_places);
-      s_.counts.num_probes +=
-          segment_.Find(s_.places.data() + begin, end - begin, num_places - end,
-                        s_.rows.data() + begin);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t row = s_.rows[i];
-        if (row != kNoRow) {
-          uses[num_uses++] =
-              MakeRowUse(row - s_.first_row, s_.places[i].position);
-          continue;
-        }
-        s_.places[num_missing] = s_.places[i];
-        s_.missing[num_missing++] = {0, 0, static_cast<uint32_t>(i)};
-      }
+    const auto prefetch = [&](int64_t begin) {
+      if (begin >= last) return;
+      segment_.PrefetchKeys(places + begin, std::min(kBlock, last - begin));
+    };
+    prefetch(first);
+    for (int64_t begin = first; begin < last; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, last);
+      prefetch(end);
+      segment_.PrefetchNext(begin - first, end - first, s_.size);
+      FindBlock<kBlock>(places, begin, end);
     }
-    s_.num_uses = num_uses;
-    s_.num_missing = num_missing;
-    s_.counts.num_lookups = num_places;
-    s_.counts.num_known = num_uses;
+    s_.counts.num_lookups = s_.size;
+    s_.counts.num_known = s_.num_uses;
   }
 
-  void InsertMissing() {
-    if (s_.num_missing == 0) return;
+  template <int64_t kBlock>
+  void FindBlock(const KeyPlace* places, int64_t first, int64_t last) {
+    MissedKey missed[kBlock];
+    uint32_t* const rows = rows_.data();
+    const int64_t num_missed =
+        segment_.Find(places + first, last - first, rows + first, missed,
+                      &s_.counts.num_probes);
+    RowUse* const uses = s_.uses.data();
+    int64_t num_uses = s_.num_uses;
+    for (int64_t i = first; i < last; ++i) {
+      uses[num_uses] = MakeRowUse(rows[i], places[i].position);
+      num_uses += rows[i] != kNoRelativeRow;
+    }
+    if (!s_.used.empty()) {
+      for (int64_t k = s_.num_uses; k < num_uses; ++k) SetUsed(uses[k]);
+    }
+    s_.num_uses = num_uses;
+    for (int64_t j = 0; j < num_missed; ++j) {
+      const int64_t i = first + missed[j].index;
+      s_.missing[s_.num_missing++] = {places[i].key,
+                                      places[i].position,
+                                      places[i].bucket,
+                                      static_cast<uint32_t>(i),
+                                      0,
+                                      0,
+                                      missed[j].may_have_space};
+    }
+  }
+
+  void SetUsed(RowUse use) {
+    const int64_t row = RowOfUse(use);
+    s_.used[row >> 6] |= uint64_t{1} << (row & 63);
+  }
+
+  // Stores the number of the step for the rows in `uses`, and lets their counts
+  // decay.
+  void MarkUsedRows() {
+    if (s_.used.empty()) {
+      constexpr int64_t kUsesAhead = 32;
+      const RowUse* const uses = s_.uses.data();
+      ForRowsOfUses(
+          uses, s_.num_uses, [&](int64_t row, int64_t first, int64_t) {
+            const int64_t ahead = std::min(first + kUsesAhead, s_.num_uses - 1);
+            segment_.PrefetchToWrite(s_.first_row + RowOfUse(uses[ahead]));
+            MarkUsed(row);
+          });
+      return;
+    }
+    constexpr int64_t kWordsAhead = 4;
+    constexpr int64_t kStepsPerLine = 64 / sizeof(int32_t);
+    const int64_t num_words = s_.used.size();
+    for (int64_t w = 0; w < num_words; ++w) {
+      if (w + kWordsAhead < num_words) {
+        const int64_t ahead = s_.first_row + (w + kWordsAhead) * 64;
+        for (int64_t i = 0; i < 64; i += kStepsPerLine) {
+          segment_.PrefetchToWrite(ahead + i);
+        }
+      }
+      for (uint64_t bits = s_.used[w]; bits != 0; bits &= bits - 1) {
+        MarkUsed(w * 64 + __builtin_ctzll(bits));
+      }
+    }
+  }
+
+  void MarkUsed(int64_t relative_row) {
+    const int64_t row = s_.first_row + relative_row;
+    const Lane lane = segment_.At(row);
+    int32_t& last_step = *lane.last_step;
+    if (last_step == step_.number) return;
+    Remember(row, lane);
+    if (policy_.half_life_steps > 0) {
+      *lane.count =
+          DecayedCount(policy_, *lane.count, int64_t{step_.number} - last_step);
+    }
+    last_step = step_.number;
+  }
+
+  // Returns false if the step must fail.
+  bool InsertMissing() {
+    if (s_.num_missing == 0) return true;
+    FindFirstOccurrences();
+    constexpr int64_t kAhead = 8;
+    for (int64_t i = 0; i < s_.num_missing; ++i) {
+      if (i + kAhead < s_.num_missing) {
+        segment_.Prefetch(s_.missing[i + kAhead].bucket);
+      }
+      const Missing& missing = s_.missing[i];
+      uint32_t row;
+      if (missing.first != i) {
+        row = rows_[s_.missing[missing.first].place];
+      } else if (!Insert(missing, &row)) {
+        return false;
+      }
+      if (row == kNoRelativeRow) continue;
+      rows_[missing.place] = row;
+      s_.uses[s_.num_uses++] = MakeRowUse(row, missing.position);
+    }
+    return true;
+  }
+
+  void FindFirstOccurrences() {
     FirstOccurrences first_occurrences(
         {s_.slots.data(), FirstOccurrences::NumSlots(s_.num_missing)});
-    const auto key_of = [&](uint32_t i) { return s_.places[i].key; };
+    const auto key_of = [&](uint32_t i) { return s_.missing[i].key; };
     for (int64_t i = 0; i < s_.num_missing; ++i) {
       const auto number = static_cast<uint32_t>(i);
       const uint32_t first =
@@ -146,31 +258,22 @@ class AdmitSegment {
       s_.missing[i].first = first;
       ++s_.missing[first].times;
     }
-    const int64_t num_known = s_.num_uses;
-    constexpr int64_t kPlacesAhead = 8;
-    for (int64_t i = 0; i < s_.num_missing; ++i) {
-      if (i + kPlacesAhead < s_.num_missing) {
-        segment_.Prefetch(s_.places[i + kPlacesAhead].bucket);
-      }
-      const Missing& missing = s_.missing[i];
-      int64_t& row = s_.rows[missing.place];
-      if (missing.first != i) {
-        row = s_.rows[s_.missing[missing.first].place];
-      } else if (!Insert(s_.places[i], missing)) {
-        return;
-      }
-      if (row == kNoRow) continue;
-      s_.uses[s_.num_uses++] =
-          MakeRowUse(row - s_.first_row, s_.places[i].position);
-    }
-    SortAddedUses(num_rows(), num_known, s_.num_uses, &s_.uses, &s_.spare_uses);
   }
 
+  // Writes the rows in `uses` to `groups`.
   void WriteGroups() {
     const int64_t begin = s_.part.first;
     uint32_t* const rows = s_.groups->rows.data() + begin;
     uint32_t* const starts = s_.groups->starts.data() + begin;
     uint32_t* const positions = s_.groups->positions.data() + begin;
+    s_.part.num_positions = s_.num_uses;
+    if (!s_.used.empty()) {
+      s_.part.num_rows = kernels_.group(
+          {s_.uses.data(), s_.num_uses, static_cast<uint32_t>(s_.first_row),
+           s_.used.data(), s_.used.size(), s_.ranks.data(), s_.next.data(),
+           rows, starts, positions});
+      return;
+    }
     int64_t num_rows = 0;
     ForRowsOfUses(s_.uses.data(), s_.num_uses,
                   [&](int64_t row, int64_t first, int64_t) {
@@ -181,21 +284,39 @@ class AdmitSegment {
       positions[i] = PositionOfUse(s_.uses[i]);
     }
     s_.part.num_rows = num_rows;
-    s_.part.num_positions = s_.num_uses;
+  }
+
+  // Adds the uses of each row in `groups` to its count.
+  void CountUses() {
+    constexpr int64_t kRowsAhead = 32;
+    const uint32_t* const rows = s_.groups->rows.data() + s_.part.first;
+    const uint32_t* const starts = s_.groups->starts.data() + s_.part.first;
+    const int64_t num_rows = s_.part.num_rows;
+    for (int64_t u = 0; u < num_rows; ++u) {
+      const int64_t ahead = std::min(u + kRowsAhead, num_rows - 1);
+      __builtin_prefetch(segment_.At(rows[ahead]).count, /*write=*/1,
+                         /*locality=*/2);
+      const int64_t end = u + 1 < num_rows ? starts[u + 1] : s_.num_uses;
+      int32_t& count = *segment_.At(rows[u]).count;
+      count = static_cast<int32_t>(std::min<int64_t>(
+          count + (end - starts[u]), std::numeric_limits<int32_t>::max()));
+    }
   }
 
   // Inserts a key if the policy admits it. Returns false if the step must fail.
-  bool Insert(const KeyPlace& place, const Missing& missing) {
-    if (!IsAdmitted(place.key, missing.times)) {
+  // Otherwise, sets `relative_row` to the row of the key, or to kNoRelativeRow.
+  bool Insert(const Missing& missing, uint32_t* relative_row) {
+    *relative_row = kNoRelativeRow;
+    if (!IsAdmitted(missing.key, missing.times)) {
       ++s_.counts.num_rejected;
       return true;
     }
-    const int64_t row =
-        FreePlace(layout_, policy_, step_, segment_).Find(place.bucket);
+    const int64_t row = FreePlace(layout_, policy_, step_, segment_)
+                            .Find(missing.bucket, missing.may_have_space != 0);
     if (row == kNoRow) {
       ++s_.counts.num_full;
       if (!policy_.fails_when_full) return true;
-      s_.failed_at = place.position;
+      s_.failed_at = missing.position;
       return false;
     }
     const Lane lane = segment_.At(row);
@@ -206,12 +327,14 @@ class AdmitSegment {
           IsExpired(policy_, *lane.last_step, step_.number);
     }
     Remember(row, lane);
-    SetLane(lane, place.key, step_.number,
-            static_cast<int32_t>(std::min<int64_t>(
-                missing.times, std::numeric_limits<int32_t>::max())));
-    s_.new_keys[s_.num_new_keys++] = {row, place.key, evicted};
+    *lane.key = missing.key;
+    *lane.last_step = step_.number;
+    // `CountUses` adds the uses in this step.
+    *lane.count = 0;
+    s_.new_keys[s_.num_new_keys++] = {row, missing.key, evicted};
     ++s_.counts.num_admitted;
-    s_.rows[missing.place] = row;
+    *relative_row = static_cast<uint32_t>(row - s_.first_row);
+    if (!s_.used.empty()) SetUsed(MakeRowUse(*relative_row, 0));
     return true;
   }
 
@@ -228,26 +351,6 @@ class AdmitSegment {
     return true;
   }
 
-  void CountUses(int64_t row, int64_t times) {
-    const Lane lane = segment_.At(row);
-    int32_t& last_step = *lane.last_step;
-    int32_t& count = *lane.count;
-    if (last_step != step_.number) {
-      Remember(row, lane);
-      count = DecayedCount(policy_, count, int64_t{step_.number} - last_step);
-      last_step = step_.number;
-    }
-    count = static_cast<int32_t>(
-        std::min<int64_t>(count + times, std::numeric_limits<int32_t>::max()));
-  }
-
-  static void SetLane(const Lane& lane, int64_t key, int32_t last_step,
-                      int32_t count) {
-    *lane.key = key;
-    *lane.last_step = last_step;
-    *lane.count = count;
-  }
-
   void Remember(int64_t row, const Lane& lane) {
     if (s_.old_lanes.empty()) return;
     s_.old_lanes[s_.num_old_lanes++] = {row, *lane.key, *lane.last_step,
@@ -257,7 +360,9 @@ class AdmitSegment {
   const BucketLayout& layout_;
   const VocabularyPolicy& policy_;
   const VocabularyStep& step_;
+  const KeyKernels& kernels_;
   const Segment& segment_;
+  const Span<uint32_t> rows_;
   SegmentKeys& s_;
 };
 

@@ -23,9 +23,10 @@ class FreePlace {
       : layout_(layout), policy_(policy), step_(step), segment_(segment) {}
 
   // Returns the row of an empty lane. If no lane is empty, returns a row whose
-  // key can be evicted, or kNoRow. The search starts in `bucket`.
-  int64_t Find(int64_t bucket) const {
-    const int64_t free = segment_.FindFree(bucket);
+  // key can be evicted, or kNoRow. The search starts in `bucket`. If
+  // `may_have_space` is false, no lane is empty.
+  int64_t Find(int64_t bucket, bool may_have_space) const {
+    const int64_t free = may_have_space ? segment_.FindFree(bucket) : kNoRow;
     if (free != kNoRow) return free;
     // In this case, every key that no step in flight uses can be evicted.
     // Expired keys need no special case, because they are the least recently

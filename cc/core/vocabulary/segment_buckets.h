@@ -30,12 +30,20 @@ class SingleShardSegment {
         next_keys_(range.size > kMaxAhead ? nullptr : next_keys),
         kernels_(kernels) {}
 
-  // Finds the rows of keys and returns the number of visited buckets. `places`
-  // has `num_after` more elements after the first `size` elements. The next
-  // calls of `Find` process these elements.
-  int64_t Find(const KeyPlace* places, int64_t size, int64_t num_after,
-               int64_t* rows) const {
-    return kernels_.find(range_, places, size, num_after, rows);
+  // Prefetches the first buckets of keys.
+  void PrefetchKeys(const KeyPlace* places, int64_t size) const {
+    for (int64_t i = 0; i < size; ++i) {
+      // The code prefetches into the second-level cache, because prefetches
+      // into the first-level cache would stall.
+      __builtin_prefetch(
+          range_.keys + (places[i].bucket - range_.first) * kKeysPerBucket,
+          /*write=*/0, /*locality=*/2);
+    }
+  }
+  // Finds the rows of keys (KeyKernels::find).
+  int64_t Find(const KeyPlace* places, int64_t size, uint32_t* rows,
+               MissedKey* missed, int64_t* num_probes) const {
+    return kernels_.find(range_, places, size, rows, missed, num_probes);
   }
   // Searches for a row without a key, starting in `bucket`. Returns the first
   // such row, or kNoRow.
@@ -59,16 +67,26 @@ class SingleShardSegment {
                          /*locality=*/2);
     }
   }
-  // Prefetches the data that FindLeastRecent reads.
+  // Prefetches the data that FindLeastRecent reads, and the counts of these
+  // rows for writing. A store to a count that is not in a cache would delay the
+  // stores after it.
   void Prefetch(int64_t bucket) const {
     const int64_t end = range_.first + range_.size;
     const int64_t last = std::min(bucket + range_.num_probes, end) - 1;
     // The steps of two buckets fill a cache line, so three prefetches are
     // enough.
     for (int64_t one : {bucket, std::min(bucket + 2, last), last}) {
-      __builtin_prefetch(range_.last_step +
-                         (one - range_.first) * kKeysPerBucket);
+      const int64_t lane = (one - range_.first) * kKeysPerBucket;
+      __builtin_prefetch(range_.last_step + lane);
+      __builtin_prefetch(range_.count + lane, /*write=*/1, /*locality=*/2);
     }
+  }
+  // Prefetches the last step and the count of a row for writing. `row` may be a
+  // row after the segment.
+  void PrefetchToWrite(int64_t row) const {
+    const int64_t lane = row - range_.first * kKeysPerBucket;
+    __builtin_prefetch(range_.last_step + lane, /*write=*/1, /*locality=*/2);
+    __builtin_prefetch(range_.count + lane, /*write=*/1, /*locality=*/2);
   }
   Lane At(int64_t row) const {
     const int64_t lane = row - range_.first * kKeysPerBucket;
@@ -90,18 +108,27 @@ class SingleShardSegment {
 template <typename Locate>
 class MultiShardSegment {
  public:
-  MultiShardSegment(const BucketLayout& layout, const Buckets<Locate>& buckets)
-      : layout_(layout), buckets_(buckets) {}
+  MultiShardSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
+                    int64_t segment)
+      : layout_(layout),
+        buckets_(buckets),
+        first_row_(segment * layout.buckets_per_segment() * kKeysPerBucket) {}
 
-  int64_t Find(const KeyPlace* places, int64_t size, int64_t /*num_after*/,
-               int64_t* rows) const {
+  int64_t Find(const KeyPlace* places, int64_t size, uint32_t* rows,
+               MissedKey* missed, int64_t* num_probes) const {
     const auto keys_of = [&](int64_t b) { return buckets_.keys(b); };
-    int64_t num_probes = 0;
+    int64_t num_missed = 0;
     for (int64_t i = 0; i < size; ++i) {
-      rows[i] = FindRow(layout_, keys_of, places[i].bucket, places[i].key,
-                        &num_probes);
+      const int64_t row = FindRow(layout_, keys_of, places[i].bucket,
+                                  places[i].key, num_probes);
+      if (row == kNoRow) {
+        rows[i] = kNoRelativeRow;
+        missed[num_missed++] = {static_cast<uint32_t>(i), 1};
+      } else {
+        rows[i] = static_cast<uint32_t>(row - first_row_);
+      }
     }
-    return num_probes;
+    return num_missed;
   }
 
   int64_t FindFree(int64_t bucket) const {
@@ -130,7 +157,9 @@ class MultiShardSegment {
     return found;
   }
 
+  void PrefetchKeys(const KeyPlace* /*places*/, int64_t /*size*/) const {}
   void Prefetch(int64_t /*bucket*/) const {}
+  void PrefetchToWrite(int64_t /*row*/) const {}
   void PrefetchNext(int64_t /*begin*/, int64_t /*end*/,
                     int64_t /*total*/) const {}
 
@@ -143,6 +172,7 @@ class MultiShardSegment {
  private:
   const BucketLayout& layout_;
   const Buckets<Locate>& buckets_;
+  const int64_t first_row_;
 };
 
 // Returns the keys of a segment if they are contiguous in one shard. Otherwise,
@@ -166,7 +196,7 @@ template <typename Locate, typename Work>
 void WithSegment(const BucketLayout& layout, const Buckets<Locate>& buckets,
                  const KeyKernels& kernels, int64_t segment, const Work& work) {
   if (KeysInOneShard(layout, buckets, segment) == nullptr) {
-    return work(MultiShardSegment<Locate>(layout, buckets));
+    return work(MultiShardSegment<Locate>(layout, buckets, segment));
   }
   const int64_t size = layout.buckets_per_segment();
   const auto begin = buckets.at(segment * size);

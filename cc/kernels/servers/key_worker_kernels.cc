@@ -18,6 +18,8 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/servers/plan_tensor.h"
 #include "cc/kernels/servers/worker_messages.h"
+#include "cc/kernels/vocabulary/locked_vocabulary.h"
+#include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -61,29 +63,32 @@ class PlanKeysOp : public Kernel {
     ClosureToken token;
     KeyPlanTensor plan;
     Requests requests;
+    std::vector<KeyKind> read_kinds;
+    std::vector<uint32_t> kinds(config_->tables.size());
+    OP_REQUIRES_OK(ctx, ReadKeyKinds(ctx, open_tables_.size(), &read_kinds));
+    for (size_t i = 0; i < read_kinds.size(); ++i) {
+      kinds[open_tables_[i]] = static_cast<uint32_t>(read_kinds[i]);
+    }
     OP_REQUIRES_OK(ctx, ReadFeatureInputs(ctx, &inputs));
     OP_REQUIRES_OK(ctx, GetToken(ctx, &token));
     OP_REQUIRES_OK(ctx, ToTf(KeyStep::Make(config_, inputs, TfParallelFor(ctx),
                                            &plan.step)));
     OP_REQUIRES_OK(ctx, requests.Get(ctx));
     OP_REQUIRES_OK(ctx, requests.Result(plan.step->Request(
-                            token, training_, requests.allocate())));
+                            token, training_, kinds, requests.allocate())));
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "plan", tensorflow::Variant(std::move(plan))));
   }
 
  private:
-  static absl::Status ReadOpenTables(OpKernelConstruction* ctx,
-                                     size_t num_tables,
-                                     std::vector<OpenTable>* tables) {
-    std::vector<int32_t> numbers, kinds;
+  absl::Status ReadOpenTables(OpKernelConstruction* ctx, size_t num_tables,
+                              std::vector<OpenTable>* tables) {
+    std::vector<int32_t>& numbers = open_tables_;
     std::vector<bool> has_unknown_row;
     TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &numbers));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("key_kinds", &kinds));
     TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
     tables->resize(num_tables);
-    if (kinds.size() != numbers.size() ||
-        has_unknown_row.size() != numbers.size()) {
+    if (has_unknown_row.size() != numbers.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "The lists about open tables must have the same size. Received: ",
           numbers.size(), " `open_tables` and lists of other sizes"));
@@ -97,12 +102,13 @@ class PlanKeysOp : public Kernel {
       }
       (*tables)[number].is_open = true;
       (*tables)[number].has_unknown_row = has_unknown_row[i];
-      (*tables)[number].kind = static_cast<uint32_t>(kinds[i]);
     }
     return absl::OkStatus();
   }
 
   std::shared_ptr<const KeysConfig> config_;
+  // Indices of the tables with an open vocabulary.
+  std::vector<int32_t> open_tables_;
   bool training_ = false;
 };
 

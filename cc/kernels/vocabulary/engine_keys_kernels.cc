@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/find_keys.h"
+#include "cc/core/keys/merged_keys.h"
 #include "cc/core/memory/raw_array.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/steps/engine_config.h"
@@ -31,6 +34,7 @@
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/vocabulary/kept_changes.h"
 #include "cc/kernels/vocabulary/key_inputs.h"
+#include "cc/kernels/vocabulary/locked_first_rows.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -45,20 +49,36 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
 // A table with an open vocabulary in the current step. The locks of all its
-// variables are held.
+// variables are held. If several tables share a vocabulary, only its owner has
+// the fields about the vocabulary.
 struct OpenTable {
-  LockedVocabulary vocabulary;
   FirstRows first_rows;
   TableKeys keys;
-  // The rows of the keys.
+  // The rows of the keys. Empty if the rows are the first values of the owner's
+  // `rows`, which is always the case for the owner.
+  RawArray<int64_t> other_rows;
+  LockedVocabulary vocabulary;
+  // The indices of the tables that share the vocabulary, and their keys. Empty
+  // if the vocabulary has one table.
+  std::vector<size_t> sharing;
+  MergedKeys merged;
+  // The rows of `counted_keys`.
   RawArray<int64_t> rows;
   std::vector<int64_t> pinned_rows;
   VocabularyStep step;
+  // The kind of the keys of this step.
+  KeyKind kind = kNoKeysYet;
   AdmittedKeys admitted;
   // Indices of the table's first shard and first slot variable in the locked
   // variables.
   int first_shard = 0;
   int first_slot = 0;
+
+  bool is_shared() const { return !sharing.empty(); }
+  // The keys that the vocabulary counts.
+  Span<const int64_t> counted_keys() const {
+    return is_shared() ? Span<const int64_t>(merged.keys) : keys.keys;
+  }
 };
 
 class KeysOp : public Kernel {
@@ -98,6 +118,8 @@ class KeysOp : public Kernel {
       }
       is_open[spec.table] = true;
     }
+    std::vector<KeyKind> kinds;
+    TF_RETURN_IF_ERROR(ReadKeyKinds(ctx, specs_.size(), &kinds));
     std::vector<std::vector<FeatureInput<int64_t>>> inputs;
     TF_RETURN_IF_ERROR(ReadKeyInputs(ctx, config, num_replicas, &inputs));
     KeyBatches batches;
@@ -115,6 +137,7 @@ class KeysOp : public Kernel {
     };
     if (training) {
       std::deque<OpenTable> tables(specs_.size());
+      for (size_t i = 0; i < kinds.size(); ++i) tables[i].kind = kinds[i];
       TF_RETURN_IF_ERROR(locked.Lock(ctx, {"state", "shards", "slots"},
                                      LockedShards::Mode::kExclusive));
       TF_RETURN_IF_ERROR(LockTables(ctx, config, &locked, &tables));
@@ -139,6 +162,13 @@ class KeysOp : public Kernel {
     int first = 0;
     for (size_t i = 0; i < specs_.size(); ++i) {
       const TableSpec& table = config.tables[specs_[i].table];
+      if (!IsOwner(i)) {
+        TF_RETURN_IF_ERROR(CheckSharing(config, i));
+        OpenTable& owner = (*tables)[specs_[i].owner];
+        if (owner.sharing.empty()) owner.sharing.push_back(specs_[i].owner);
+        owner.sharing.push_back(i);
+        continue;
+      }
       TF_RETURN_IF_ERROR(
           (*tables)[i].vocabulary.Make(ctx, locked, first, table.name,
                                        BucketOffsets(table), specs_[i].policy));
@@ -147,38 +177,19 @@ class KeysOp : public Kernel {
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
       const TableSpec& table = config.tables[specs_[i].table];
-      FirstRows& rows = (*tables)[i].first_rows;
       (*tables)[i].first_shard = first;
-      rows.values = specs_[i].values;
-      rows.row_type = table.row_type;
-      TF_RETURN_IF_ERROR(
-          table.row_type == RowType::kFloat32
-              ? locked->MutableView(ctx, first, table.name, table.partition,
-                                    {table.dim}, &rows.table)
-              : locked->MutableView(ctx, first, table.name, table.partition,
-                                    {table.dim}, &rows.half_table,
-                                    HalfDtype(table)));
+      TF_RETURN_IF_ERROR(LockFirstRows(ctx, locked, first, table,
+                                       specs_[i].values,
+                                       &(*tables)[i].first_rows));
       first += table.partition.num_shards();
     }
     size_t next_value = 0;
     for (size_t i = 0; i < specs_.size(); ++i) {
       const TableSpec& table = config.tables[specs_[i].table];
-      FirstRows& rows = (*tables)[i].first_rows;
       (*tables)[i].first_slot = first;
-      rows.slots.resize(NumSlots(table.optimizer));
-      for (size_t j = 0; j < rows.slots.size(); ++j) {
-        if (next_value >= slot_values_.size()) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("`slot_values` must have one value for each slot "
-                           "variable. Received: ",
-                           slot_values_.size()));
-        }
-        rows.slot_values.push_back(slot_values_[next_value++]);
-        TF_RETURN_IF_ERROR(locked->MutableView(
-            ctx, first, table.name + " (slot variable)", table.partition,
-            {SlotDim(table.optimizer, j, table.dim)}, &rows.slots[j]));
-        first += table.partition.num_shards();
-      }
+      TF_RETURN_IF_ERROR(LockFirstSlots(ctx, locked, &first, table,
+                                        "slot_values", slot_values_,
+                                        &next_value, &(*tables)[i].first_rows));
     }
     return CheckNumVariables("The open tables need", "state, shards and slots",
                              first, locked->size());
@@ -197,10 +208,32 @@ class KeysOp : public Kernel {
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
-      TF_RETURN_IF_ERROR(table.vocabulary.CheckKind(specs_[i].kind));
+      table.keys = batches->KeysOf(specs_[i].table);
+      const OpenTable& owner = (*tables)[specs_[i].owner];
+      TF_RETURN_IF_ERROR(CheckSameKind(i, *tables));
+      TF_RETURN_IF_ERROR(owner.vocabulary.CheckKind(table.kind));
+    }
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      if (!IsOwner(i)) continue;
+      OpenTable& table = (*tables)[i];
+      std::vector<int32_t> sharing = {specs_[i].table};
+      std::vector<Span<const int64_t>> keys;
+      for (const size_t other : table.sharing) {
+        if (other != i) sharing.push_back(specs_[other].table);
+        keys.push_back((*tables)[other].keys.keys);
+      }
+      if (table.is_shared()) {
+        TF_RETURN_IF_ERROR(CheckNumKeys(keys, table.vocabulary.table()));
+        table.merged = MergeKeys(keys);
+        // The memory is allocated before the vocabulary changes.
+        for (size_t j = 0; j < keys.size(); ++j) {
+          (*tables)[table.sharing[j]].other_rows =
+              RawArray<int64_t>(table.merged.places[j].size());
+        }
+      }
       TF_RETURN_IF_ERROR(table.vocabulary.NextStep(&table.step.number));
-      RowsInFlight in_flight = FindRowsInFlight(
-          resource.engine(), resource.tokens(), specs_[i].table);
+      RowsInFlight in_flight =
+          FindRowsInFlightOf(resource.engine(), resource.tokens(), sharing);
       table.pinned_rows = std::move(in_flight.pinned_rows);
       table.step.pinned_rows = table.pinned_rows;
       table.step.oldest_in_flight =
@@ -209,48 +242,129 @@ class KeysOp : public Kernel {
       // evicted rows cannot be allocated.
       table.step.keeps_old =
           (may_fail && specs_.size() > 1) || !telling_.empty();
-      table.keys = batches->KeysOf(specs_[i].table);
-      table.rows = RawArray<int64_t>(table.keys.keys.size());
+      table.rows = RawArray<int64_t>(table.counted_keys().size());
     }
     const ParallelFor parallel_for = TfParallelFor(ctx);
+    const auto take_back = [&](size_t num_tables) {
+      for (size_t i = 0; i < num_tables; ++i) {
+        OpenTable& table = (*tables)[i];
+        if (IsOwner(i)) table.admitted.take_back(table.vocabulary.state());
+      }
+    };
     for (size_t i = 0; i < specs_.size(); ++i) {
+      if (!IsOwner(i)) continue;
       OpenTable& table = (*tables)[i];
       const LockedVocabulary& vocabulary = table.vocabulary;
-      const Status status = AdmitKeys(
-          vocabulary.layout(), vocabulary.policy(), table.step, table.keys.keys,
-          parallel_for, vocabulary.state(), table.rows, &table.admitted);
+      const Status status =
+          AdmitKeys(vocabulary.layout(), vocabulary.policy(), table.step,
+                    table.counted_keys(), parallel_for, vocabulary.state(),
+                    table.rows, &table.admitted);
       if (status.ok()) continue;
-      while (i-- > 0) {
-        (*tables)[i].admitted.take_back((*tables)[i].vocabulary.state());
-      }
+      take_back(i);
       return ToTf(Status(status.code(), status.message() + " (table '" +
                                             vocabulary.table() + "')"));
     }
+    FindOtherRows(tables);
     const absl::Status output_status = CatchAllTf([&] {
       return OutputEvicted(ctx, resource.engine().config(), locked, tables,
                            changes);
     });
     if (!output_status.ok()) {
-      for (OpenTable& table : *tables) {
-        table.admitted.take_back(table.vocabulary.state());
-      }
+      take_back(specs_.size());
       return output_status;
     }
     for (size_t i = 0; i < specs_.size(); ++i) {
       OpenTable& table = (*tables)[i];
-      WriteFirstRows(table.first_rows, table.admitted.new_keys, parallel_for);
-      table.vocabulary.CountStep(table.step.number, specs_[i].kind,
-                                 table.admitted.counts);
-      if (!changes->empty()) {
-        const Span<int64_t> numbers = table.vocabulary.numbers();
-        (*changes)[i].numbers_after.assign(numbers.begin(), numbers.end());
+      OpenTable& owner = (*tables)[specs_[i].owner];
+      WriteFirstRows(table.first_rows, owner.admitted.new_keys, parallel_for);
+      if (IsOwner(i)) {
+        owner.vocabulary.CountStep(owner.step.number, owner.kind,
+                                   owner.admitted.counts);
+        if (!changes->empty()) {
+          const Span<int64_t> numbers = owner.vocabulary.numbers();
+          (*changes)[i].numbers_after.assign(numbers.begin(), numbers.end());
+        }
+        resource.changed().Note(specs_[i].table, Span<int64_t>(table.rows));
+      } else {
+        // Updates record the rows that they write.
+        resource.changed().Note(specs_[i].table,
+                                RowsOf(owner.admitted.new_keys));
       }
-      resource.changed().Note(specs_[i].table, Span<int64_t>(table.rows));
-      batches->TakeRows(specs_[i].table, Span<int64_t>(table.rows),
-                        UnknownRow(specs_[i], table.vocabulary.layout()),
-                        table.step.number, table.admitted.groups);
+      // The groups of a shared vocabulary contain the keys of several tables,
+      // so the engine finds the unique rows of each table.
+      batches->TakeRows(specs_[i].table, RowsOfKeys(owner, table),
+                        UnknownRow(specs_[i], owner.vocabulary.layout()),
+                        owner.step.number,
+                        owner.is_shared() ? nullptr : owner.admitted.groups);
     }
     return absl::OkStatus();
+  }
+
+  bool IsOwner(size_t i) const { return specs_[i].owner == i; }
+
+  // Returns an error if table `i` cannot use the vocabulary of its owner.
+  absl::Status CheckSharing(const EngineConfig& config, size_t i) const {
+    const TableSpec& table = config.tables[specs_[i].table];
+    const TableSpec& owner = config.tables[specs_[specs_[i].owner].table];
+    if (table.partition.num_rows() != owner.partition.num_rows()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Tables that share a vocabulary must have the same number of rows. "
+          "Received: ",
+          owner.partition.num_rows(), " (table '", owner.name, "') and ",
+          table.partition.num_rows(), " (table '", table.name, "')"));
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns an error if the keys of table `i` and of the owner of its
+  // vocabulary have different kinds.
+  absl::Status CheckSameKind(size_t i,
+                             const std::deque<OpenTable>& tables) const {
+    const OpenTable& owner = tables[specs_[i].owner];
+    if (tables[i].kind == owner.kind) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("The keys of tables that share the vocabulary of table '",
+                     owner.vocabulary.table(),
+                     "' must be of one kind in each step. Received: kinds ",
+                     owner.kind, " and ", tables[i].kind));
+  }
+
+  static absl::Status CheckNumKeys(const std::vector<Span<const int64_t>>& keys,
+                                   const std::string& table) {
+    int64_t num_keys = 0;
+    for (const Span<const int64_t> each : keys) num_keys += each.size();
+    if (num_keys < std::numeric_limits<uint32_t>::max() - 1) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "A step must have at most 2^32 - 3 keys of one vocabulary. Received: ",
+        num_keys, " (table '", table, "')"));
+  }
+
+  // Sets `other_rows` of all tables.
+  void FindOtherRows(std::deque<OpenTable>* tables) const {
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const OpenTable& owner = (*tables)[i];
+      for (size_t j = 0; j < owner.sharing.size(); ++j) {
+        const RawArray<uint32_t>& places = owner.merged.places[j];
+        RawArray<int64_t>& rows = (*tables)[owner.sharing[j]].other_rows;
+        for (int64_t k = 0; k < places.size(); ++k) {
+          rows[k] = owner.rows[places[k]];
+        }
+      }
+    }
+  }
+
+  static Span<const int64_t> RowsOfKeys(const OpenTable& owner,
+                                        const OpenTable& table) {
+    if (table.other_rows.size() > 0) return Span<int64_t>(table.other_rows);
+    return {owner.rows.data(), table.keys.keys.size()};
+  }
+
+  static std::vector<int64_t> RowsOf(Span<const NewKey> new_keys) {
+    std::vector<int64_t> rows;
+    for (const NewKey& one : new_keys) rows.push_back(one.row);
+    return rows;
   }
 
   // Writes the evicted keys and their rows to the outputs. Must be called
@@ -265,17 +379,21 @@ class KeysOp : public Kernel {
     if (!telling_.empty()) changes->resize(specs_.size());
     for (size_t i = 0; i < changes->size(); ++i) {
       OpenTable& table = (*tables)[i];
+      const OpenTable& owner = (*tables)[specs_[i].owner];
       KeptChange& change = (*changes)[i];
       const TableSpec& spec = config.tables[specs_[i].table];
       change.table = specs_[i].table;
+      change.owns_vocabulary = IsOwner(i);
       change.policy = specs_[i].policy;
-      change.restore = table.admitted.take_back;
-      const Span<int64_t> numbers = table.vocabulary.numbers();
-      change.numbers_before.assign(numbers.begin(), numbers.end());
-      for (int64_t row : Span<int64_t>(table.rows)) {
+      if (change.owns_vocabulary) {
+        change.restore = table.admitted.take_back;
+        const Span<int64_t> numbers = table.vocabulary.numbers();
+        change.numbers_before.assign(numbers.begin(), numbers.end());
+      }
+      for (int64_t row : Span<int64_t>(owner.rows)) {
         if (row != kNoRow) change.touched.push_back(row);
       }
-      for (const NewKey& one : table.admitted.new_keys) {
+      for (const NewKey& one : owner.admitted.new_keys) {
         if (one.evicted != kEmptyKey) change.overwritten.push_back(one.row);
       }
       TF_RETURN_IF_ERROR(SaveRows(ctx, locked, table.first_shard,
@@ -284,7 +402,8 @@ class KeysOp : public Kernel {
     }
     for (const int32_t place : telling_) {
       std::vector<int64_t> keys;
-      for (const NewKey& one : (*tables)[place].admitted.new_keys) {
+      const OpenTable& owner = (*tables)[specs_[place].owner];
+      for (const NewKey& one : owner.admitted.new_keys) {
         if (one.evicted != kEmptyKey) keys.push_back(one.evicted);
       }
       TF_RETURN_IF_ERROR(outputs.SetVector(keys));
@@ -297,18 +416,28 @@ class KeysOp : public Kernel {
 
   absl::Status Find(OpKernelContext* ctx, const EngineConfig& config,
                     const LockedShards& locked, KeyBatches* batches) const {
-    int first = 0;
-    for (const OpenTableSpec& spec : specs_) {
-      const TableSpec& table = config.tables[spec.table];
+    // The first state variable of each owner.
+    std::vector<int> first(specs_.size());
+    int next = 0;
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      if (!IsOwner(i)) continue;
+      first[i] = next;
+      next += NumStateVariables(
+          specs_[i].policy,
+          config.tables[specs_[i].table].partition.num_shards());
+    }
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      const OpenTableSpec& spec = specs_[i];
+      if (!IsOwner(i)) TF_RETURN_IF_ERROR(CheckSharing(config, i));
+      const TableSpec& table = config.tables[specs_[spec.owner].table];
       RowPartition buckets;
       BucketLayout layout;
       TF_RETURN_IF_ERROR(ToTf(RowPartition::Make(
           Placement::kOffsets, BucketOffsets(table), &buckets)));
       TF_RETURN_IF_ERROR(ToTf(BucketLayout::Make(buckets.num_rows(), &layout)));
       ShardedView<const int64_t> stored;
-      TF_RETURN_IF_ERROR(locked.View(first, table.name + " (keys)", buckets,
-                                     {kKeysPerBucket}, &stored));
-      first += NumStateVariables(spec.policy, buckets.num_shards());
+      TF_RETURN_IF_ERROR(locked.View(first[spec.owner], table.name + " (keys)",
+                                     buckets, {kKeysPerBucket}, &stored));
       const TableKeys keys = batches->KeysOf(spec.table);
       const RawArray<int64_t> rows(keys.keys.size());
       FindKeys(layout, stored, keys.keys, TfParallelFor(ctx), rows);

@@ -41,6 +41,7 @@ absl::Status TakeBack(OpKernelContext* ctx, EngineResource* engine,
   int first_shard = 0;
   for (size_t i = 0; i < changes.size(); ++i) {
     const KeptChange& change = changes[i];
+    if (!change.owns_vocabulary) continue;
     const TableSpec& table = tables[change.table];
     TF_RETURN_IF_ERROR(vocabularies[i].Make(ctx, &locked, first_shard,
                                             table.name, BucketOffsets(table),
@@ -71,9 +72,11 @@ absl::Status TakeBack(OpKernelContext* ctx, EngineResource* engine,
   }
   for (size_t i = 0; i < changes.size(); ++i) {
     const KeptChange& change = changes[i];
-    change.restore(vocabularies[i].state());
-    std::copy(change.numbers_before.begin(), change.numbers_before.end(),
-              vocabularies[i].numbers().begin());
+    if (change.owns_vocabulary) {
+      change.restore(vocabularies[i].state());
+      std::copy(change.numbers_before.begin(), change.numbers_before.end(),
+                vocabularies[i].numbers().begin());
+    }
     engine->changed().Note(change.table, change.touched);
   }
   return absl::OkStatus();

@@ -18,10 +18,13 @@
 
 namespace layoutmap {
 
-// A change of one vocabulary.
+// A change of one table with an open vocabulary.
 struct KeptChange {
   // Index of the table in the engine.
   int32_t table = 0;
+  // Whether the table owns its vocabulary. Otherwise only the rows of the table
+  // have changed, and the fields about the vocabulary are empty.
+  bool owns_vocabulary = true;
   VocabularyPolicy policy;
   // The numbers of the vocabulary (locked_vocabulary.h) before and after the
   // change. If the current numbers differ from `numbers_after`, the vocabulary

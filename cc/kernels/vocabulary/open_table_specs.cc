@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
 
 namespace layoutmap {
 
@@ -44,24 +46,57 @@ absl::Status OpenTableRules::Get(size_t i, VocabularyPolicy* policy,
 
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs) {
-  std::vector<int32_t> tables, kinds;
+  std::vector<int32_t> tables, owners;
   OpenTableRules rules;
   TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &tables));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("key_kinds", &kinds));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("vocabulary_of", &owners));
   TF_RETURN_IF_ERROR(rules.Read(ctx));
   const size_t size = tables.size();
-  if (kinds.size() != size || !rules.AreOf(size)) {
+  if (owners.empty()) {
+    owners.resize(size);
+    std::iota(owners.begin(), owners.end(), 0);
+  }
+  if (owners.size() != size || !rules.AreOf(size)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "The lists about open tables must have the same size. Received: ", size,
         " `open_tables` and lists of other sizes"));
   }
   for (size_t i = 0; i < size; ++i) {
+    const int32_t owner = owners[i];
+    if (owner < 0 || owner >= static_cast<int32_t>(size) ||
+        owners[owner] != owner) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("`vocabulary_of` must be indices into `open_tables` of "
+                       "tables that own a vocabulary. Received: ",
+                       owner));
+    }
     OpenTableSpec spec;
     spec.table = tables[i];
+    spec.owner = static_cast<size_t>(owner);
     spec.has_unknown_row = rules.has_unknown_row(i);
-    spec.kind = static_cast<KeyKind>(kinds[i]);
     TF_RETURN_IF_ERROR(rules.Get(i, &spec.policy, &spec.values));
     specs->push_back(spec);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadKeyKinds(tensorflow::OpKernelContext* ctx, size_t num_tables,
+                          std::vector<KeyKind>* kinds) {
+  const tensorflow::Tensor* tensor;
+  TF_RETURN_IF_ERROR(GetInput(ctx, "key_kinds", 1, &tensor));
+  if (tensor->NumElements() != static_cast<int64_t>(num_tables)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`key_kinds` must have one number for each of the ", num_tables,
+        " open tables. Received: shape ", tensor->shape().DebugString()));
+  }
+  kinds->clear();
+  for (size_t i = 0; i < num_tables; ++i) {
+    const int32_t kind = tensor->vec<int32_t>()(static_cast<int64_t>(i));
+    if (kind < kNoKeysYet || kind > kStringKeys) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("`key_kinds` must be in [0, 2]. Received: ", kind));
+    }
+    kinds->push_back(static_cast<KeyKind>(kind));
   }
   return absl::OkStatus();
 }

@@ -42,16 +42,23 @@ class OpenTableRules {
 struct OpenTableSpec {
   // Index of the table in the engine.
   int32_t table = 0;
+  // Index into the specs of the table whose vocabulary this table uses. The
+  // owner of a vocabulary has its own index.
+  size_t owner = 0;
   VocabularyPolicy policy;
   FirstValues values;
   bool has_unknown_row = false;
-  KeyKind kind = kNoKeysYet;
 };
 
 // Reads the specs of all tables. Returns an error if a list does not have the
-// length that the tables in `open_tables` require.
+// length that the tables in `open_tables` require, or if a table uses the
+// vocabulary of a table that is not its owner.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
+
+// Reads the input `key_kinds`, which has one kind for each open table.
+absl::Status ReadKeyKinds(tensorflow::OpKernelContext* ctx, size_t num_tables,
+                          std::vector<KeyKind>* kinds);
 
 }  // namespace layoutmap
 

@@ -12,6 +12,7 @@
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/first_values.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/served_keys/fetched_steps.h"
 #include "cc/core/served_keys/key_pieces.h"
@@ -26,6 +27,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/servers/pieces_op.h"
+#include "cc/kernels/vocabulary/locked_first_rows.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
@@ -96,6 +98,7 @@ class WriteKeysOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_limits", &limits));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("first_seed", &seed));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("initial_slots", &initial_slots_));
+    OP_REQUIRES_OK(ctx, ReadSharing(ctx));
     OP_REQUIRES(
         ctx, limits.size() == 2,
         absl::InvalidArgumentError(absl::StrCat(
@@ -118,8 +121,13 @@ class WriteKeysOp : public Kernel {
     if (engines.size() > 0) {
       OP_REQUIRES_OK(ctx, FindEngine(ctx, engines[0], &resource));
     }
+    OP_REQUIRES(ctx, resource || sharing_.empty(),
+                absl::InvalidArgumentError(
+                    "`sharing` must be empty without an engine"));
     Locked locked;
-    OP_REQUIRES_OK(ctx, LockTable(ctx, &locked));
+    OP_REQUIRES_OK(
+        ctx, LockTable(ctx, resource ? &resource->engine().config() : nullptr,
+                       &locked));
     RowValues values;
     OP_REQUIRES_OK(ctx, ReadValues(ctx, locked, keys->NumElements(), &values));
     int32_t step = 0;
@@ -137,6 +145,9 @@ class WriteKeysOp : public Kernel {
             step, locked.state, MutableView<int64_t>(rows), &written)));
     WriteRowValues(locked.table, written, View<int64_t>(*rows), values,
                    TfParallelFor(ctx));
+    for (const FirstRows& other : locked.others) {
+      WriteFirstRows(other, written.new_keys, TfParallelFor(ctx));
+    }
     VocabularyCounts numbers;
     numbers.num_admitted = static_cast<int64_t>(written.new_keys.size());
     numbers.num_full = written.num_full;
@@ -145,11 +156,43 @@ class WriteKeysOp : public Kernel {
     if (!written_keys.empty()) locked.numbers[kKeyKind] = kind_;
     if (resource) {
       resource->changed().Note(table_index_, View<int64_t>(*rows));
+      for (const int32_t other : sharing_) {
+        resource->changed().Note(other, View<int64_t>(*rows));
+      }
     }
     OP_REQUIRES_OK(ctx, SetScalar(ctx, "num_new", numbers.num_admitted));
   }
 
  private:
+  // Reads the attributes of the other tables with the same vocabulary.
+  absl::Status ReadSharing(OpKernelConstruction* ctx) {
+    std::vector<std::string> kinds;
+    std::vector<float> limits;
+    std::vector<int64_t> seeds;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("sharing", &sharing_));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("sharing_first_values", &kinds));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("sharing_first_limits", &limits));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("sharing_first_seeds", &seeds));
+    TF_RETURN_IF_ERROR(
+        ctx->GetAttr("sharing_initial_slots", &sharing_initial_slots_));
+    const size_t size = sharing_.size();
+    if (kinds.size() != size || limits.size() != 2 * size ||
+        seeds.size() != size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The lists about `sharing` must have the same size. Received: ", size,
+          " tables and lists of other sizes"));
+    }
+    sharing_values_.resize(size);
+    for (size_t i = 0; i < size; ++i) {
+      FirstValues& values = sharing_values_[i];
+      TF_RETURN_IF_ERROR(ToTf(ParseFirstValues(kinds[i], &values.kind)));
+      values.a = limits[2 * i];
+      values.b = limits[2 * i + 1];
+      values.seed = static_cast<uint64_t>(seeds[i]);
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status FindEngine(OpKernelContext* ctx, const Tensor& handle,
                           EnginePtr* engine) const {
     TF_RETURN_IF_ERROR(tensorflow::LookupResource(
@@ -169,6 +212,14 @@ class WriteKeysOp : public Kernel {
           ", as in the engine. Received: ", layout_.num_buckets(), " (table '",
           table_, "')"));
     }
+    for (const int32_t other : sharing_) {
+      if (other < 0 || other >= static_cast<int>(tables.size()) ||
+          tables[other].partition.num_rows() != num_rows) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`sharing` must be tables of the engine with ", num_rows,
+            " rows. Received: ", other, " (table '", table_, "')"));
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -183,27 +234,37 @@ class WriteKeysOp : public Kernel {
     int64_t num_buckets = 0;
     VocabularyState state;
     FirstRows table;
+    // The other tables with the same vocabulary.
+    std::vector<FirstRows> others;
     Span<int64_t> numbers;
     // The number of steps since the oldest pending step of a server.
     int64_t oldest_age = 0;
   };
 
-  absl::Status LockTable(OpKernelContext* ctx, Locked* locked) const {
+  // `config` is the configuration of the engine, or null on a server.
+  absl::Status LockTable(OpKernelContext* ctx, const EngineConfig* config,
+                         Locked* locked) const {
     LockedShards& shards = locked->shards;
-    TF_RETURN_IF_ERROR(
-        shards.Lock(ctx, {"state", "shards", "slots", "fetched_steps"},
-                    LockedShards::Mode::kExclusive));
-    OpInputList fetched;
+    TF_RETURN_IF_ERROR(shards.Lock(
+        ctx, {"state", "shards", "slots", "sharing_shards", "fetched_steps"},
+        LockedShards::Mode::kExclusive));
+    OpInputList fetched, sharing;
     TF_RETURN_IF_ERROR(ctx->input_list("fetched_steps", &fetched));
+    TF_RETURN_IF_ERROR(ctx->input_list("sharing_shards", &sharing));
     const int num_state = 3 * num_shards_ + (has_sketch_ ? 2 : 0) + 1;
     const int num_slots = static_cast<int>(initial_slots_.size());
     TF_RETURN_IF_ERROR(CheckNumVariables(
         absl::StrCat("Table '", table_, "' needs"), "state, shards and slots",
         num_state + (1 + num_slots) * num_shards_,
-        shards.size() - fetched.size()));
+        shards.size() - fetched.size() - sharing.size()));
     TF_RETURN_IF_ERROR(MakePartitions(num_state, locked));
     TF_RETURN_IF_ERROR(MakeState(ctx, num_state, locked));
     TF_RETURN_IF_ERROR(MakeTable(ctx, num_state, locked));
+    if (config != nullptr) {
+      TF_RETURN_IF_ERROR(MakeOthers(
+          ctx, *config, shards.size() - fetched.size() - sharing.size(),
+          sharing.size(), locked));
+    }
     return fetched.size() == 0 ? absl::OkStatus()
                                : ReadPending(ctx, shards.size() - 1, locked);
   }
@@ -299,6 +360,32 @@ class WriteKeysOp : public Kernel {
     return absl::OkStatus();
   }
 
+  // Locks the tables in `sharing`, whose variables begin at `first`.
+  absl::Status MakeOthers(OpKernelContext* ctx, const EngineConfig& config,
+                          int first, int num_variables, Locked* locked) const {
+    int expected = 0;
+    for (const int32_t other : sharing_) {
+      const TableSpec& table = config.tables[other];
+      expected += table.partition.num_shards() *
+                  (1 + static_cast<int>(NumSlots(table.optimizer)));
+    }
+    TF_RETURN_IF_ERROR(CheckNumVariables(
+        absl::StrCat("Tables that share the vocabulary of '", table_, "' need"),
+        "sharing_shards", expected, num_variables));
+    size_t next_value = 0;
+    locked->others.resize(sharing_.size());
+    for (size_t i = 0; i < sharing_.size(); ++i) {
+      const TableSpec& table = config.tables[sharing_[i]];
+      TF_RETURN_IF_ERROR(LockFirstRows(ctx, &locked->shards, first, table,
+                                       sharing_values_[i], &locked->others[i]));
+      first += table.partition.num_shards();
+      TF_RETURN_IF_ERROR(LockFirstSlots(
+          ctx, &locked->shards, &first, table, "sharing_initial_slots",
+          sharing_initial_slots_, &next_value, &locked->others[i]));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status ReadPending(OpKernelContext* ctx, int which,
                            Locked* locked) const {
     RowPartition whole;
@@ -384,6 +471,10 @@ class WriteKeysOp : public Kernel {
   BucketLayout layout_;
   FirstValues values_;
   std::vector<float> initial_slots_;
+  // Other tables of the engine with the same vocabulary.
+  std::vector<int32_t> sharing_;
+  std::vector<FirstValues> sharing_values_;
+  std::vector<float> sharing_initial_slots_;
 };
 
 class ReadKeysOp : public Kernel {

@@ -13,6 +13,7 @@
 #include "cc/core/keys/first_values.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/sharded_view.h"
@@ -23,6 +24,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/vocabulary/kept_changes.h"
+#include "cc/kernels/vocabulary/locked_first_rows.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
@@ -71,6 +73,7 @@ class EvictKeysOp : public Kernel {
     std::string admission, evict;
     std::vector<int64_t> numbers;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sharing", &sharing_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("expired", &expired_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("admission", &admission));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("evict", &evict));
@@ -84,11 +87,23 @@ class EvictKeysOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &resource));
     const std::vector<TableSpec>& tables = resource->engine().config().tables;
-    OP_REQUIRES(ctx,
-                table_ >= 0 && table_ < static_cast<int32_t>(tables.size()),
-                absl::InvalidArgumentError(
-                    absl::StrCat("`table` must be in [0, ", tables.size(),
-                                 "). Received: ", table_)));
+    std::vector<int32_t> sharing = {table_};
+    sharing.insert(sharing.end(), sharing_.begin(), sharing_.end());
+    for (const int32_t one : sharing) {
+      OP_REQUIRES(ctx, one >= 0 && one < static_cast<int32_t>(tables.size()),
+                  absl::InvalidArgumentError(
+                      absl::StrCat("`table` and `sharing` must be in [0, ",
+                                   tables.size(), "). Received: ", one)));
+      OP_REQUIRES(
+          ctx,
+          tables[one].partition.num_rows() ==
+              tables[table_].partition.num_rows(),
+          absl::InvalidArgumentError(absl::StrCat(
+              "Tables that share a vocabulary must have the same number of "
+              "rows. Received: ",
+              tables[one].partition.num_rows(), " (table '", tables[one].name,
+              "')")));
+    }
     const TableSpec& table = tables[table_];
     LockedShards locked;
     LockedVocabulary vocabulary;
@@ -97,10 +112,10 @@ class EvictKeysOp : public Kernel {
     OP_REQUIRES_OK(ctx, vocabulary.Make(ctx, &locked, 0, table.name,
                                         BucketOffsets(table), policy_));
     std::vector<KeyOfRow> evicted;
-    OP_REQUIRES_OK(
-        ctx, Evict(*resource, vocabulary, View<int64_t>(*keys), &evicted));
-    const absl::Status told =
-        CatchAllTf([&] { return SetOutputs(ctx, locked, table, evicted); });
+    OP_REQUIRES_OK(ctx, Evict(*resource, sharing, vocabulary,
+                              View<int64_t>(*keys), &evicted));
+    const absl::Status told = CatchAllTf(
+        [&] { return SetOutputs(ctx, locked, tables, sharing, evicted); });
     if (!told.ok()) TakeBackEvicted(evicted, vocabulary.state());
     OP_REQUIRES_OK(ctx, told);
     const Span<int64_t> numbers = vocabulary.numbers();
@@ -125,11 +140,12 @@ class EvictKeysOp : public Kernel {
   // Evicts the requested keys or the expired keys. The caller must hold the
   // locks of the vocabulary, so that no step can assign a row during this call.
   absl::Status Evict(EngineResource& resource,
+                     const std::vector<int32_t>& sharing,
                      const LockedVocabulary& vocabulary,
                      Span<const int64_t> keys,
                      std::vector<KeyOfRow>* evicted) const {
     const RowsInFlight in_flight =
-        FindRowsInFlight(resource.engine(), resource.tokens(), table_);
+        FindRowsInFlightOf(resource.engine(), resource.tokens(), sharing);
     VocabularyStep step;
     TF_RETURN_IF_ERROR(vocabulary.NextStep(&step.number));
     step.oldest_in_flight = in_flight.oldest_step;
@@ -145,9 +161,10 @@ class EvictKeysOp : public Kernel {
 
   static absl::Status SetOutputs(OpKernelContext* ctx,
                                  const LockedShards& locked,
-                                 const TableSpec& table,
+                                 const std::vector<TableSpec>& tables,
+                                 const std::vector<int32_t>& sharing,
                                  const std::vector<KeyOfRow>& evicted) {
-    OpInputList state, shards;
+    OpInputList state, shards, slots;
     OutputsInOrder outputs;
     std::vector<int64_t> keys, rows;
     for (const KeyOfRow& one : evicted) {
@@ -156,16 +173,35 @@ class EvictKeysOp : public Kernel {
     }
     TF_RETURN_IF_ERROR(ctx->input_list("state", &state));
     TF_RETURN_IF_ERROR(ctx->input_list("shards", &shards));
+    TF_RETURN_IF_ERROR(ctx->input_list("slots", &slots));
+    int num_shards = 0, num_slots = 0;
+    for (const int32_t one : sharing) {
+      const int here = tables[one].partition.num_shards();
+      num_shards += here;
+      num_slots += here * static_cast<int>(NumSlots(tables[one].optimizer));
+    }
+    TF_RETURN_IF_ERROR(CheckNumVariables("The tables need", "shards",
+                                         num_shards, shards.size()));
+    TF_RETURN_IF_ERROR(
+        CheckNumVariables("The tables need", "slots", num_slots, slots.size()));
     TF_RETURN_IF_ERROR(outputs.Start(ctx, "values"));
-    TF_RETURN_IF_ERROR(CopyRows(ctx, locked, state.size(),
-                                state.size() + shards.size(), table, rows,
-                                &outputs));
+    int first_shard = state.size(), first_slot = first_shard + num_shards;
+    for (const int32_t one : sharing) {
+      const TableSpec& table = tables[one];
+      TF_RETURN_IF_ERROR(CopyRows(ctx, locked, first_shard, first_slot, table,
+                                  rows, &outputs));
+      const int here = table.partition.num_shards();
+      first_shard += here;
+      first_slot += here * static_cast<int>(NumSlots(table.optimizer));
+    }
     TF_RETURN_IF_ERROR(outputs.Finish());
     return SetVector<int64_t>(ctx, "evicted", keys);
   }
 
   VocabularyPolicy policy_;
   int32_t table_;
+  // Other tables with the same vocabulary.
+  std::vector<int32_t> sharing_;
   bool expired_;
 };
 

@@ -29,17 +29,23 @@ NUM_WORKERS = 2
 
 
 def embedding(on_evict=None):
-    """Returns two open tables: one counts integer keys, one has string keys."""
+    """Returns three open tables.
+
+    One table counts integer keys, one has string keys, and one has another dim
+    and the vocabulary of the first table.
+    """
     first = tf.random_uniform_initializer(-1.0, 1.0)
     items = tpu.TableConfig(
         80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
     )
     names = tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names")
+    prices = tpu.TableConfig(80, 1, first, tpu.SGD(0.25), "sum", name="prices")
     return tlm.TPUEmbedding(
         {
             "shown": tpu.FeatureConfig(items),
             "history": tpu.FeatureConfig(items, max_sequence_length=2),
             "name": tpu.FeatureConfig(names),
+            "price": tpu.FeatureConfig(prices),
         },
         None,
         table_dtypes={"names": "bfloat16"},
@@ -53,6 +59,7 @@ def embedding(on_evict=None):
                 half_life_steps=2,
             ),
             "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
+            "prices": "items",
         },
     )
 
@@ -72,6 +79,7 @@ def batch(step, replica):
         "shown": ragged(60),
         "history": ragged(60),
         "name": names.with_values(tf.strings.as_string(names.values)),
+        "price": ragged(90),
     }
     return features, {
         name: tf.constant(rng.normal(size=shape), tf.float32)
@@ -79,6 +87,7 @@ def batch(step, replica):
             "shown": [num_samples, 3],
             "history": [num_samples, 2, 3],
             "name": [num_samples, 2],
+            "price": [num_samples, 1],
         }.items()
     }
 
@@ -103,7 +112,14 @@ def train_step(tpu_embedding, strategy, how="in order"):
         )
         return tf.nest.pack_sequence_as(features, activations)
 
-    replica_step = {"in order": in_order, "by token": by_token}[how]
+    def packed(features, gradients):
+        return in_order(tlm.pack(features), gradients)
+
+    replica_step = {
+        "in order": in_order,
+        "by token": by_token,
+        "packed": packed,
+    }[how]
     return tf.function(
         lambda *args: strategy.run(replica_step, args), reduce_retracing=True
     )
@@ -116,9 +132,30 @@ def write(tpu_embedding, number):
     tpu_embedding.vocabularies["items"].write(
         keys, rng.normal(size=[len(keys), 3])
     )
+    tpu_embedding.vocabularies["prices"].write(
+        keys[::2] + 1, rng.normal(size=[len(keys[::2]), 1])
+    )
     tpu_embedding.vocabularies["names"].write(
         [str(key) for key in keys[:5]], rng.normal(size=[5, 2])
     )
+
+
+def sample(tpu_embedding, strategy):
+    """Returns counts and samples of keys of this process."""
+
+    @tf.function
+    def in_replica():
+        items = tpu_embedding.vocabularies["items"]
+        same = tlm.ops.sample_keys(items, 20, seed=[1, 2])
+        other = tlm.ops.sample_keys(items, 20, seed=3)
+        return items.counts(same.ids()), same.keys, other.keys
+
+    names = ("counts", "same_keys", "other_keys")
+    found = strategy.run(in_replica)
+    return {
+        f"sampled/{name}": strategy.experimental_local_results(one)[0].numpy()
+        for name, one in zip(names, found)
+    }
 
 
 def contents(tpu_embedding):
@@ -197,6 +234,7 @@ def main(output, num_steps, how):
             f"activation/{name}": one.numpy()
             for name, one in activations.items()
         },
+        **sample(tpu_embedding, strategy),
     )
 
 

@@ -463,6 +463,125 @@ def test_a_packed_batch_looks_up_its_keys():
             np.testing.assert_array_equal(packed[name], value)
 
 
+def string_embedding(**arguments):
+    """Returns an embedding with one open and one closed table."""
+    words = cases.table(60)
+    initializer = tf.random_uniform_initializer(-1.0, 1.0, seed=3)
+    kinds = cases.table(9, name="kinds", initializer=initializer)
+    found = tlm.TPUEmbedding(
+        {
+            "id": tpu.FeatureConfig(kinds),
+            "text": tpu.FeatureConfig(words),
+            "title": tpu.FeatureConfig(words, max_sequence_length=2),
+        },
+        tpu.Adagrad(0.5),
+        vocabularies={
+            "words": tlm.OpenVocabulary(60, admission="count", min_count=2)
+        },
+        **arguments,
+    )
+    return found, (kinds, words)
+
+
+def string_batches(num_batches=4):
+    """Returns a dataset of batches with strings, and dense ids."""
+    rng = np.random.default_rng(5)
+    size = 6 * num_batches
+    lengths = rng.integers(0, 4, size)
+    text = tf.RaggedTensor.from_row_lengths(
+        tf.strings.as_string(rng.integers(0, 30, lengths.sum())), lengths
+    )
+    return tf.data.Dataset.from_tensor_slices(
+        {
+            "id": tf.constant(rng.integers(0, 9, size)),
+            "text": text,
+            "title": tf.strings.as_string(rng.integers(0, 30, [size, 2])),
+        }
+    ).batch(6)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_packed_strings_equal_unpacked_strings(is_traced, is_pipelined):
+    found = []
+    for is_packed in (False, True):
+        embedding, configs = string_embedding(
+            pipeline_execution_with_tensor_core=is_pipelined
+        )
+        embedding.build()
+
+        def step(features):
+            embedding.enqueue(features)
+            values = embedding.dequeue()
+            embedding.apply_gradients(
+                {name: value * 0.5 + 1 for name, value in values.items()}
+            )
+            return values
+
+        batches = string_batches()
+        if is_packed:
+            batches = batches.map(tlm.pack, num_parallel_calls=2)
+            assert batches.element_spec.dtype == tf.int64
+        call = tf.function(step) if is_traced else step
+        results = [value for one in batches for value in call(one).values()]
+        embedding.flush()
+        # Lookups with TensorFlow's ops also accept packed batches.
+        features = next(iter(batches))
+        embedding.enqueue(features, training=False)
+        results += list(embedding.dequeue().values())
+        stats = embedding.vocabularies["words"].stats()
+        assert stats["keys_are"] == "strings"
+        assert stats["num_keys"] > 0
+        results += [
+            cases.rows_of(embedding.embedding_tables[one]) for one in configs
+        ]
+        found.append((results, stats))
+    (plain, plain_stats), (packed, packed_stats) = found
+    assert plain_stats == packed_stats
+    for one, other in zip(plain, packed, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_packed_strings_for_a_table_of_integers_raise():
+    closed = tlm.TPUEmbedding(
+        {"id": tpu.FeatureConfig(cases.table(9, name="kinds"))}, tpu.SGD(0.1)
+    )
+    packed = tlm.pack({"id": tf.constant(["a", "b"])})
+    message = "'id'.* must have integer ids, because its table does not"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        closed.enqueue(packed)
+    # If another table has an open vocabulary, the batch is unpacked first.
+    opened, _ = string_embedding()
+    features = next(iter(string_batches()))
+    features["id"] = tf.strings.as_string(features["id"])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="an open vocabulary accepts"
+    ):
+        opened.enqueue(tlm.pack(features))
+
+
+def test_packed_keys_of_both_kinds_raise():
+    opened, _ = string_embedding()
+    features = next(iter(string_batches()))
+    mixed = {**features, "text": tf.ragged.range(tf.zeros([6], tf.int64))}
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="must all have integers or all"
+    ):
+        opened.enqueue(tlm.pack(mixed))
+    opened.enqueue(tlm.pack(features))
+    opened.reset()
+    integers = {
+        **mixed,
+        "title": tf.strings.to_number(features["title"], tf.int64),
+    }
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="must be strings, as those before"
+    ):
+        opened.enqueue(tlm.pack(integers))
+    # A batch without samples has no kind.
+    opened.enqueue(tlm.pack(features)[:0])
+
+
 def test_evicting_a_key_of_a_pending_update_raises():
     opened, _ = cases.embedding(
         tlm.OpenVocabulary(8),

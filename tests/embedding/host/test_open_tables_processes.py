@@ -87,9 +87,17 @@ def check_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_packed_strings_on_replicas_equal_one_replica_bitwise(num_replicas):
+    expected, _, _ = train_here(1)
+    found, _, _ = train_here(num_replicas, "packed")
+    check_same(found, expected)
+
+
 @pytest.mark.slow
-def test_two_processes_equal_one_replica_bitwise(run):
-    found = [dict(np.load(f"{output}.npz")) for output in run("in order")]
+@pytest.mark.parametrize("how", ["in order", "packed"])
+def test_two_processes_equal_one_replica_bitwise(run, how):
+    found = [dict(np.load(f"{output}.npz")) for output in run(how)]
     expected, _, evicted_keys = train_here(1)
     two_replicas, activations, _ = train_here(2)
     check_same(two_replicas, expected)
@@ -103,6 +111,16 @@ def test_two_processes_equal_one_replica_bitwise(run):
                 for name, value in activations[replica].items()
             },
         )
+    first, second = found
+    for name in ("counts", "same_keys"):
+        np.testing.assert_array_equal(
+            first[f"sampled/{name}"], second[f"sampled/{name}"]
+        )
+    assert first["sampled/counts"].any()
+    assert set(first["sampled/same_keys"]) <= set(
+        expected["items/vocabulary_keys"].ravel()
+    )
+    assert (first["sampled/other_keys"] != second["sampled/other_keys"]).any()
     # Only the first process reports evicted keys.
     np.testing.assert_array_equal(found[0]["evicted_keys"], evicted_keys)
     assert found[1]["evicted_keys"].tolist() == [0]

@@ -101,9 +101,10 @@ def step_of(one):
     return step
 
 
-def train(one, step, **options):
+def train(one, step, packed=False, **options):
     """Runs a training step eagerly and returns the activations."""
-    one.enqueue(*batch(step, **options))
+    inputs = batch(step, **options)
+    one.enqueue(*(tlm.pack(*inputs) if packed else inputs))
     activations = one.dequeue()
     one.apply_gradients(gradients(activations))
     return activations

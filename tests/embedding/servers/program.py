@@ -671,6 +671,45 @@ def rows_by_key(one):
     }
 
 
+def sampled_keys(strategy, coordinator):
+    """Reads counts and samples keys in closures, and compares with the host."""
+    host = key_cases.embedding({"evict": "lru"})
+    with strategy.scope():
+        distributed = key_cases.embedding(
+            {"evict": "lru"}, partitioner=PARTITIONER
+        )
+    for number in range(NUM_STEPS):
+        key_cases.train(host, number)
+        key_cases.train(distributed, number)
+    keys = host.vocabularies["words"].keys()
+
+    @tf.function
+    def sample(keys):
+        words = distributed.vocabularies["words"]
+        sampled = tlm.ops.sample_keys(words, 500, by="count", seed=[1, 2])
+        return words.counts(keys), *sampled
+
+    future = coordinator.schedule(sample, args=(keys,))
+    coordinator.join()
+    counts, sampled, rows, expected_counts = future.fetch()
+    expected = host.vocabularies["words"].counts(keys).numpy()
+    share = dict(zip(keys.numpy().tolist(), expected / expected.sum()))
+    return [
+        bool((counts == expected).all()),
+        bool(
+            (rows == distributed.vocabularies["words"].lookup(sampled))
+            .numpy()
+            .all()
+        ),
+        bool(
+            np.allclose(
+                expected_counts, [500 * share[int(key)] for key in sampled]
+            )
+        ),
+        len(set(np.asarray(sampled).tolist())) > len(keys) // 4,
+    ]
+
+
 def open_vocabulary(strategy, coordinator):
     """Compares servers with the host engine while keys are evicted."""
     host = key_cases.embedding({"evict": "lru"})
@@ -812,6 +851,7 @@ CASES = {
             initial_values,
             pipelined,
             open_vocabulary,
+            sampled_keys,
             host_asked_for,
             dequeue_elsewhere,
             traced_training,

@@ -116,6 +116,20 @@ def test_string_keys_equal_one_process():
     assert vocabulary.contains(keys).numpy().all()
 
 
+@pytest.mark.parametrize("strings", [False, True])
+def test_packed_keys_equal_one_process(strings):
+    distributed, host = both({"evict": "lfu"})
+    for step in range(3):
+        found = cases.train(distributed, step, packed=True, strings=strings)
+        expected = cases.train(host, step, strings=strings)
+        for name, one in found.items():
+            np.testing.assert_array_equal(one, expected[name])
+    assert cases.differences(distributed, host) == []
+    assert distributed.vocabularies["words"].stats()["keys_are"] == (
+        "strings" if strings else "integers"
+    )
+
+
 def test_integers_after_strings_raise_and_change_nothing():
     distributed, _ = both({})
     cases.train(distributed, 0, strings=True)
@@ -441,6 +455,21 @@ def test_unsupported_vocabulary_calls_raise():
             NotImplementedError, match="`keep_strings`.*on the servers.*'words'"
         ):
             cases.embedding({"keep_strings": True})
+        with pytest.raises(
+            NotImplementedError, match="separate tlm.OpenVocabulary.*'wide'"
+        ):
+            tlm.TPUEmbedding(
+                {
+                    name: tpu.FeatureConfig(
+                        tpu.TableConfig(
+                            8, dim, tf.ones_initializer(), name=name
+                        )
+                    )
+                    for name, dim in {"wide": 1, "deep": 2}.items()
+                },
+                tpu.SGD(0.1),
+                vocabularies={"deep": tlm.OpenVocabulary(8), "wide": "deep"},
+            )
         distributed = cases.embedding({})
     with pytest.raises(NotImplementedError, match="convert_vocabularies"):
         distributed.vocabularies["words"].resize(128)

@@ -226,6 +226,10 @@ def test_open_tables_equal_one_process_with_two_calls(found):
     )
 
 
+def test_closures_count_and_sample_keys(found):
+    assert found["sampled_keys"] == [True] * 4
+
+
 def test_lookups_without_a_step_equal_the_host(found):
     assert found["looked_up_without_a_step"] == []
 

@@ -223,6 +223,37 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
 
 
 @both
+@pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
+@pytest.mark.parametrize("capacity", [3000, 16])
+def test_saved_keys_load_into_another_capacity(
+    tmp_path, version, layers, name, capacity
+):
+    model, layer = model_of(version, layers, num_shards=3)
+    model.fit(*data(), batch_size=16, verbose=0, shuffle=False)
+    path = str(tmp_path / name)
+    (model.save if name == "model.keras" else model.save_weights)(path)
+    other, loaded = model_of(version, layers, num_shards=2, capacity=capacity)
+    if capacity == 16:
+        with pytest.warns(UserWarning, match="'words' has no rows for"):
+            other.load_weights(path)
+    else:
+        other.load_weights(path)
+    words = np.unique(data()[0])
+    # `resize` keeps the same keys as a conversion of the file.
+    found = layer.vocabulary.resize(capacity)
+    assert (found.num_dropped > 0) == (capacity == 16)
+    known = layer.vocabulary.contains(words).numpy()
+    np.testing.assert_array_equal(loaded.vocabulary.contains(words), known)
+    assert known.sum() == found.num_kept
+    np.testing.assert_array_equal(
+        loaded(tf.constant(words[known])), layer(tf.constant(words[known]))
+    )
+    for one in (loaded, layer):
+        assert one.vocabulary.settings.capacity == capacity
+    other.fit(*data(seed=3), batch_size=16, verbose=0)
+
+
+@both
 def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
     def save(input_dim, name):
         layer = layers.ShardedEmbedding(
@@ -385,6 +416,133 @@ def test_unsupported_arguments_raise_with_an_open_vocabulary(version, layers):
 
 
 @both
+def test_sparse_ids_equal_padded_ids(version, layers):
+    """The gradients are integers, so sums do not depend on their order."""
+    ragged = tf.ragged.constant([["a", "b"], [], ["c", "", "b"], ["a"]])
+    shape = [4, LENGTH]
+    sparse = ragged.to_sparse()
+    sparse = tf.SparseTensor(sparse.indices, sparse.values, shape)
+    gradient = np.arange(4 * LENGTH * 4).reshape(4, LENGTH, 4) % 7.0
+    for kind in ("open", "closed", "masked"):
+        found = []
+        for ids in (ragged, sparse):
+            if kind == "closed":
+                layer = layers.ShardedEmbedding(
+                    200,
+                    4,
+                    optimizer=tpu.SGD(0.5),
+                    embeddings_initializer=version.initializers.RandomUniform(
+                        seed=1
+                    ),
+                    name="words",
+                )
+                is_sparse = isinstance(ids, tf.SparseTensor)
+                values = tf.cast(
+                    tf.strings.to_hash_bucket_fast(
+                        ids.values if is_sparse else ids.flat_values, 200
+                    ),
+                    tf.int64,
+                )
+                ids = (
+                    tf.SparseTensor(ids.indices, values, ids.dense_shape)
+                    if is_sparse
+                    else ids.with_flat_values(values)
+                )
+            else:
+                layer = layer_of(
+                    layers, optimizer=tpu.SGD(0.5), mask=kind == "masked"
+                )
+                if kind == "masked" and isinstance(ids, tf.RaggedTensor):
+                    ids = ids.to_tensor("", shape=shape)
+            layer.build(None)
+            optimizer = version.optimizers.SGD(1.0)
+            for _ in range(2):
+                with tf.GradientTape() as tape:
+                    rows = layer(ids)
+                    if isinstance(rows, tf.RaggedTensor):
+                        rows = rows.to_tensor(shape=[*shape, 4])
+                    loss = tf.reduce_sum(rows * gradient)
+                weights = layer.trainable_variables
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, weights), weights)
+                )
+                found.append(rows.numpy())
+            found.append(tf.convert_to_tensor(layer.embeddings).numpy())
+        for one, other in zip(found[:3], found[3:], strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert not found[3][1].any() and found[3][0, 0].any()
+
+
+@both
+@pytest.mark.parametrize("dtype", ["string", "int64"])
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_model_with_a_sparse_input_trains_and_is_exported(
+    tmp_path, version, layers, dtype, mask
+):
+    words = tf.ragged.constant([["1", "2"], [], ["3", "4", "5"], ["1"]])
+    if dtype == "int64":
+        words = tf.ragged.map_flat_values(
+            lambda one: tf.strings.to_number(one, tf.int64), words
+        )
+    ids = words.to_sparse()
+    ids = tf.SparseTensor(ids.indices, ids.values, [4, LENGTH])
+    layer = layer_of(layers, mask=mask)
+    inputs = version.Input([LENGTH], dtype=dtype, sparse=True)
+    rows = layer(inputs)
+    assert tuple(rows.shape) == (None, LENGTH, 4)
+    pooled = version.layers.GlobalAveragePooling1D()(rows)
+    model = version.Model(inputs, version.layers.Dense(1)(pooled))
+    model.compile("sgd", "mse")
+    labels = np.ones([4, 1], np.float32)
+    batches = tf.data.Dataset.from_tensors((ids, labels))
+    model.fit(batches, epochs=2, verbose=0)
+    stats = layer.vocabulary.stats()
+    assert (stats["num_keys"], stats["num_lookups"]) == (5, 12)
+    found = model.predict(batches, verbose=0)
+    mean = tf.reduce_sum(layer(ids), 1)
+    sizes = words.row_lengths() if mask else LENGTH
+    mean = tf.math.divide_no_nan(
+        mean, tf.cast(tf.broadcast_to(sizes, [4]), tf.float32)[:, tf.newaxis]
+    )
+    np.testing.assert_allclose(
+        np.delete(found, 1, 0) if mask else found,
+        np.delete(model.layers[-1](mean), 1, 0)
+        if mask
+        else model.layers[-1](mean),
+        rtol=1e-5,
+        atol=1e-7,
+    )
+    if mask:
+        np.testing.assert_array_equal(
+            layer.compute_mask(ids),
+            tf.sequence_mask(words.row_lengths(), LENGTH),
+        )
+    model.save(tmp_path / "model.keras")
+    loaded = version.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(batches, verbose=0), found)
+
+
+@both
+@pytest.mark.parametrize(
+    ("indices", "match"),
+    [
+        ([[0, 0], [0, 0]], "row-major order"),
+        ([[1, 0], [0, 2]], "row-major order"),
+        ([[0, 0], [0, 3]], "inside its shape"),
+        ([[-1, 0], [0, 2]], "inside its shape"),
+    ],
+)
+@pytest.mark.parametrize("rows", [5, tlm.OpenVocabulary(5)])
+def test_invalid_sparse_indices_raise(version, layers, indices, match, rows):
+    del version
+    layer = layers.ShardedEmbedding(rows, 2, optimizer="sgd", name="words")
+    ids = tf.SparseTensor(indices, [1, 2], [2, 3])
+    for call in (layer, tf.function(layer)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=match):
+            call(ids)
+
+
+@both
 def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     del version
     layer = layer_of(layers)
@@ -395,8 +553,6 @@ def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     for value in (np.ones([2], np.float32), np.ones([2], np.uint64)):
         with pytest.raises(TypeError, match="integers that fit in int64, or"):
             layer(value)
-    with pytest.raises(TypeError, match="tf.SparseTensor"):
-        layer(tf.sparse.from_dense([[1, 2]]))
     with tf.GradientTape():
         layer(tf.constant(["a"]))
     stats = layer.vocabulary.stats()

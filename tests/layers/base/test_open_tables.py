@@ -8,6 +8,7 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tests import strategies
+from tf_layoutmap.layers.base import weight_files
 
 tpu = tf.tpu.experimental.embedding
 VERSIONS = [
@@ -17,10 +18,16 @@ VERSIONS = [
 
 
 def model_of(
-    version, layer_class, dtype="string", table_dtypes=None, **settings
+    version,
+    layer_class,
+    dtype="string",
+    table_dtypes=None,
+    packed=False,
+    capacity=100,
+    **settings,
 ):
     words = tpu.TableConfig(
-        100,
+        capacity,
         4,
         initializer=tf.random_uniform_initializer(-1.0, 1.0),
         combiner="sum",
@@ -30,9 +37,13 @@ def model_of(
         {"text": tpu.FeatureConfig(words)},
         tpu.Adagrad(0.5),
         table_dtypes=table_dtypes,
-        vocabularies={"words": tlm.OpenVocabulary(100, **settings)},
+        vocabularies={"words": tlm.OpenVocabulary(capacity, **settings)},
     )
-    inputs = {"text": version.Input([3], dtype=dtype, name="text")}
+    inputs = (
+        version.Input([None], dtype="int64", name="packed")
+        if packed
+        else {"text": version.Input([3], dtype=dtype, name="text")}
+    )
     outputs = version.layers.Dense(1, kernel_initializer="ones")(
         layer(inputs)["text"]
     )
@@ -94,28 +105,109 @@ def test_loading_a_table_with_ids_into_an_open_vocabulary_raises(
         counted.load_weights(tmp_path / "model.weights.h5")
 
 
-def test_replicas_train_the_same_keys_as_one_device():
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+@pytest.mark.parametrize("form", ["integers", "strings", "dataset", "packed"])
+def test_replicas_train_the_same_keys_as_one_device(version, layer_class, form):
     """The table holds all keys, so only the order of rows differs."""
 
     def train(num_replicas):
+        dtype = np.int64 if form == "integers" else str
         with strategies.mirrored(num_replicas).scope():
-            # The keys are integers, because Keras cannot split batches of
-            # strings.
-            model, layer = model_of(keras, tlm.layers.TPUEmbedding, "int64")
-        inputs, labels = data(dtype=np.int64)
-        model.fit(
-            inputs, labels, batch_size=16, epochs=2, verbose=0, shuffle=False
-        )
+            model, layer = model_of(
+                version,
+                layer_class,
+                "int64" if form == "integers" else "string",
+                packed=form == "packed",
+            )
+        inputs, labels = data(dtype=dtype)
+        batches = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(16)
+        if form == "packed":
+            batches = batches.map(lambda x, y: (tlm.pack(x), y))
+        if form in ("dataset", "packed"):
+            model.fit(batches, epochs=2, verbose=0)
+            model.evaluate(batches, verbose=0)
+            model.predict(batches.map(lambda x, y: x), verbose=0)
+        else:
+            model.fit(
+                inputs,
+                labels,
+                batch_size=16,
+                epochs=2,
+                verbose=0,
+                shuffle=False,
+            )
+            model.evaluate(inputs, labels, verbose=0)
+            model.predict(inputs, verbose=0)
         vocabulary = layer.embedding.vocabularies["words"]
-        keys = np.sort(vocabulary.keys().numpy())
         rows = next(iter(layer.get_embedding_tables().values()))
-        return keys, tf.gather(rows, vocabulary.lookup(keys)).numpy()
+        ids = np.unique(inputs["text"])
+        assert vocabulary.contains(ids).numpy().all()
+        return (
+            np.sort(vocabulary.keys().numpy()),
+            tf.gather(rows, vocabulary.lookup(ids)).numpy(),
+        )
 
     (keys, rows), (expected_keys, expected) = train(2), train(1)
     assert (keys == expected_keys).all()
     # The mean over a batch is computed from the means over two halves, so it is
     # rounded differently.
     np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
+@pytest.mark.parametrize("name", ["model.weights.h5", "model.keras"])
+@pytest.mark.parametrize("capacity", [2000, 24])
+@pytest.mark.parametrize("table_dtypes", [None, "bfloat16"])
+def test_a_file_loads_into_another_capacity_as_a_converted_checkpoint(
+    tmp_path, version, layer_class, name, capacity, table_dtypes
+):
+    settings = {
+        "admission": "count",
+        "min_count": 2,
+        "table_dtypes": table_dtypes,
+    }
+    model, layer = model_of(version, layer_class, **settings)
+    inputs, labels = data(most=60)
+    model.fit(inputs, labels, batch_size=16, verbose=0, shuffle=False)
+    path = str(tmp_path / name)
+    if name.endswith(".keras"):
+        model.save(path)
+    else:
+        model.save_weights(path)
+    source = tf.train.Checkpoint(layer.embedding).write(str(tmp_path / "old"))
+    target = str(tmp_path / "new")
+    settings["capacity"] = capacity
+    converted = tlm.convert_vocabularies(
+        source,
+        target,
+        {"words": tlm.OpenVocabulary(capacity, admission="count", min_count=2)},
+    )["words"]
+    _, other = model_of(version, layer_class, **settings)
+    tf.train.Checkpoint(other.embedding).read(
+        target
+    ).assert_existing_objects_matched()
+    loaded, one = model_of(version, layer_class, **settings)
+    if converted.num_dropped:
+        with pytest.warns(
+            UserWarning,
+            match=f"has no rows for {converted.num_dropped} of the ",
+        ):
+            loaded.load_weights(path)
+    else:
+        loaded.load_weights(path)
+    for found, expected in zip(
+        weight_files.variables_by_key(one.embedding).items(),
+        weight_files.variables_by_key(other.embedding).items(),
+        strict=True,
+    ):
+        assert found[0] == expected[0]
+        np.testing.assert_array_equal(found[1].numpy(), expected[1].numpy())
+    vocabulary = one.embedding.vocabularies["words"]
+    assert vocabulary.stats()["num_keys"] == converted.num_kept
+    assert (capacity == 24) == (converted.num_dropped > 0)
+    assert one.embedding.vocabularies["words"].settings.capacity == capacity
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)

@@ -65,7 +65,6 @@ def test_an_out_of_range_id_raises_with_layer_and_id(
         ),
         (np.array([True]), TypeError, "must be integers"),
         (np.array([1], np.uint64), TypeError, "must be integers"),
-        (tf.sparse.from_dense([[1]]), TypeError, "SparseTensor"),
     ],
 )
 def test_invalid_ids_raise(ids, error, words):

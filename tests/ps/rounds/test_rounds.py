@@ -17,8 +17,8 @@ CANCELLED = tf.errors.CancelledError(None, None, "cancelled")
 
 
 class Future:
-    def __init__(self, number):
-        self.number = number
+    def __init__(self, numbers):
+        self.numbers = numbers
         self.error = None
 
 
@@ -28,13 +28,15 @@ GOOD = (False, False, True, True)
 class Coordinator:
     """Coordinator that runs scheduled closures in `join`.
 
-    Two servers count each closure number once. `draw()` returns the outcome of
-    a closure as a tuple of four values. The first value is whether the closure
-    fails if no closure has failed before. The second value is whether the
-    closure is cancelled if another closure has failed. The last two values are
-    whether each server has applied the closure although the closure failed or
-    was cancelled, as if its worker had died afterwards. Both servers apply
-    closures that neither fail nor are cancelled.
+    Two servers count each step number once. `draw()` returns the outcome of a
+    closure as a tuple of four or five values. The first value is whether the
+    closure fails if no closure has failed before. The second value is whether
+    the closure is cancelled if another closure has failed. The next two values
+    are whether each server has applied the closure although the closure failed
+    or was cancelled, as if its worker had died afterwards. Both servers apply
+    closures that neither fail nor are cancelled. If a closure has several
+    steps, the fifth value selects the step that fails. Both servers have
+    applied the earlier steps.
     """
 
     def __init__(self, draw):
@@ -55,10 +57,10 @@ class Coordinator:
 
         return Dataset([function()])
 
-    def schedule(self, epoch, number):
+    def schedule(self, epoch, numbers):
         assert self.epoch in (None, epoch)
         self.epoch = epoch
-        future = Future(number)
+        future = Future(list(numbers))
         self.scheduled.append(future)
         return future
 
@@ -67,6 +69,8 @@ class Coordinator:
         error = None
         for future in futures:
             fails, cancelled, *applies = self.draw()
+            last = applies.pop() if len(applies) > 2 else 0
+            last %= len(future.numbers)
             if error is None and fails:
                 self.num_failed += 1
                 error = future.error = (
@@ -75,8 +79,10 @@ class Coordinator:
             elif error is not None and cancelled:
                 future.error = CANCELLED
             for server, is_applied in zip(self.applied, applies, strict=True):
-                if is_applied or future.error is None:
-                    server.add(future.number)
+                if future.error is None:
+                    server.update(future.numbers)
+                else:
+                    server.update(future.numbers[: last + is_applied])
         if error is not None:
             raise error
 
@@ -84,16 +90,18 @@ class Coordinator:
 class Closure:
     """Stand-in for StepClosure that calls the servers of the coordinator."""
 
-    def __init__(self, coordinator, body):
+    def __init__(self, coordinator, body, max_steps):
         del body
         self.coordinator = coordinator
+        self.max_steps = max_steps
 
     def trace(self, iterator):
         next(iterator)
 
-    def schedule(self, iterator, epoch, number):
+    def schedule(self, iterator, epoch, numbers):
         del iterator
-        return self.coordinator.schedule(epoch, number)
+        assert 1 <= len(numbers) <= self.max_steps
+        return self.coordinator.schedule(epoch, numbers)
 
     def move_to_epoch(self, epoch, next_epoch):
         assert self.coordinator.epoch == epoch
@@ -104,7 +112,7 @@ class Closure:
 
 @pytest.fixture
 def make_rounds(monkeypatch):
-    def make(draw):
+    def make(draw, steps_per_closure=1):
         coordinator = Coordinator(draw)
         monkeypatch.setattr(
             tf.distribute.coordinator,
@@ -131,6 +139,7 @@ def make_rounds(monkeypatch):
             num_workers=2,
             deadline=60,
             seconds=1,
+            steps_per_closure=steps_per_closure,
         )
 
     return make
@@ -145,19 +154,50 @@ def drawn_from(outcomes):
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
 @hypothesis.given(
-    st.lists(st.tuples(*[st.booleans()] * 4), max_size=40), st.integers(1, 12)
+    st.lists(st.tuples(*[st.booleans()] * 4, st.integers(0, 4)), max_size=40),
+    st.integers(1, 12),
+    st.integers(1, 5),
 )
 def test_exactly_the_done_steps_are_applied_by_all_servers(
-    make_rounds, drawn, most
+    make_rounds, drawn, most, steps_per_closure
 ):
-    coordinator, tested = make_rounds(drawn_from(drawn))
+    coordinator, tested = make_rounds(drawn_from(drawn), steps_per_closure)
     ended = tested.run(most)
     assert (ended.error is not None) == (coordinator.num_failed > 0)
     first, second = coordinator.applied
     assert first == second
     assert ended.num_done == len(first)
     if coordinator.num_failed <= rounds._MAX_FAILURES:
-        assert ended.num_done == min(most, 8)
+        assert ended.num_done == min(most, 8 * steps_per_closure)
+
+
+def test_a_failed_closure_repeats_only_the_steps_that_were_not_applied(
+    make_rounds,
+):
+    calls = []
+    coordinator, tested = make_rounds(
+        # Step 2 of the second closure, with number 6, fails on one server.
+        drawn_from([GOOD, (True, False, True, False, 2)]),
+        4,
+    )
+    schedule = coordinator.schedule
+    coordinator.schedule = lambda epoch, numbers: (
+        calls.append(list(numbers)),
+        schedule(epoch, numbers),
+    )[1]
+    ended = tested.run(10)
+    assert calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [6, 7]]
+    assert ended.num_done == 10
+    assert ended.error.message == BAD.message
+    assert coordinator.applied == [set(range(10))] * 2
+
+
+def test_the_result_of_a_closure_is_the_result_of_its_last_step(make_rounds):
+    _, tested = make_rounds(drawn_from([]), 4)
+    ended = tested.run(10)
+    assert [
+        None if one is None else one.numbers[-1] for one in ended.values
+    ] == [None, None, None, 3, None, None, None, 7, None, 9]
 
 
 def test_a_cancelled_closure_counts_if_it_was_applied_and_its_next_batch_is_bad(
@@ -280,7 +320,7 @@ def test_an_error_without_a_closure_ends_the_round(make_rounds):
 
     def join():
         for server in coordinator.applied:
-            server.add(coordinator.scheduled[0].number)
+            server.update(coordinator.scheduled[0].numbers)
         for future in coordinator.scheduled:
             future.error = CANCELLED
         coordinator.scheduled.clear()

@@ -22,6 +22,7 @@ from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import mark
 from tf_layoutmap.embedding.deltas.mark import Table
+from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
@@ -100,6 +101,25 @@ class WatchedTables:
             )
             self._parts.append((backend, backend.watch_changes(), label))
         self._num_replaced = self._count_replaced()
+
+    def check_can_serve(self) -> None:
+        """Checks that deltas can be applied to served models.
+
+        Raises:
+          NotImplementedError: If tables share a vocabulary. A served model
+            replaces a key and its row together, and each of these tables would
+            need a separate copy of the keys.
+        """
+        for one, _ in self._prefixes:
+            shared = open_tables.owners_by_name(one._state.spec)
+            if shared:
+                raise NotImplementedError(
+                    "Deltas of served models do not support tables that share "
+                    "a vocabulary. Export the complete model again, or use "
+                    "a separate tlm.OpenVocabulary for each table. Received: "
+                    "tables that share the vocabulary of another table, "
+                    f"{shared}."
+                )
 
     def prefix_of(self, embedding: Any) -> str | None:
         """Returns the prefix of an embedding in the base.
@@ -356,13 +376,18 @@ class DeltaWriter:
           ValueError: If the SavedModel does not contain exactly one variable
             that is bitwise equal to the rows of a table, or to the keys of its
             open vocabulary.
+          NotImplementedError: If tables share an open vocabulary.
           RuntimeError: If another thread writes a delta during the call.
           OSError: If the file cannot be written.
         """
+        self._check_can_serve()
         position = self._position()
         tables = mark.find_tables(os.fspath(path), self._watched.tables)
         self._check_position(position)
         mark.write_state(os.fspath(path), position, tables)
+
+    def _check_can_serve(self) -> None:
+        self._watched.check_can_serve()
 
     def _prefix_of(self, embedding: Any) -> str | None:
         """Returns the prefix of an embedding's checkpoint keys in the base.

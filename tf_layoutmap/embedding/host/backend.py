@@ -19,13 +19,18 @@ import tensorflow as tf
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
-from tf_layoutmap.embedding.host import changes, multi_process, open_tables
+from tf_layoutmap.embedding.host import (
+    changes,
+    multi_process,
+    open_tables,
+    step_strings,
+)
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST
-from tf_layoutmap.vocabulary import kept_strings, key_rows, state
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +142,9 @@ class BatchReader:
             # separate tensor for each feature: gathering over processes, and
             # assigning rows to keys.
             ids, factors = packing.unpack_ids(
-                self._shapes.samples.features, packed
+                self._shapes.samples.features,
+                packed,
+                self._shapes.has_keys(),
             )
             return [
                 self._shapes.read_input(index, *one)
@@ -162,8 +169,8 @@ class HostBackend:
 
     Attributes:
       engine: The engine, or None before `start`.
-      strings: The strings of tables that keep strings, by table name; empty
-        before `start`.
+      strings: The strings of vocabularies that keep strings, by the name of the
+        table that owns the vocabulary; empty before `start`.
     """
 
     is_on_tpu: ClassVar[bool] = False
@@ -241,13 +248,7 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
-        self.strings = {
-            name: kept_strings.KeptStrings(
-                name, tables.shards_of(variables[name][state.KEYS])
-            )
-            for name, settings in self._spec.vocabulary_settings.items()
-            if settings.keep_strings
-        }
+        self.strings = step_strings.create_stores(self._spec, variables)
         options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
@@ -294,13 +295,12 @@ class HostBackend:
                 "finish the steps, or call `reset` to discard them (table "
                 f"{name!r})."
             ) from None
-        old = self._variables[name]
         try:
-            with open_tables.resize_scope(old):
+            with open_tables.resize_scope(self._variables[name]):
                 resized = open_tables.resize(
-                    spec, table, old, self._partitioner
+                    spec, table, self._variables, self._partitioner
                 )
-                variables = {**self._variables, name: resized.variables}
+                variables = {**self._variables, **resized.variables}
                 new_engine = host_engine.HostEngine(
                     open_tables.spec_with_capacity(
                         self._shapes.fix_spec(), table, capacity
@@ -312,17 +312,17 @@ class HostBackend:
                 # The user function `on_evict` may raise an error. Therefore
                 # `on_evict` is called before `empty_variables` deletes the old
                 # table.
-                new_engine.report_dropped(table, resized.dropped)
+                for number, dropped in resized.dropped.items():
+                    new_engine.report_dropped(number, dropped)
         except BaseException:
             engine.retire("")
             raise
+        old = [self._variables[one] for one in resized.variables]
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
-        if name in self.strings:
-            self.strings[name].use_keys(
-                tables.shards_of(resized.variables[state.KEYS])
-            )
-        open_tables.empty_variables(old)
+        step_strings.use_variables(self.strings, resized.variables)
+        for by_name in old:
+            open_tables.empty_variables(by_name)
         return resized
 
     def _check_single_process(self, method: str) -> None:

@@ -83,7 +83,7 @@ class Changes:
             for name in _slots(table):
                 slots += tables.shards_of(by_name[name])
                 dtypes.append(tf.float32)
-            if table.vocabulary is not None:
+            if state.KEYS in by_name:
                 for name, dtype in LANES.items():
                     lanes += tables.shards_of(by_name[name])
                     dtypes.append(dtype)
@@ -105,7 +105,7 @@ class Changes:
                     open_tables=[
                         number
                         for number, one in enumerate(self._spec.tables)
-                        if one.vocabulary is not None
+                        if state.KEYS in self._variables[one.name]
                     ],
                     Tvalues=[*dtypes, *(one.dtype for one in small)],
                 )
@@ -119,7 +119,7 @@ class Changes:
         for table in self._spec.tables:
             rows = next(rest)
             names = [tables.PARAMETERS, *_slots(table)]
-            if table.vocabulary is not None:
+            if state.KEYS in self._variables[table.name]:
                 names += LANES
             by_table[table.name] = TableChanges(
                 rows, {name: next(rest) for name in names}, {}

@@ -259,7 +259,8 @@ class HostEngine:
           reports_evicted: Whether the engine calls `on_evict` of open
             vocabularies with evicted keys.
           in_processes: Whether other processes run the same steps.
-          strings: The strings of tables that keep strings, by table name.
+          strings: The strings of vocabularies that keep strings, by the name
+            of the table that owns the vocabulary.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined

@@ -300,7 +300,7 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
     for one in features:
         sizes += [
             tf.constant(_form(one), tf.int64),
-            tf.constant(one.kind, tf.int64),
+            tf.cast(one.kind, tf.int64),
             _size(one.ids),
             _size(one.splits),
             _size(one.weights),
@@ -332,6 +332,8 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
             (form, kind, num_ids, num_splits, num_weights, num_samples) = (
                 tf.unstack(sizes[replica, first : first + _NUM_SIZES])
             )
+            # A packed batch without samples has the kind 0.
+            local_kind = tf.cast(one.kind, tf.int64)
             checks = [
                 tf.debugging.assert_equal(
                     form,
@@ -339,11 +341,12 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
                     f"Feature {index} must be dense in all processes, sparse "
                     "in all or ragged in all.",
                 ),
-                tf.debugging.assert_equal(
-                    kind,
-                    tf.constant(one.kind, tf.int64),
-                    f"Feature {index} must have integers in all processes, or "
-                    "strings in all.",
+                tf.debugging.Assert(
+                    (kind == local_kind) | (kind == 0) | (local_kind == 0),
+                    [
+                        f"Feature {index} must have integers in all processes, "
+                        "or strings in all."
+                    ],
                 ),
             ]
             with tf.control_dependencies(
@@ -361,7 +364,11 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
                     splits,
                     num_samples,
                     weights.take(num_weights),
-                    kind=one.kind,
+                    kind=(
+                        tf.cast(kind, tf.int32)
+                        if tf.is_tensor(one.kind)
+                        else one.kind
+                    ),
                 )
             )
         gathered.append((tf.cast(sizes[replica, 0], tf.bool), inputs))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.host import step_strings
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.sharded.routing import checks
+from tf_layoutmap.embedding.spec import open_tables as open_specs
+from tf_layoutmap.sharded.routing import assertions, checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import (
     evicted,
@@ -28,6 +31,7 @@ from tf_layoutmap.vocabulary import (
     key_rows,
     key_tensors,
     state,
+    stored_keys,
 )
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +58,8 @@ class OpenTables:
           reports_evicted: Whether the engine calls `on_evict` with evicted
             keys.
           in_processes: Whether other processes run the same steps.
-          strings: The strings of tables that keep strings, by table name.
+          strings: The strings of vocabularies that keep strings, by the name
+            of the table that owns the vocabulary.
         """
         self._spec = spec
         self._strings = strings or {}
@@ -70,7 +75,9 @@ class OpenTables:
         self._of_table: dict[int, dict[str, Any]] = {}
         for number, table in open_tables:
             by_name = variables[table.name]
-            self._state.extend(state.in_order_of_ops(by_name))
+            owner = open_specs.owner_of(spec, number)
+            if owner == number:
+                self._state.extend(state.in_order_of_ops(by_name))
             shards = tables.shards_of(by_name[tables.PARAMETERS])
             self._shards.extend(shards)
             slots = []
@@ -79,7 +86,9 @@ class OpenTables:
                 slot_values.append(slot.initial_value)
             self._slots.extend(slots)
             self._of_table[number] = {
-                "state": state.in_order_of_ops(by_name),
+                "state": state.in_order_of_ops(
+                    variables[spec.tables[owner].name]
+                ),
                 "shards": shards,
                 "slots": slots,
             }
@@ -88,6 +97,10 @@ class OpenTables:
         policies = [one.policy() for one in settings]
         self._attrs = {
             "open_tables": self._numbers,
+            "vocabulary_of": [
+                self._numbers.index(open_specs.owner_of(spec, number))
+                for number in self._numbers
+            ],
             "has_unknown_row": [one.unknown == "row" for one in settings],
             "admissions": [one["admission"] for one in policies],
             "evictions": [one["evict"] for one in policies],
@@ -114,7 +127,7 @@ class OpenTables:
                         table.optimizer.slots if table.optimizer else ()
                     )
                 ],
-                self._strings.get(table.name),
+                step_strings.store_of(spec, number, self._strings),
             )
             for number, table in open_tables
             if reports_evicted
@@ -166,23 +179,7 @@ class OpenTables:
           inputs: Same as for `arguments`.
           training: Whether the step trains.
         """
-        if not self._strings or training is False:
-            return
-        features = self._spec.features
-        for number in self._numbers:
-            strings = self._strings.get(self._spec.tables[number].name)
-            if strings is None:
-                continue
-            found = [
-                one
-                for index, one in enumerate(inputs)
-                if features[index % len(features)].table == number
-            ]
-            strings.keep(
-                [one.ids for one in found if one.strings is not None],
-                [one.strings for one in found if one.strings is not None],
-                training,
-            )
+        step_strings.keep(self._spec, self._strings, inputs, training)
 
     def report_evicted(
         self, engine: tf.Tensor, values: Sequence[tf.Tensor]
@@ -289,7 +286,8 @@ class OpenTables:
 
         Args:
           engine: Handle of the engine.
-          table: Index of the table.
+          table: Index of the table. If other tables use the same vocabulary,
+            they lose the rows of the keys, too.
           keys: int64 keys to evict.
           expired: Whether to evict all expired keys instead of `keys`.
 
@@ -297,28 +295,52 @@ class OpenTables:
           The evicted keys, `[num_evicted]` int64. Keys without a row are not
           included.
         """
-        settings = self._spec.tables[table].vocabulary.settings
+        owner, *others = sharing = open_specs.sharing(self._spec, table)
+        settings = self._spec.tables[owner].vocabulary.settings
+        variables = {
+            "state": self._of_table[owner]["state"],
+            **self._joined(sharing),
+        }
         evictions = ops.evict_keys(
             engine=engine,
             keys=keys,
             expired=expired,
-            table=table,
-            Tvalues=self._dtypes[table],
-            **{
-                name: _handles(variables)
-                for name, variables in self._of_table[table].items()
-            },
+            table=owner,
+            sharing=others,
+            Tvalues=[
+                dtype for number in sharing for dtype in self._dtypes[number]
+            ],
+            **{name: _handles(each) for name, each in variables.items()},
             **settings.policy(),
         )
-        if table in self._reporters:
+        if owner in self._reporters:
+
+            def report_all(keys: Any, *arrays: Any) -> None:
+                first = 0
+                for number in sharing:
+                    size = len(self._dtypes[number])
+                    self._reporters[number](keys, *arrays[first : first + size])
+                    first += size
+
             self._report_or_undo(
-                self._reporters[table],
+                report_all,
                 [evictions.evicted, *evictions.values],
                 engine,
                 "No key was evicted",
-                **self._of_table[table],
+                **variables,
             )
         return evictions.evicted
+
+    def _joined(self, numbers: Sequence[int]) -> dict[str, list[tf.Variable]]:
+        """Returns the shards and slot variables of several tables."""
+        return {
+            name: [
+                one
+                for number in numbers
+                for one in self._of_table[number][name]
+            ]
+            for name in ("shards", "slots")
+        }
 
     def write_rows(
         self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
@@ -340,6 +362,17 @@ class OpenTables:
             written,
             self._of_table[table],
             engines=[engine],
+            sharing={
+                number: (
+                    self._spec.tables[number],
+                    [
+                        *self._of_table[number]["shards"],
+                        *self._of_table[number]["slots"],
+                    ],
+                )
+                for number in open_specs.sharing(self._spec, table)
+                if number != table
+            },
         )
 
 
@@ -351,6 +384,9 @@ def write_keys(
     *,
     first_bucket: int = 0,
     engines: Sequence[tf.Tensor] = (),
+    sharing: Mapping[
+        int, tuple[config.TableSpec, Sequence[tf.Variable]]
+    ] = types.MappingProxyType({}),
 ) -> tuple[Array, int]:
     """Runs the op that writes the rows of keys.
 
@@ -362,6 +398,8 @@ def write_keys(
         server `fetched_steps`.
       first_bucket: First bucket of the first shard.
       engines: Handle of the engine, or empty on a server.
+      sharing: The other tables with the same vocabulary, by index: the spec,
+        and the shards and slot variables. New keys get rows in these tables.
 
     Returns:
       The row of each key, or -1, and the number of keys that had no row before.
@@ -390,67 +428,97 @@ def write_keys(
         first_limits=values.limits,
         first_seed=values.seed,
         initial_slots=[slot.initial_value for slot in slots],
+        **_sharing_arguments(sharing),
     )
     return found.rows.numpy(), int(found.num_new)
+
+
+def _sharing_arguments(
+    sharing: Mapping[int, tuple[config.TableSpec, Sequence[tf.Variable]]],
+) -> dict[str, Any]:
+    """Returns the arguments of `WriteKeys` for the tables in `sharing`."""
+    values = [one.vocabulary.first_values for one, _ in sharing.values()]
+    return {
+        "sharing": list(sharing),
+        "sharing_shards": [
+            one.handle for _, variables in sharing.values() for one in variables
+        ],
+        "sharing_first_values": [one.kind for one in values],
+        "sharing_first_limits": [
+            limit for one in values for limit in one.limits
+        ],
+        "sharing_first_seeds": [one.seed for one in values],
+        "sharing_initial_slots": [
+            slot.initial_value
+            for one, _ in sharing.values()
+            for slot in (one.optimizer.slots if one.optimizer else ())
+        ],
+    }
 
 
 def kind_of_keys(
     spec: config.EmbeddingSpec,
     table: int,
     inputs: Sequence[embedding_inputs.FeatureIds],
-) -> int:
+) -> int | tf.Tensor:
     """Returns whether a table's keys in a batch are integers or strings.
+
+    If a batch is packed, its kind is known only when the step runs. The result
+    is then a tensor, and its operation raises an `InvalidArgumentError` if the
+    features have different kinds.
 
     Args:
       spec: Tables and features.
-      table: Index of the table.
+      table: Index of the table. All tables with the same vocabulary must have
+        keys of the same kind.
       inputs: Inputs of all features for replica 0, then for replica 1, and so
         on.
 
     Raises:
       ValueError: If one feature of the table has integers and another feature
-        has strings.
+        has strings, or if the table keeps strings and an input has none.
     """
+    if spec.tables[table].vocabulary.settings.keep_strings:
+        step_strings.check_inputs(spec, table, inputs)
     features = spec.features
-    kinds = {
-        one.kind: features[number % len(features)].name
+    sharing = open_specs.sharing(spec, table)
+    named = [
+        (one.kind, features[number % len(features)].name)
         for number, one in enumerate(inputs)
-        if features[number % len(features)].table == table
-    }
+        if features[number % len(features)].table in sharing
+    ]
+    if any(tf.is_tensor(kind) for kind, _ in named):
+        return _kind_at_run_time(spec.tables[table].name, named)
+    kinds = dict(named)
+    if len(kinds) > 1:
+        # Keys that were read from the vocabulary have the kind of the others.
+        kinds.pop(stored_keys.ANY, None)
     if len(kinds) > 1:
         raise ValueError(
-            "Features of one open table must all have integers or all "
+            "Features of one open vocabulary must all have integers or all "
             f"have strings. Received: {key_tensors.KINDS[1]} for "
             f"{kinds[1]!r}, {key_tensors.KINDS[2]} for {kinds[2]!r} (table "
             f"{spec.tables[table].name!r})."
         )
-    kind = next(iter(kinds))
-    if spec.tables[table].vocabulary.settings.keep_strings:
-        key_tensors.require_strings(kind, spec.tables[table].name)
-        _check_strings(spec, table, inputs)
-    return kind
+    return next(iter(kinds))
 
 
-def _check_strings(
-    spec: config.EmbeddingSpec,
-    table: int,
-    inputs: Sequence[embedding_inputs.FeatureIds],
-) -> None:
-    """Checks that the inputs of a table that keeps strings contain strings.
-
-    Raises:
-      ValueError: If the inputs contain only hashes, such as a packed batch.
-    """
-    features = spec.features
-    for index, one in enumerate(inputs):
-        feature = features[index % len(features)]
-        if feature.table == table and one.strings is None:
-            raise ValueError(
-                "The inputs of a table with `keep_strings=True` must contain "
-                "the strings. Received: only hashes, as in a packed batch, for "
-                f"{feature.name!r} (table {spec.tables[table].name!r}); pass "
-                "the features without tlm.pack."
-            )
+def _kind_at_run_time(
+    table: str, named: Sequence[tuple[Any, str]]
+) -> tf.Tensor:
+    """Returns the kind of keys of which some are from packed batches."""
+    kinds = tf.stack([tf.cast(kind, tf.int32) for kind, _ in named])
+    highest = tf.reduce_max(kinds)
+    is_same = tf.reduce_all((kinds == highest) | (kinds == 0))
+    checks = assertions.require(
+        is_same,
+        f"Features of one open table must all have integers or all have "
+        f"strings. Received: a batch in which some of the features "
+        f"{[name for _, name in named]} have integers and some have strings "
+        f"(table {table!r}).",
+    )
+    with tf.control_dependencies(checks):
+        return tf.identity(highest)
 
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
@@ -473,16 +541,17 @@ class Resized:
 
     Attributes:
       spec: Spec of the embedding with the new capacity.
-      variables: New variables of the table, by name.
+      variables: New variables by name, by the name of the table. The dict
+        contains all tables that share the vocabulary.
       conversion: Numbers of kept and dropped keys.
       dropped: Arrays with the dropped keys, their rows and the values of their
-        slot variables.
+        slot variables, by index of the table.
     """
 
     spec: config.EmbeddingSpec
-    variables: dict[str, Any]
+    variables: dict[str, dict[str, Any]]
     conversion: state.Conversion
-    dropped: list[Array]
+    dropped: dict[int, list[Array]]
 
 
 def spec_with_capacity(
@@ -496,45 +565,70 @@ def spec_with_capacity(
       TypeError: If `OpenVocabulary` does not accept the type of `capacity`.
       ValueError: If `OpenVocabulary` does not accept the value of `capacity`.
     """
-    old = spec.tables[table]
-    settings = dataclasses.replace(old.vocabulary.settings, capacity=capacity)
-    new_tables = list(spec.tables)
-    new_tables[table] = dataclasses.replace(
-        old,
-        num_rows=settings.num_rows,
-        vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+    settings = dataclasses.replace(
+        spec.tables[table].vocabulary.settings, capacity=capacity
     )
+    new_tables = list(spec.tables)
+    for number in open_specs.sharing(spec, table):
+        old = new_tables[number]
+        new_tables[number] = dataclasses.replace(
+            old,
+            num_rows=settings.num_rows,
+            vocabulary=dataclasses.replace(old.vocabulary, settings=settings),
+        )
     return dataclasses.replace(spec, tables=tuple(new_tables))
 
 
 def resize(
     spec: config.EmbeddingSpec,
     table: int,
-    old: Mapping[str, Any],
+    old: Mapping[str, Mapping[str, Any]],
     partitioner: tables.Partitioner | None,
 ) -> Resized:
-    """Creates variables for a table with a new capacity, and copies the rows.
+    """Creates variables for tables with a new capacity, and copies the rows.
 
     The old variables are not changed. The memory must hold the old variables,
     the new variables, and a copy of one variable at a time.
 
     Args:
       spec: Spec with the new capacity.
-      table: Index of the table.
-      old: Old variables of the table.
-      partitioner: Partitioner of the table, or None.
+      table: Index of a table. All tables with the same vocabulary are resized.
+      old: Old variables by name, by the name of the table.
+      partitioner: Partitioner of the tables, or None.
     """
-    one = spec.tables[table]
-    keys = _gathered(old[state.KEYS])
+    owner, *_ = sharing = open_specs.sharing(spec, table)
+    vocabulary = old[spec.tables[owner].name]
+    keys = _gathered(vocabulary[state.KEYS])
     moved = vocabulary_conversion.move_rows(
         keys,
-        _gathered(old[state.LAST_STEPS]),
-        _gathered(old[state.COUNTS]),
-        _gathered(old[state.NUMBERS]),
-        one.vocabulary.settings,
+        _gathered(vocabulary[state.LAST_STEPS]),
+        _gathered(vocabulary[state.COUNTS]),
+        _gathered(vocabulary[state.NUMBERS]),
+        spec.tables[owner].vocabulary.settings,
+        (
+            _gathered(vocabulary[state.SKETCH]),
+            _gathered(vocabulary[state.SKETCH_SUMS]),
+        )
+        if state.SKETCH in vocabulary
+        else None,
     )
-    variables = tables.create_table(one, partitioner)
-    dropped = [keys.ravel()[moved.dropped]]
+    resized = Resized(spec, {}, moved.conversion, {})
+    for number in sharing:
+        name = spec.tables[number].name
+        variables = tables.create_table(spec, number, partitioner)
+        dropped = _copy_moved(old[name], variables, moved)
+        resized.variables[name] = variables
+        resized.dropped[number] = [keys.ravel()[moved.dropped], *dropped]
+    return resized
+
+
+def _copy_moved(
+    old: Mapping[str, Any],
+    variables: Mapping[str, Any],
+    moved: vocabulary_conversion.MovedRows,
+) -> list[Array]:
+    """Copies the variables of a table; returns the rows of dropped keys."""
+    dropped = []
     for name, variable in variables.items():
         value = moved.vocabulary.get(name)
         if value is None:
@@ -550,7 +644,7 @@ def resize(
             size = checks.known_size(shard)
             shard.assign(value[first : first + size])
             first += size
-    return Resized(spec, variables, moved.conversion, dropped)
+    return dropped
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tf_layoutmap.embedding import build_shapes, packing, steps
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding.build_shapes import Shape, is_known
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.vocabulary import key_tensors
 
 
 class SampleShapes:
@@ -239,6 +240,10 @@ class StepShapes:
         """Whether any table has an open vocabulary."""
         return self._spec.has_open_tables
 
+    def has_keys(self) -> list[bool]:
+        """Returns for each feature whether its table has an open vocabulary."""
+        return self._spec.has_keys()
+
     def read_input(
         self,
         index: int,
@@ -267,6 +272,7 @@ class StepShapes:
                 keeps_strings=vocabulary.settings.keep_strings,
             )
         )
+        value = key_tensors.ids_of(value)
         if feature.is_sequence:
             if (
                 self.samples.combines_positions(index)

@@ -145,6 +145,12 @@ class EmbeddingSpec:
             if table.vocabulary is not None
         }
 
+    def has_keys(self) -> list[bool]:
+        """Returns for each feature whether its ids are keys."""
+        return [
+            self.table_of(one).vocabulary is not None for one in self.features
+        ]
+
     def table_of(self, feature: FeatureSpec) -> TableSpec:
         """Returns the table of `feature`."""
         return self.tables[feature.table]

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.embedding import inputs
+from tf_layoutmap.vocabulary import key_tensors
 
 
 class ScheduledRate:
@@ -136,6 +137,9 @@ def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
       ValueError: If the width of a dense input is not `max_ids`, or dense
         weights do not have the shape of the ids.
     """
+    if isinstance(ids, key_tensors.PackedKeys):
+        kept, weights = truncate_ids(feature, ids.ids, weights)
+        return key_tensors.PackedKeys(kept, ids.kind), weights
     max_ids = getattr(feature, "max_ids", None)
     where = f"(feature {getattr(feature, 'name', None)!r})"
     if weights is not None and _is_dense(ids) and _is_dense(weights):

@@ -18,7 +18,12 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import steps, tables, weight_files
-from tf_layoutmap.vocabulary import evicted, first_values
+from tf_layoutmap.vocabulary import (
+    evicted,
+    first_values,
+    key_tensors,
+    stored_keys,
+)
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 
@@ -149,7 +154,7 @@ class KeyTable:
 
     def look_up(
         self,
-        keys: tf.Tensor,
+        keys: tf.Tensor | stored_keys.StoredKeys,
         marks_variable: tf.Variable,
         *,
         is_trained: bool,
@@ -161,16 +166,18 @@ class KeyTable:
         read the existing rows, and no key is added.
 
         Args:
-          keys: Keys of any shape, int64 or strings.
+          keys: Keys of any shape, int64, strings or `StoredKeys`.
           marks_variable: The mark weight, whose gradient identifies the step.
           is_trained: Whether the layer is trainable.
 
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
-        ids = tf.reshape(keys, [-1])
+        is_stored = isinstance(keys, stored_keys.StoredKeys)
+        values: Any = keys.values if is_stored else keys
+        ids: Any = tf.reshape(values, [-1])
         if self._mask_zero:
-            is_key = is_not_padding(ids)
+            is_key = tf.reshape(is_not_padding(keys), [-1])
             # Each element of `keys` is one sample. The sample has one id, or no
             # id if the element is padding.
             splits = tf.concat(
@@ -180,6 +187,8 @@ class KeyTable:
             ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
                 tf.boolean_mask(ids, is_key), splits, validate=False
             )
+        if is_stored:
+            ids = stored_keys.StoredKeys(ids, keys.kind, keys.strings)
         if is_trained and steps.may_be_recorded(marks_variable, None):
             self._access.check_can_train(self.layer_name)
             record_gradients, found = self._access.open(ids, None)
@@ -189,8 +198,8 @@ class KeyTable:
         else:
             tables.watch_table(self.embedding)
             rows = self.embedding(ids)
-        rows = tf.reshape(rows, tf.concat([tf.shape(keys), [self._dim]], 0))
-        rows.set_shape(keys.shape.concatenate([self._dim]))
+        rows = tf.reshape(rows, tf.concat([tf.shape(values), [self._dim]], 0))
+        rows.set_shape(values.shape.concatenate([self._dim]))
         return rows
 
     # Interface of the mark weight (`steps.StepCommitHook`).
@@ -234,18 +243,31 @@ class KeyTable:
 
 def is_not_padding(ids: Any) -> tf.Tensor:
     """Returns whether each id is neither 0 nor the empty string."""
+    if isinstance(ids, stored_keys.StoredKeys):
+        keys: Any = ids.values
+        if ids.kind == stored_keys.ANY:
+            # Keys that were read from the vocabulary are never padding.
+            return tf.ones_like(keys, tf.bool)
+        padding = (
+            key_tensors.hash_strings(tf.constant(""))
+            if ids.kind == key_tensors.STRINGS
+            else tf.zeros([], tf.int64)
+        )
+        return tf.not_equal(keys, padding)
     return tf.not_equal(
         ids, "" if ids.dtype == tf.string else tf.zeros([], ids.dtype)
     )
 
 
-def read_keys(inputs: Any, layer: str) -> tf.Tensor:
-    """Returns the inputs of a layer as int64 or strings.
+def read_keys(inputs: Any, layer: str) -> tf.Tensor | stored_keys.StoredKeys:
+    """Returns the inputs of a layer as int64, strings or `StoredKeys`.
 
     Raises:
       TypeError: If the inputs are neither integers that fit in int64 nor
         strings.
     """
+    if isinstance(inputs, stored_keys.StoredKeys):
+        return inputs
     keys = tf.convert_to_tensor(inputs)
     if keys.dtype in (tf.int64, tf.string):
         return keys

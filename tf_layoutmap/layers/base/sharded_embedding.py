@@ -18,6 +18,7 @@ from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
+    sparse_ids,
     tables,
     weight_files,
 )
@@ -33,6 +34,7 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import (
@@ -417,25 +419,33 @@ class EmbeddingCore(LayerBase):
     # Lookup.
 
     def call(
-        self, inputs: TensorLike | tf.RaggedTensor
+        self, inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor
     ) -> tf.Tensor | tf.RaggedTensor:
         """Returns the rows of `inputs`.
 
         Args:
-          inputs: Tensor or `tf.RaggedTensor` of integers, of any shape. If the
-            layer has an open vocabulary, strings are also supported.
+          inputs: Tensor, `tf.RaggedTensor` or `tf.SparseTensor` of integers, of
+            any shape. If the layer has an open vocabulary, strings, and keys
+            that `tlm.ops.sample_keys` has sampled, are also supported.
 
         Returns:
-          `inputs.shape + [output_dim]` in the layer's compute dtype.
+          `inputs.shape + [output_dim]` in the layer's compute dtype. The result
+          is ragged if `inputs` is ragged. If `inputs` is sparse, the result is
+          dense, and positions without an id are zeros.
 
         Raises:
           TypeError: If the type of `inputs` is not supported.
           RuntimeError: If a layer of the other Keras version calls this layer.
-          tf.errors.InvalidArgumentError: If an id is outside the table.
+          tf.errors.InvalidArgumentError: If an id is outside the table, or if
+            the indices of a sparse input are invalid or not in row-major order.
         """
         self._check_keras_version(inputs)
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
+        if isinstance(inputs, tf.SparseTensor):
+            return sparse_ids.look_up(
+                inputs, self.call, self.output_dim, self.name
+            )
         if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
             # The dtype is not checked here, because Keras uses floats for all
             # inputs when it builds a subclassed model that it loads.
@@ -451,7 +461,7 @@ class EmbeddingCore(LayerBase):
             return tf.cast(placeholder(ids), self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
 
-    def _rows_of_keys(self, keys: tf.Tensor) -> tf.Tensor:
+    def _rows_of_keys(self, keys: tf.Tensor | StoredKeys) -> tf.Tensor:
         assert self._key_table is not None
         return tf.cast(
             self._key_table.look_up(
@@ -475,15 +485,16 @@ class EmbeddingCore(LayerBase):
         """Returns the mark weight's variable (open vocabularies only)."""
         raise NotImplementedError
 
-    def _ids(self, inputs: Any) -> tf.Tensor:
+    def _ids(self, inputs: Any) -> Any:
         """Returns `inputs` as int32 or int64 ids, or as keys."""
-        if isinstance(inputs, tf.SparseTensor):
-            raise TypeError(
-                "Ids must be a dense or a ragged tensor. Received: a "
-                f"tf.SparseTensor (layer {self.name!r})."
-            )
         if self._key_table is not None:
             return key_table.read_keys(inputs, self.name)
+        if isinstance(inputs, StoredKeys):
+            raise TypeError(
+                "Keys of a vocabulary must be looked up in a layer whose "
+                "`input_dim` is a tlm.OpenVocabulary. Received: StoredKeys "
+                f"(layer {self.name!r}, with input_dim={self.input_dim})."
+            )
         return read_ids(inputs, self.input_dim, self.name)
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:

@@ -11,12 +11,13 @@ The tables are therefore updated if and only if the optimizer's step is applied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, tf_private
+from tf_layoutmap._core import literals, ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -27,6 +28,7 @@ from tf_layoutmap.layers.base import keras_rs_configs
 from tf_layoutmap.layers.base import tables as base_tables
 from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
 from tf_layoutmap.serving import report
+from tf_layoutmap.sharded.routing import checks as routing_checks
 
 Shape = tuple[int | None, ...]
 
@@ -169,10 +171,7 @@ def connect_mark(
         def gradient(*gradients):
             gradients = [tf.convert_to_tensor(one) for one in gradients]
             mark = record_gradients(gradients)
-            one_or_nan = _mean_of_replicas(
-                1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients]),
-                num_replicas,
-            )
+            one_or_nan = _mean_of_replicas(_one_or_nan(gradients), num_replicas)
             mark = tf.where(mark == 0, 0.0, mark * one_or_nan)
             return mark, *[None] * len(gradients)
 
@@ -180,6 +179,15 @@ def connect_mark(
 
     activated: Any = connected(step, *activations)
     return activated
+
+
+def _one_or_nan(gradients: list[tf.Tensor]) -> tf.Tensor:
+    """Returns 1 if all gradients are finite, and NaN otherwise."""
+    if routing_checks.in_xla() or any(
+        one.dtype != tf.float32 for one in gradients
+    ):
+        return 1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients])
+    return tf.where(ops.all_finite(tensors=gradients), 1.0, math.nan)
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
@@ -470,6 +478,7 @@ class EmbeddingSteps:
         ids, factors = packing.unpack_ids(
             self.spec.features,
             packing.read_packed(inputs, weights, self.feature_config),
+            self.spec.has_keys(),
         )
         return (
             tf.nest.pack_sequence_as(self.feature_config, ids),

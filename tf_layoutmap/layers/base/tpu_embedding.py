@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import tensorflow as tf
 
 from tf_layoutmap._core import literals
+from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.layers.base import (
     feature_config_serialization,
     steps,
@@ -90,7 +91,8 @@ class TPUEmbeddingCore(LayerBase):
         out_of_range: literals.OutOfRange = "error",
         table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
         rounding_seed: int = 0,
-        vocabularies: Mapping[TableKey, OpenVocabulary] | None = None,
+        vocabularies: Mapping[TableKey, OpenVocabulary | TableKey]
+        | None = None,
         wire_dtype: literals.WireDtype = "float32",
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
@@ -155,6 +157,11 @@ class TPUEmbeddingCore(LayerBase):
         # Checkpoints contain the embedding, because it is an attribute of the
         # layer.
         self.embedding = self._steps.embedding
+        if self._steps.spec.has_open_tables and self._steps.num_replicas > 1:
+            self._support_string_batches()
+
+    def _support_string_batches(self) -> None:
+        """Enables batches of strings for models on several replicas."""
 
     def __call__(
         self, inputs: Features, *args: object, **kwargs: object
@@ -219,8 +226,18 @@ class TPUEmbeddingCore(LayerBase):
         return self.embedding.embedding_tables
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
-        """Returns the open vocabularies by table; empty before `build`."""
-        return self.embedding.vocabularies if self.built else {}
+        """Returns the open vocabularies by table; empty before `build`.
+
+        If tables share a vocabulary, the dict contains the table that owns it.
+        """
+        if not self.built:
+            return {}
+        shared = open_tables.owners_by_name(self._steps.spec)
+        return {
+            table: one
+            for table, one in self.embedding.vocabularies.items()
+            if table not in shared
+        }
 
     def _cast(self, activations: Any) -> Any:
         return tf.nest.map_structure(
@@ -252,6 +269,7 @@ class TPUEmbeddingCore(LayerBase):
           ValueError: If a learning rate is a callable.
         """
         tables = self._steps.spec.tables
+        shared = open_tables.owners_by_name(self._steps.spec)
         return {
             **super().get_config(),
             "feature_config": feature_config_serialization.to_config(
@@ -269,7 +287,8 @@ class TPUEmbeddingCore(LayerBase):
             "table_dtypes": {table.name: table.dtype for table in tables},
             "rounding_seed": self._steps.rounding_seed,
             "vocabularies": {
-                table.name: dataclasses.asdict(table.vocabulary.settings)
+                table.name: shared.get(table.name)
+                or dataclasses.asdict(table.vocabulary.settings)
                 for table in tables
                 if table.vocabulary is not None
             }
@@ -283,8 +302,10 @@ class TPUEmbeddingCore(LayerBase):
         features = feature_config_serialization.from_config(
             saved.pop("feature_config")
         )
-        vocabularies = {
-            name: OpenVocabulary(**settings)
+        vocabularies: Any = {
+            name: settings
+            if isinstance(settings, str)
+            else OpenVocabulary(**settings)
             for name, settings in (
                 saved.pop("vocabularies", None) or {}
             ).items()

@@ -8,21 +8,28 @@ memory. `save_table` and `load_table` handle one table. `save_tables` and
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, user_warnings
+from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
-from tf_layoutmap.vocabulary import kept_strings, state
+from tf_layoutmap.vocabulary import (
+    bucket_layout,
+    conversion,
+    kept_strings,
+    shared,
+    state,
+)
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
@@ -31,6 +38,9 @@ if TYPE_CHECKING:
 _STRINGS = ".vocabulary_strings."
 
 dtensor = tf.experimental.dtensor
+
+# Key of the variable that describes which tables share vocabularies.
+_OWNERS = "vocabulary_owners"
 
 
 def save_table(
@@ -163,6 +173,10 @@ def save_tables(embedding: TPUEmbedding, store: Weights):
 def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
     """Reads what `save_tables` wrote; the number of shards may differ.
 
+    If an open vocabulary was saved with another capacity, its keys get new
+    rows, as by `tlm.convert_vocabularies`. If a vocabulary is too small for all
+    saved keys, the function warns about the number of keys that are dropped.
+
     Args:
       embedding: A built embedding.
       store: The saved arrays.
@@ -170,7 +184,8 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
 
     Raises:
       ValueError: If the saved tables differ in number, dtype, optimizer or
-        shape. In this case, no variable is changed.
+        shape, except in the capacity of an open vocabulary. In this case, no
+        variable is changed.
     """
     variables = variables_by_key(embedding)
     saved_keys = {key for key in store.keys() if _STRINGS not in key}
@@ -179,27 +194,31 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             f"The saved weights of layer {layer!r} must hold "
             f"{sorted(variables)}. Received: {sorted(saved_keys)}."
         )
-    for key, variable in variables.items():
-        saved = tuple(store[key].shape)
-        if key.endswith(f".{state.KEYS}") and saved != tuple(variable.shape):
+    if _OWNERS in variables:
+        own, saved = (
+            shared.decode_owners(value)
+            for value in (variables[_OWNERS].numpy(), store[_OWNERS][...])
+        )
+        if own != saved:
             raise ValueError(
-                f"An open vocabulary of layer {layer!r} has room for "
-                f"{math.prod(variable.shape)} keys, and must be loaded from "
-                "a file with the same room. Received: room for "
-                f"{math.prod(saved)} "
-                "keys. Load into a layer of the saved capacity, then call "
-                "`resize` of its vocabulary; or convert a tf.train.Checkpoint "
-                "by tlm.convert_vocabularies."
+                f"The tables of layer {layer!r} must share vocabularies as in "
+                f"the file, {saved}. Received: {own}."
             )
+    moved = _moved_tables(embedding, store, variables)
     for key, variable in variables.items():
-        if tuple(store[key].shape) != tuple(variable.shape):
+        table, _, name = key.partition(".")
+        saved = tuple(store[key].shape)
+        found = moved[table].shape(name, saved) if table in moved else saved
+        if found != tuple(variable.shape):
             raise ValueError(
                 f"Weight {key!r} of layer {layer!r} must be of shape "
-                f"{tuple(variable.shape)}. Received: "
-                f"{tuple(store[key].shape)}."
+                f"{tuple(variable.shape)}. Received: {saved}."
             )
     for key, variable in variables.items():
+        table, _, name = key.partition(".")
         values = store[key][...]
+        if table in moved:
+            values = moved[table].value(name, values)
         variable.assign(
             values.view(variable.dtype.as_numpy_dtype)
             if _is_half(variable)
@@ -207,6 +226,105 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
         )
     _load_strings(embedding, store)
     LayerAccess(embedding).load_variables()
+    for one in moved.values():
+        one.warn_if_dropped(layer)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MovedTable:
+    """A table that was saved with another capacity.
+
+    Attributes:
+      name: Name of the table.
+      capacity: Capacity of the layer's vocabulary.
+      num_rows: Number of saved rows.
+      rows: The new rows of the saved keys.
+    """
+
+    name: str
+    capacity: int
+    num_rows: int
+    rows: conversion.MovedRows
+
+    def shape(self, name: str, saved: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of a variable with the new capacity."""
+        if name in self.rows.vocabulary:
+            return self.rows.vocabulary[name].shape
+        if saved[:1] == (self.num_rows,):
+            return (self.rows.num_rows, *saved[1:])
+        return saved
+
+    def value(self, name: str, saved: np.ndarray[Any, Any]) -> Any:
+        """Returns the value of a variable with the new capacity."""
+        if name in self.rows.vocabulary:
+            return self.rows.vocabulary[name]
+        return (
+            self.rows.of(saved)
+            if saved.shape[:1] == (self.num_rows,)
+            else saved
+        )
+
+    def warn_if_dropped(self, layer: str) -> None:
+        """Warns if the layer has no row for some of the saved keys."""
+        found = self.rows.conversion
+        if found.num_dropped:
+            user_warnings.warn(
+                f"Layer {layer!r} has no rows for {found.num_dropped} of the "
+                f"{found.num_dropped + found.num_kept} keys in the file, "
+                f"because the capacity of its vocabulary is {self.capacity} "
+                f"(table {self.name!r}). The keys with the highest scores "
+                "according to `evict` were loaded, and the others were dropped."
+            )
+
+
+def _moved_tables(
+    embedding: TPUEmbedding, store: Weights, variables: dict[str, Any]
+) -> dict[str, _MovedTable]:
+    """Returns the tables whose capacity differs from the saved capacity.
+
+    The keys of the result are the table numbers, as in the keys of `store`.
+    """
+    found: dict[str, _MovedTable] = {}
+    spec = LayerAccess(embedding).spec
+    moved: dict[int, conversion.MovedRows] = {}
+    for number, table in enumerate(spec.tables):
+        if table.vocabulary is None:
+            continue
+        owner = open_specs.owner_of(spec, number)
+        keys = f"{owner}.{state.KEYS}"
+        saved_buckets = int(store[keys].shape[0])
+        if saved_buckets == int(variables[keys].shape[0]):
+            continue
+        settings = embedding.vocabularies[spec.tables[owner].name].settings
+        if owner not in moved:
+            moved[owner] = _move_rows(store, f"{owner}.", settings)
+        found[str(number)] = _MovedTable(
+            table.name,
+            settings.capacity,
+            bucket_layout.KEYS_PER_BUCKET * saved_buckets + 1,
+            moved[owner],
+        )
+    return found
+
+
+def _move_rows(
+    store: Weights, prefix: str, settings: Any
+) -> conversion.MovedRows:
+    """Returns the new rows of the saved keys of a vocabulary."""
+
+    def read(name: str) -> Any:
+        return store[prefix + name][...]
+
+    return conversion.move_rows(
+        read(state.KEYS),
+        read(state.LAST_STEPS),
+        read(state.COUNTS),
+        read(state.NUMBERS),
+        settings,
+        (read(state.SKETCH), read(state.SKETCH_SUMS))
+        if settings.has_sketch
+        else None,
+    )
 
 
 def _load_strings(embedding: TPUEmbedding, store: Weights) -> None:
@@ -234,6 +352,9 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
         for name, variable in by_name.items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
             found[f"{number}.{name}{dtype}"] = variable
+    owners = getattr(embedding, shared.OWNERS, None)
+    if owners is not None:
+        found[_OWNERS] = owners
     updates = getattr(embedding, "schedule_updates", None)
     if updates is not None:
         found["schedule_updates"] = updates

@@ -16,6 +16,7 @@ from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
     sharded_embedding,
+    sparse_ids,
     tables,
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
@@ -29,6 +30,7 @@ from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import InputShape, TensorLike
@@ -36,10 +38,17 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
 class KeyMask(keras.Operation):
-    """Mask that is False for padding; unlike Keras' ops, supports strings."""
+    """Mask that is False for padding.
+
+    Unlike Keras' ops, this operation supports strings and sparse ids.
+    """
 
     def call(self, ids: Any) -> tf.Tensor:
         """Returns a bool for each id: False if the id is padding."""
+        if isinstance(ids, tf.SparseTensor):
+            return sparse_ids.to_dense_mask(
+                ids, key_table.is_not_padding(ids.values)
+            )
         return key_table.is_not_padding(tf.convert_to_tensor(ids))
 
     def compute_output_spec(self, ids: Any) -> keras.KerasTensor:
@@ -129,7 +138,15 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     @overload
     def __call__(
-        self, inputs: TensorLike, *args: object, **kwargs: object
+        self, inputs: tf.SparseTensor, *args: object, **kwargs: object
+    ) -> tf.Tensor: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: TensorLike | StoredKeys,
+        *args: object,
+        **kwargs: object,
     ) -> tf.Tensor: ...
 
     def __call__(
@@ -142,6 +159,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "Ids must be one tensor. Received: "
                 f"{type(inputs).__name__} (layer {self.name!r})."
             )
+        if isinstance(inputs, StoredKeys):
+            # Keras accepts other objects than tensors only by keyword.
+            return super().__call__(*args, **kwargs, inputs=inputs)
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: InputShape = None) -> None:
@@ -268,7 +288,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return self._embeddings if self._is_on_mesh else super().embeddings
 
     def call(
-        self, inputs: TensorLike | tf.RaggedTensor
+        self, inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor
     ) -> tf.Tensor | tf.RaggedTensor:
         if (
             backend_ops.is_planning.get()
@@ -342,14 +362,22 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def compute_mask(
         self,
-        inputs: TensorLike | tf.RaggedTensor | keras.KerasTensor,
+        inputs: TensorLike
+        | tf.RaggedTensor
+        | tf.SparseTensor
+        | keras.KerasTensor,
         mask: TensorLike | keras.KerasTensor | None = None,
     ) -> tf.Tensor | keras.KerasTensor | None:
         """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
-        if self._key_table is not None:
+        if isinstance(inputs, StoredKeys):
+            return key_table.is_not_padding(inputs)
+        is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
+            inputs, "sparse", False
+        )
+        if self._key_table is not None or is_sparse:
             return KeyMask()(inputs)
         return cast("tf.Tensor", keras.ops.not_equal(inputs, 0))
 

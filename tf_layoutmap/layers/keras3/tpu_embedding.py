@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.layers.base import keras_version_guard, sharded_embedding
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
@@ -143,6 +144,9 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
     """
+
+    def _support_string_batches(self) -> None:
+        engine.ensure("keras3_string_batches")
 
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""

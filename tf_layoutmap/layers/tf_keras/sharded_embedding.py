@@ -16,6 +16,7 @@ from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
+    sparse_ids,
     steps,
     tables,
 )
@@ -196,13 +197,17 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
 
     def compute_mask(
         self,
-        inputs: TensorLike | tf.RaggedTensor,
+        inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor,
         mask: TensorLike | None = None,
     ) -> tf.Tensor | None:
         """Returns False for padding; None if `mask_zero` is false."""
         del mask
         if not self.mask_zero:
             return None
+        if isinstance(inputs, tf.SparseTensor):
+            return sparse_ids.to_dense_mask(
+                inputs, key_table.is_not_padding(inputs.values)
+            )
         if self._key_table is not None:
             return key_table.is_not_padding(inputs)
         return tf.not_equal(cast("tf.Tensor", inputs), 0)
