@@ -10,6 +10,7 @@ _COLORS = {
     "packed": "#2b6cb0",
     "tlm": "#63b3ed",
     "fbgemm": "#c05621",
+    "bag": "#dd8c2f",
     "tf": "#a0aec0",
 }
 _WIDTH, _BAR, _GAP, _LEFT, _SCALE = 900, 16, 26, 210, 560

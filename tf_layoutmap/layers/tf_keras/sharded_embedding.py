@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._core import tf_keras_private, tf_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
@@ -149,6 +150,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             [table] if self.optimizer else table.variables
         )
         if not self.optimizer:
+            # The patches check that the model's optimizer supports shards.
+            engine.ensure("tf_keras_self_training")
             self._set_regularizer_and_constraint()
         super().build(input_shape)
 
