@@ -40,8 +40,15 @@ def own_members(cls: type) -> list[str]:
     for base in cls.__mro__:
         if not base.__module__.startswith(PACKAGE):
             continue
-        # The docstring of a data class documents its fields.
-        fields = getattr(base, "__dataclass_fields__", {})
+        # The docstring of a data class, a NamedTuple or an ExtensionType
+        # documents its fields.
+        is_record = hasattr(base, "_fields") or hasattr(
+            base, "_tf_extension_type_fields"
+        )
+        fields = {
+            *getattr(base, "__dataclass_fields__", ()),
+            *(vars(base).get("__annotations__", ()) if is_record else ()),
+        }
         for name, member in vars(base).items():
             if name in fields:
                 continue

@@ -43,6 +43,7 @@ class Table:
             "shards": self.rows,
             "slots": self.slots,
             "fetched_steps": [],
+            "sharing_shards": [],
             "keys": keys,
             "last_steps": np.zeros([0], np.int32),
             "counts": np.zeros([0], np.int32),

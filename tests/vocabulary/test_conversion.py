@@ -85,7 +85,7 @@ def test_unsupported_conversions_raise(tmp_path):
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     with pytest.raises(ValueError, match="another prefix than `source`"):
         tlm.convert_vocabularies(source, source, {})
-    with pytest.raises(TypeError, match="a mapping to tlm.OpenVocabulary or"):
+    with pytest.raises(TypeError, match="tlm.OpenVocabulary, TableConfig or"):
         tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: 30})
     with pytest.raises(ValueError, match="checkpoint contains exactly once"):
         tlm.convert_vocabularies(

@@ -174,7 +174,7 @@ def convert_capacity(
       names: Shapes of the variables of the old table, by name.
       settings: Settings of the new table.
     """
-    moved = _moved(read, names, settings)
+    moved = move_vocabulary(read, settings, has_sketch=state.SKETCH in names)
     values = {
         name: _constant(value) for name, value in moved.vocabulary.items()
     }
@@ -186,18 +186,23 @@ def convert_capacity(
     )
 
 
-def _moved(
-    read: Read, names: Mapping[str, tuple[int, ...]], settings: OpenVocabulary
+def move_vocabulary(
+    read: Read, settings: OpenVocabulary, *, has_sketch: bool
 ) -> MovedRows:
+    """Assigns rows of a new table to the keys of a vocabulary.
+
+    Args:
+      read: Reader of the variables of the vocabulary.
+      settings: Settings of the new table.
+      has_sketch: Whether the vocabulary has a sketch.
+    """
     return move_rows(
         read(state.KEYS),
         read(state.LAST_STEPS),
         read(state.COUNTS),
         read(state.NUMBERS),
         settings,
-        (read(state.SKETCH), read(state.SKETCH_SUMS))
-        if state.SKETCH in names
-        else None,
+        (read(state.SKETCH), read(state.SKETCH_SUMS)) if has_sketch else None,
     )
 
 
@@ -423,10 +428,11 @@ def convert_vocabularies(
         converted[prefix] = convert_shared(
             _read_of(reader, prefix),
             _names_below(shapes, prefix),
-            _moved(
+            move_vocabulary(
                 _read_of(reader, prefix_of[owner]),
-                _names_below(shapes, prefix_of[owner]),
                 settings,
+                has_sketch=state.SKETCH
+                in _names_below(shapes, prefix_of[owner]),
             ),
         )
     checkpoint_files.write_checkpoint(

@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kBlock = 4096;
 
 bool IsFinite(Span<const float> values) {
-  // The bits of a finite float without its sign are less than those of
-  // infinity. The compiler vectorizes the comparison of signed integers for
+  // Without its sign bit, a finite float is less than infinity if both are read
+  // as integers. The compiler vectorizes the comparison of signed integers for
   // every instruction set.
   constexpr int32_t kInfinity = 0x7f800000;
   int32_t largest = 0;

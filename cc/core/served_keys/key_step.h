@@ -54,8 +54,8 @@ class KeyStep {
   const KeysConfig& config() const { return *config_; }
 
   // Writes one request per server. Each request contains the keys and the rows
-  // that the batch needs from the server. `kinds` contains the kind of the keys
-  // of each table, or 0 for a table without an open vocabulary.
+  // that the batch needs from the server. `kinds` contains one kind of keys per
+  // table. If a table has no open vocabulary, its kind is 0.
   Status Request(const ClosureToken& token, bool training,
                  const std::vector<uint32_t>& kinds,
                  const Allocate& allocate) const;

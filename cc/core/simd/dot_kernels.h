@@ -34,8 +34,8 @@ struct DotLayout {
 // Matrices in which the kernels process a block of samples. `dim_stride` and
 // `feature_stride` are multiples of the widest register, and numbers of rows
 // are multiples of 4, so that the loops have no remainders. The caller sets all
-// memory to zeros once. The kernels change no padding, except for the columns of
-// `square`, where the padding is never read. All matrices are aligned to 64
+// memory to zeros once. The kernels change no padding, except for the columns
+// of `square`, where the padding is never read. All matrices are aligned to 64
 // bytes.
 struct DotWorkspace {
   int64_t num_samples;  // of a block

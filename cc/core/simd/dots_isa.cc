@@ -219,8 +219,8 @@ void Gradients(const DotLayout& layout, const float* const* features,
                const float* gradients, int64_t begin, int64_t end,
                const DotWorkspace& work, float* const* out) {
   const int64_t n = layout.num_features;
-  // Rows of one cache line are read and written so fast that the instructions
-  // of the prefetches take longer than the rows.
+  // For rows of one cache line, the prefetch instructions take more time than
+  // they save.
   const bool is_wide = layout.dim > kLine;
   while (begin < end) {
     const int64_t block_end = Smaller(begin + work.num_samples, end);

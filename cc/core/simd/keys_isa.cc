@@ -25,11 +25,28 @@ inline uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+#if defined(__AVX512F__)
+// Returns the bits of a mask register. The functions use assembly, because GCC
+// 12 can store a mask in a slot of one or two bytes on the stack, and read four
+// bytes from this slot. The other bytes then contain arbitrary bits.
+inline unsigned BitsOf8(__mmask8 mask) {
+  unsigned bits;
+  asm("kmovb %1, %0" : "=r"(bits) : "k"(mask));
+  return bits;
+}
+
+inline unsigned BitsOf16(__mmask16 mask) {
+  unsigned bits;
+  asm("kmovw %1, %0" : "=r"(bits) : "k"(mask));
+  return bits;
+}
+#endif
+
 // Returns a bit mask of the lanes that contain the key.
 inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 #if defined(__AVX512F__)
-  return _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
-                                 _mm512_set1_epi64(key));
+  return BitsOf8(_mm512_cmpeq_epi64_mask(_mm512_loadu_si512(keys),
+                                         _mm512_set1_epi64(key)));
 #elif defined(__AVX2__)
   const __m256i target = _mm256_set1_epi64x(key);
   const auto half = [&](const int64_t* four) {
@@ -194,9 +211,9 @@ inline int32_t LowestStep(const int32_t* steps, unsigned* lanes) {
 #if defined(__AVX512F__)
   const __m512i all = _mm512_set1_epi32(lowest);
   for (int i = 0; i < kMaxProbes * kLanes; i += 16) {
-    const __mmask16 equal =
-        _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(steps + i), all);
-    found |= static_cast<unsigned>(equal) << i;
+    const unsigned equal =
+        BitsOf16(_mm512_cmpeq_epi32_mask(_mm512_loadu_si512(steps + i), all));
+    found |= equal << i;
   }
 #else
   for (int i = 0; i < kMaxProbes * kLanes; ++i) {

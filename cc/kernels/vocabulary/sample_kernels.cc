@@ -1,5 +1,5 @@
-// Kernels that read the counts of keys, and that sample keys. The kernels do
-// not change the vocabulary.
+// Kernels that read the counts of keys, and that sample keys. Both kernels only
+// read the variables of the vocabulary.
 
 #include <algorithm>
 #include <cstdint>

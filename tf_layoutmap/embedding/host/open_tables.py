@@ -599,18 +599,12 @@ def resize(
     owner, *_ = sharing = open_specs.sharing(spec, table)
     vocabulary = old[spec.tables[owner].name]
     keys = _gathered(vocabulary[state.KEYS])
-    moved = vocabulary_conversion.move_rows(
-        keys,
-        _gathered(vocabulary[state.LAST_STEPS]),
-        _gathered(vocabulary[state.COUNTS]),
-        _gathered(vocabulary[state.NUMBERS]),
+    moved = vocabulary_conversion.move_vocabulary(
+        lambda name: (
+            keys if name == state.KEYS else _gathered(vocabulary[name])
+        ),
         spec.tables[owner].vocabulary.settings,
-        (
-            _gathered(vocabulary[state.SKETCH]),
-            _gathered(vocabulary[state.SKETCH_SUMS]),
-        )
-        if state.SKETCH in vocabulary
-        else None,
+        has_sketch=state.SKETCH in vocabulary,
     )
     resized = Resized(spec, {}, moved.conversion, {})
     for number in sharing:

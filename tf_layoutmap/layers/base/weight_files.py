@@ -297,7 +297,11 @@ def _moved_tables(
             continue
         settings = embedding.vocabularies[spec.tables[owner].name].settings
         if owner not in moved:
-            moved[owner] = _move_rows(store, f"{owner}.", settings)
+            moved[owner] = conversion.move_vocabulary(
+                lambda name, owner=owner: store[f"{owner}.{name}"][...],
+                settings,
+                has_sketch=settings.has_sketch,
+            )
         found[str(number)] = _MovedTable(
             table.name,
             settings.capacity,
@@ -305,26 +309,6 @@ def _moved_tables(
             moved[owner],
         )
     return found
-
-
-def _move_rows(
-    store: Weights, prefix: str, settings: Any
-) -> conversion.MovedRows:
-    """Returns the new rows of the saved keys of a vocabulary."""
-
-    def read(name: str) -> Any:
-        return store[prefix + name][...]
-
-    return conversion.move_rows(
-        read(state.KEYS),
-        read(state.LAST_STEPS),
-        read(state.COUNTS),
-        read(state.NUMBERS),
-        settings,
-        (read(state.SKETCH), read(state.SKETCH_SUMS))
-        if settings.has_sketch
-        else None,
-    )
 
 
 def _load_strings(embedding: TPUEmbedding, store: Weights) -> None:

@@ -27,8 +27,8 @@ def build_with_first_replica(
       iterator: Epoch iterator of Keras, or None.
       data_batch: Batch with which the model is built if `iterator` is None.
     """
-    # If the model was created outside of the scope of a strategy, Keras does
-    # not read the iterator.
+    # Keras reads the iterator only if the model was created in the scope of a
+    # strategy.
     if iterator is not None and model.distribute_strategy is not None:
         iterator = _Epochs(iterator, model.distribute_strategy)
     original(model, iterator=iterator, data_batch=data_batch)
