@@ -360,7 +360,7 @@ def test_a_resize_keeps_the_strings():
     )
 
 
-def test_strings_with_the_same_hash_are_reported(monkeypatch, capfd):
+def test_strings_with_the_same_hash_are_reported(monkeypatch):
     monkeypatch.setattr(key_tensors, "_NUM_HASHES", 1)
     one = make()
     for ids in (["a", "b"], ["c", "a"], ["b"]):
@@ -369,7 +369,6 @@ def test_strings_with_the_same_hash_are_reported(monkeypatch, capfd):
     assert stats["num_collisions"] == 3
     assert stats["collisions"] == [(b"a", b"b"), (b"a", b"c")]
     assert names(one) == [b"a"]
-    assert capfd.readouterr().err.count("have the same hash") == 1
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])

@@ -399,3 +399,39 @@ def test_random_programs_match_the_reference(
             ]
             assert names == strings.names()
             assert vocabulary.stats()["num_collisions"] == 0
+
+
+def test_stored_keys_are_written():
+    one, _ = make()
+    vocabulary = one.vocabularies["words"]
+    stored = tlm.ops.StoredKeys(tf.constant([5, 7], tf.int64))
+    with pytest.raises(ValueError, match="'words' has no keys yet.*a kind"):
+        vocabulary.write(stored)
+    train(one, [7])
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    written = vocabulary.write(stored, rows)
+    assert (written.num_written, written.num_new) == (2, 1)
+    np.testing.assert_array_equal(
+        one({"ids": tf.constant([5, 7])})["ids"], rows
+    )
+    sampled = tlm.ops.sample_keys(vocabulary, 1, by="uniform")
+    assert vocabulary.write(sampled.ids([9])).num_new == 1
+    assert vocabulary.stats()["keys_are"] == "integers"
+    with pytest.raises(tf.errors.InvalidArgumentError, match="be integers"):
+        vocabulary.write(["text"])
+
+
+def test_stored_keys_of_strings_are_written():
+    one, _ = make(8)
+    vocabulary = one.vocabularies["words"]
+    vocabulary.write(["a"])
+    keys = vocabulary.keys()
+    stored = tlm.ops.StoredKeys(keys, key_tensors.STRINGS)
+    assert vocabulary.write(stored, np.ones([1, 3])).num_new == 0
+    assert vocabulary.stats()["keys_are"] == "strings"
+    many = tlm.ops.StoredKeys(tf.range(10, dtype=tf.int64))
+    written = vocabulary.write(many)
+    assert (written.num_written, len(written.without_row)) == (7, 3)
+    assert written.without_row.tolist() == [7, 8, 9]
+    with pytest.raises(TypeError, match="`Vocabulary.write` accepts Stored"):
+        tlm.import_rows(np.ones([1, 3]), vocabulary, keys=stored)

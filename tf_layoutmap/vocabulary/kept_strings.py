@@ -8,7 +8,7 @@ to the store, which copies only the strings of new keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,19 @@ class KeptStrings(tf_private.Trackable):
                 removes_all=removes_all,
                 table=self._table,
             )
+
+    def keep_input(self, value: Any) -> None:
+        """Stores the strings of an input of `key_tensors.read_keys`.
+
+        Strings of keys without a row are not stored.
+
+        Args:
+          value: Strings or `StoredKeys`, of any shape. If the value contains no
+            strings, the method does nothing.
+        """
+        strings = key_tensors.strings_of(value)
+        if strings is not None:
+            self.keep([key_tensors.hash_strings(strings)], [strings])
 
     def keep_array(self, keys: Array, strings: Array) -> None:
         """Stores the strings of keys that have a row.
@@ -181,6 +194,20 @@ class KeptStrings(tf_private.Trackable):
                 store=self._handle,
                 keys=key_tensors.hash_strings(strings),
                 strings=strings,
+            )
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save copies the strings when it copies the keys. At
+        # the first call, which is eager, the variable is created.
+        strings = self.all_strings()
+        if self in object_map:
+            object_map[self].assign(strings)
+            return
+        with tf.device("/device:CPU:0"):
+            object_map[self] = tf.Variable(
+                strings, trainable=False, shape=[None], dtype=tf.string
             )
 
     def _offsets(self) -> Sequence[int]:

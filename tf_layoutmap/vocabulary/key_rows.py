@@ -206,7 +206,7 @@ def check_rows(
         _int32("last_steps", last_steps, num_keys, highest_step, where),
         _int32("counts", counts, num_keys, _INT32_MAX, where),
         0,
-        key_tensors.as_array(keys) if kind == key_tensors.STRINGS else None,
+        key_tensors.names_of(keys, found),
     )
 
 
@@ -251,12 +251,47 @@ def check_block(
             checked,
             kind=key_tensors.STRINGS,
             strings=(
-                checked.strings if block.strings is None else block.strings
+                checked.strings
+                if block.strings is None or access.strings is None
+                else _check_strings(block.strings, checked.keys, table)
             ),
         )
     if takes_step:
         checked = dataclasses.replace(checked, step=step)
     return checked
+
+
+def _check_strings(strings: Any, keys: Array, table: str) -> Array:
+    """Checks the strings of a block.
+
+    Raises:
+      ValueError: If the strings have the wrong shape, or the keys are not the
+        hashes of the strings.
+    """
+    where = f"table {table!r}"
+    found = np.asarray(strings, object)
+    if found.shape != keys.shape:
+        raise ValueError(
+            checks.message(
+                "strings", f"of shape {keys.shape}", found.shape, where
+            )
+        )
+    is_known = np.array([one is not None for one in found], bool)
+    hashes = key_tensors.hash_strings(
+        tf.constant(list(found[is_known]), tf.string)
+    ).numpy()
+    differs = np.flatnonzero(hashes != keys[is_known])
+    if len(differs):
+        raise ValueError(
+            checks.message(
+                "strings",
+                "the strings whose hashes are `keys`",
+                f"{found[is_known][differs[0]]!r} for the key "
+                f"{int(keys[is_known][differs[0]])}",
+                where,
+            )
+        )
+    return found
 
 
 def check_slots(

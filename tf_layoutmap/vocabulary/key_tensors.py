@@ -126,8 +126,32 @@ def require_strings(kind: int, table: str) -> None:
 
 
 def as_array(keys: Any) -> np.ndarray[Any, Any]:
-    """Returns integers or strings as an array. Strings are not hashed."""
+    """Returns integers, strings or stored keys as an array, without hashing."""
+    if isinstance(keys, stored_keys.StoredKeys):
+        keys = keys.values
     return tf.convert_to_tensor(keys).numpy()
+
+
+def names_of(
+    keys: Any, hashes: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any] | None:
+    """Returns the string of each key, or None if no string is known.
+
+    Args:
+      keys: Strings or `StoredKeys`, `[num_keys]`.
+      hashes: The keys as int64, `[num_keys]`.
+
+    Returns:
+      `[num_keys]` of dtype object. An element is None if the string of the key
+      is not known.
+    """
+    strings = strings_of(keys)
+    if strings is None or not isinstance(keys, stored_keys.StoredKeys):
+        return None if strings is None else np.array(strings.numpy(), object)
+    by_key = dict(zip(hash_strings(strings).numpy().tolist(), strings.numpy()))
+    found = np.empty([len(hashes)], object)
+    found[:] = [by_key.get(key) for key in hashes.tolist()]
+    return found
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:

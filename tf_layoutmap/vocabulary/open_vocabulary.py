@@ -115,9 +115,10 @@ class OpenVocabulary:
         could not be written, later records are written to a file with the next
         number. Keras saves a path, but not a callable.
       keep_strings: Whether the strings of all keys that have a row are stored.
-        The ids must then be strings. `Vocabulary.keys` returns strings, and the
-        results of `stats`, `blocks` and `export` and the argument of `on_evict`
-        contain strings. `stats` also reports strings that have the same hash.
+        The ids must then be strings. `Vocabulary.keys`, `evict` and
+        `evict_expired` return strings, and the results of `blocks` and `export`
+        and the argument of `on_evict` contain strings. `stats` reports strings
+        that have the same hash.
         Checkpoints and Keras files contain the strings. Not supported under
         `MultiWorkerMirroredStrategy` and `ParameterServerStrategy`, and for
         batches of `tlm.pack`, which contain only hashes.

@@ -9,7 +9,7 @@ memory. `save_table` and `load_table` handle one table. `save_tables` and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -184,8 +184,8 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
 
     Raises:
       ValueError: If the saved tables differ in number, dtype, optimizer or
-        shape, except in the capacity of an open vocabulary. In this case, no
-        variable is changed.
+        shape, except in the capacity of an open vocabulary, or if saved strings
+        are not valid. In this case, no variable is changed.
     """
     variables = variables_by_key(embedding)
     saved_keys = {key for key in store.keys() if _STRINGS not in key}
@@ -214,6 +214,7 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
                 f"Weight {key!r} of layer {layer!r} must be of shape "
                 f"{tuple(variable.shape)}. Received: {saved}."
             )
+    strings = _read_strings(embedding, store, layer)
     for key, variable in variables.items():
         table, _, name = key.partition(".")
         values = store[key][...]
@@ -224,7 +225,8 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             if _is_half(variable)
             else values
         )
-    _load_strings(embedding, store)
+    for kept, texts in strings:
+        kept.load(tf.constant(list(texts), tf.string))
     LayerAccess(embedding).load_variables()
     for one in moved.values():
         one.warn_if_dropped(layer)
@@ -311,13 +313,19 @@ def _moved_tables(
     return found
 
 
-def _load_strings(embedding: TPUEmbedding, store: Weights) -> None:
-    """Reads the strings of vocabularies; files without strings are supported.
+def _read_strings(
+    embedding: TPUEmbedding, store: Weights, layer: str
+) -> list[tuple[kept_strings.KeptStrings, Sequence[bytes]]]:
+    """Returns the saved strings of each vocabulary that keeps strings.
 
     If the file contains no strings, the strings of its keys are not known.
+
+    Raises:
+      ValueError: If the saved strings are not valid.
     """
-    for number, strings in enumerate(LayerAccess(embedding).strings()):
-        if strings is None:
+    found = []
+    for number, kept in enumerate(LayerAccess(embedding).strings()):
+        if kept is None:
             continue
         start = f"{number}{_STRINGS}"
         columns = {
@@ -325,8 +333,15 @@ def _load_strings(embedding: TPUEmbedding, store: Weights) -> None:
             for key in store.keys()
             if key.startswith(start)
         }
-        texts = kept_strings.from_columns(columns) if columns else []
-        strings.load(tf.constant(list(texts), tf.string))
+        try:
+            texts = kept_strings.from_columns(columns) if columns else ()
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"The saved strings of layer {layer!r} must be three arrays "
+                f"that belong together. Received: {sorted(columns)} ({error})."
+            ) from None
+        found.append((kept, texts))
+    return found
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
