@@ -391,9 +391,13 @@ class Strings:
             elif kept is not None and kept != text:
                 self.collisions[kept, text] += 1
 
+    def name(self, key):
+        """Returns the string of a key, also after it is evicted, or None."""
+        return self._texts.get(key)
+
     def names(self):
         """Returns the string of each key by row, or None."""
-        return [self._texts.get(key) for key, *_ in self.vocabulary.export()]
+        return [self.name(key) for key, *_ in self.vocabulary.export()]
 
 
 def first_values(
