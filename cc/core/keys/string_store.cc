@@ -47,6 +47,19 @@ bool StringStore::Find(int64_t key, std::string_view* text) const {
   return true;
 }
 
+void StringStore::PrefetchSlot(int64_t key) const {
+  if (!slots_.empty()) __builtin_prefetch(&slots_[HomeOf(key)]);
+}
+
+void StringStore::PrefetchText(int64_t key) const {
+  if (slots_.empty()) return;
+  // Most keys are in their first slot, or in the next slot of the cache line.
+  const Slot& slot = slots_[HomeOf(key)];
+  if (slot.text != nullptr && slot.key == key) {
+    __builtin_prefetch(slot.text.get());
+  }
+}
+
 Status StringStore::Add(int64_t key, std::string_view text) {
   if (text.size() > std::numeric_limits<uint32_t>::max()) {
     return InvalidArgument(

@@ -32,6 +32,12 @@ class StringStore {
   // const.
   bool Find(int64_t key, std::string_view* text) const;
 
+  // Begins to load the slot of `key` into the cache. A slot that was loaded
+  // contains the address of the string, which `PrefetchText` begins to load.
+  // The methods have no other effect.
+  void PrefetchSlot(int64_t key) const;
+  void PrefetchText(int64_t key) const;
+
   // Adds a copy of `text`, if the store contains no string for `key`. If the
   // store contains a different string, counts a collision, and keeps the first
   // string. Returns an error if `text` has 4 GiB or more.
