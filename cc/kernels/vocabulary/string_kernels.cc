@@ -133,35 +133,38 @@ class KeepStringsOp : public Kernel {
                  std::vector<Item>* items) const {
     // Approximate time per key.
     constexpr int64_t kNanosecondsPerKey = 50;
-    // The distances at which slots and then strings are prefetched, in keys.
-    constexpr int64_t kSlotsAhead = 16;
-    constexpr int64_t kTextsAhead = 8;
     // Known strings are the usual case, so only the others are recorded.
-    std::vector<int64_t> others;
+    struct Other {
+      int64_t index;
+      bool is_known;
+    };
+    std::vector<Other> others;
     std::mutex mutex;
-    TfParallelFor(ctx)(
-        keys.size(), kNanosecondsPerKey, [&](int64_t begin, int64_t end) {
-          std::vector<int64_t> here;
-          std::string_view kept;
-          for (int64_t i = begin; i < end; ++i) {
-            if (i + kSlotsAhead < end) {
-              store->PrefetchSlot(keys[i + kSlotsAhead]);
-            }
-            if (i + kTextsAhead < end) {
-              store->PrefetchText(keys[i + kTextsAhead]);
-            }
-            if (!store->Find(keys[i], &kept) || kept != TextOf(strings[i])) {
-              here.push_back(i);
-            }
-          }
-          std::lock_guard<std::mutex> lock(mutex);
-          others.insert(others.end(), here.begin(), here.end());
-        });
+    TfParallelFor(ctx)(keys.size(), kNanosecondsPerKey,
+                       [&](int64_t begin, int64_t end) {
+                         std::vector<Other> here;
+                         std::string_view kept;
+                         for (int64_t i = begin; i < end; ++i) {
+                           if (i + kSlotsAhead < end) {
+                             store->PrefetchSlot(keys[i + kSlotsAhead]);
+                           }
+                           if (i + kTextsAhead < end) {
+                             store->PrefetchText(keys[i + kTextsAhead]);
+                           }
+                           const bool is_known = store->Find(keys[i], &kept);
+                           if (!is_known || kept != TextOf(strings[i])) {
+                             here.push_back({i, is_known});
+                           }
+                         }
+                         std::lock_guard<std::mutex> lock(mutex);
+                         others.insert(others.end(), here.begin(), here.end());
+                       });
     // The order of the batch determines which of two strings is kept.
-    std::sort(others.begin(), others.end());
-    for (const int64_t i : others) {
+    std::sort(others.begin(), others.end(),
+              [](const Other& a, const Other& b) { return a.index < b.index; });
+    for (const auto& [i, is_known] : others) {
       std::string_view kept;
-      if (store->Find(keys[i], &kept)) {
+      if (is_known && store->Find(keys[i], &kept)) {
         CountCollision(kept, TextOf(strings[i]), store);
       } else {
         items->push_back({keys[i], TextOf(strings[i])});
@@ -197,6 +200,9 @@ class KeepStringsOp : public Kernel {
     StringStore& store = resource->store();
     int64_t num_added = 0;
     for (size_t i = 0; i < items.size(); ++i) {
+      if (i + kSlotsAhead < items.size()) {
+        store.PrefetchSlot(items[i + kSlotsAhead].key);
+      }
       if (rows[i] == kNoRow) continue;
       std::string_view kept;
       if (store.Find(items[i].key, &kept)) {
@@ -212,6 +218,10 @@ class KeepStringsOp : public Kernel {
         removes_all_ ? store.Keys() : store.NextKeys(kSlotsPerNew * num_added);
     const std::vector<int64_t> visited_rows = has_row(visited);
     for (size_t i = 0; i < visited.size(); ++i) {
+      if (i + kTextsAhead < visited.size() &&
+          visited_rows[i + kTextsAhead] == kNoRow) {
+        store.PrefetchText(visited[i + kTextsAhead]);
+      }
       if (visited_rows[i] == kNoRow) store.Remove(visited[i]);
     }
     return absl::OkStatus();
@@ -230,7 +240,10 @@ class KeepStringsOp : public Kernel {
     store->CountCollision(kept, other);
   }
 
-  static constexpr int64_t kSlotsPerNew = 8;
+  static constexpr int64_t kSlotsPerNew = 4;
+  // The distances at which slots and strings are prefetched, in keys.
+  static constexpr int64_t kSlotsAhead = 16;
+  static constexpr int64_t kTextsAhead = 8;
 
   std::string table_;
   bool removes_all_;
