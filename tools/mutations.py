@@ -306,7 +306,7 @@ MUTATIONS = [
     ),
     Mutation(
         "wrong sign: the last steps of imported keys",
-        "vocabulary/state.py",
+        "vocabulary/key_rows.py",
         "+ (step - block.step)",
         "- (step - block.step)",
         ("tests/vocabulary/test_import_rows.py", "-k", "ages"),

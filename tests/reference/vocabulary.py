@@ -373,6 +373,33 @@ class Vocabulary:
         }
 
 
+class Strings:
+    """Strings of the keys of a `Vocabulary`, which are hashes of strings."""
+
+    def __init__(self, vocabulary: Vocabulary):
+        self.vocabulary = vocabulary
+        self._texts: dict[int, bytes] = {}
+        # Number of lookups of each pair (kept string, other string).
+        self.collisions = collections.Counter()
+
+    def keep(self, keys, texts):
+        """Stores the strings of keys with a row, after a step or a write."""
+        for key, text in zip(keys, texts):
+            kept = self._texts.get(key)
+            if kept is None and key in self.vocabulary.known:
+                self._texts[key] = text
+            elif kept is not None and kept != text:
+                self.collisions[kept, text] += 1
+
+    def name(self, key):
+        """Returns the string of a key, also after it is evicted, or None."""
+        return self._texts.get(key)
+
+    def names(self):
+        """Returns the string of each key by row, or None."""
+        return [self.name(key) for key, *_ in self.vocabulary.export()]
+
+
 def first_values(
     kind: str, a: float, b: float, seed: int, keys, dim: int
 ) -> np.ndarray:

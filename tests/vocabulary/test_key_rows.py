@@ -13,7 +13,7 @@ from tests import strategies
 from tests.embedding.host import open_table_cases as cases
 from tests.reference import vocabulary as reference
 from tf_layoutmap._core import ops
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import key_rows, key_tensors
 
 tpu = tf.tpu.experimental.embedding
 
@@ -317,25 +317,40 @@ def test_blocks_during_training_contain_the_rows_of_their_keys():
         ),
         max_size=6,
     ),
+    keep_strings=st.booleans(),
 )
 @settings(max_examples=20)
 def test_random_programs_match_the_reference(
-    capacity, num_shards, block_size, program
+    capacity, num_shards, block_size, program, keep_strings
 ):
     """Each row is the number of the call that wrote it last."""
-    one, _ = make(capacity, tpu.SGD(0.0), dim=1, num_shards=num_shards)
+    one, _ = make(
+        capacity,
+        tpu.SGD(0.0),
+        dim=1,
+        num_shards=num_shards,
+        keep_strings=keep_strings,
+    )
     vocabulary = one.vocabularies["words"]
     model = reference.Vocabulary(capacity)
+    strings = reference.Strings(model)
     rows: dict[int, float] = {}
     step = 0
-    for number, (kind, keys) in enumerate(program, 1):
+    for number, (kind, ids) in enumerate(program, 1):
+        if keep_strings:
+            ids = [str(one).encode() for one in ids]
+            keys = key_tensors.hash_strings(tf.constant(ids)).numpy().tolist()
+        else:
+            keys = ids
         unique = list(dict.fromkeys(keys))
+        unique_ids = list(dict.fromkeys(ids))
         if kind == "train":
             step += 1
-            train(one, keys, 1)
+            train(one, ids, 1)
             model.admit(keys, step, step)
+            strings.keep(keys, ids)
         elif kind == "evict":
-            vocabulary.evict(unique)
+            vocabulary.evict(unique_ids)
             model.evict(unique, step + 1)
         else:
             values = [
@@ -345,15 +360,16 @@ def test_random_programs_match_the_reference(
             if kind == "write":
                 values = [None, None]
             written = vocabulary.write(
-                unique,
+                unique_ids,
                 np.full([len(unique), 1], number),
                 last_steps=values[0],
                 counts=values[1],
             )
             expected, new = model.write(unique, step, *values)
+            strings.keep(unique, unique_ids)
             assert written.num_new == len(new)
             assert written.without_row.tolist() == [
-                key for key, row in zip(unique, expected) if row < 0
+                one for one, row in zip(unique_ids, expected) if row < 0
             ]
             rows.update(
                 (key, float(number))
@@ -374,3 +390,48 @@ def test_random_programs_match_the_reference(
         for key, (row, *_) in contents(vocabulary, block_size).items():
             if key in rows:
                 assert row == [rows[key]]
+        if keep_strings:
+            assert vocabulary.keys().numpy().tolist() == strings.names()
+            names = [
+                name
+                for block in vocabulary.blocks(block_size)
+                for name in block.strings
+            ]
+            assert names == strings.names()
+            assert vocabulary.stats()["num_collisions"] == 0
+
+
+def test_stored_keys_are_written():
+    one, _ = make()
+    vocabulary = one.vocabularies["words"]
+    stored = tlm.ops.StoredKeys(tf.constant([5, 7], tf.int64))
+    with pytest.raises(ValueError, match="'words' has no keys yet.*a kind"):
+        vocabulary.write(stored)
+    train(one, [7])
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    written = vocabulary.write(stored, rows)
+    assert (written.num_written, written.num_new) == (2, 1)
+    np.testing.assert_array_equal(
+        one({"ids": tf.constant([5, 7])})["ids"], rows
+    )
+    sampled = tlm.ops.sample_keys(vocabulary, 1, by="uniform")
+    assert vocabulary.write(sampled.ids([9])).num_new == 1
+    assert vocabulary.stats()["keys_are"] == "integers"
+    with pytest.raises(tf.errors.InvalidArgumentError, match="be integers"):
+        vocabulary.write(["text"])
+
+
+def test_stored_keys_of_strings_are_written():
+    one, _ = make(8)
+    vocabulary = one.vocabularies["words"]
+    vocabulary.write(["a"])
+    keys = vocabulary.keys()
+    stored = tlm.ops.StoredKeys(keys, key_tensors.STRINGS)
+    assert vocabulary.write(stored, np.ones([1, 3])).num_new == 0
+    assert vocabulary.stats()["keys_are"] == "strings"
+    many = tlm.ops.StoredKeys(tf.range(10, dtype=tf.int64))
+    written = vocabulary.write(many)
+    assert (written.num_written, len(written.without_row)) == (7, 3)
+    assert written.without_row.tolist() == [7, 8, 9]
+    with pytest.raises(TypeError, match="`Vocabulary.write` accepts Stored"):
+        tlm.import_rows(np.ones([1, 3]), vocabulary, keys=stored)

@@ -204,7 +204,11 @@ class CheckpointHooks(_Trackable):
             self._check_copied()
         elif hasattr(self, "_state"):
             self._state.backend.before_read()
-        return super()._trackable_children(save_type, **kwargs)
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "checkpoint":
+            # An exported graph must not contain ops of this package.
+            children.pop("_kept_strings", None)
+        return children
 
     def _copy_trackable_to_cpu(self, object_map):
         # An asynchronous save calls this method before it copies the variables.

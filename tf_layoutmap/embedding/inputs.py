@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.vocabulary import key_tensors
+from tf_layoutmap.vocabulary import key_tensors, stored_keys
 
 # Dtypes whose values all fit into int64.
 _ID_TYPES = (
@@ -52,6 +52,12 @@ class FeatureIds:
       kind: Type of the input from which keys were read; one of
         `key_tensors.KINDS`. For a packed batch, an int32 scalar tensor, which
         is 0 if the batch has no samples.
+      strings: `[num_strings]` strings of the input, if the table keeps strings;
+        otherwise None. None also for inputs that contain only hashes.
+      string_keys: `[num_strings]` int64, the hashes of `strings`; otherwise
+        None. They differ from `ids` if the input is a `StoredKeys`, which has
+        strings for some of the ids, or if ids after the last position of a
+        sequence were removed.
     """
 
     ids: tf.Tensor
@@ -60,6 +66,8 @@ class FeatureIds:
     weights: tf.Tensor
     inner_shape: tuple[int | None, ...] = ()
     kind: int | tf.Tensor = key_tensors.INTEGERS
+    strings: tf.Tensor | None = None
+    string_keys: tf.Tensor | None = None
 
     @property
     def static_num_samples(self) -> int | None:
@@ -116,14 +124,31 @@ def read_keys(
     feature: config.FeatureSpec,
     value: Any,
     weight: Any,
+    *,
+    keeps_strings: bool = False,
 ) -> FeatureIds:
     """Reads the input of a feature whose ids are keys.
 
-    The arguments are the same as for `read_feature`. Strings are hashed.
+    The other arguments are the same as for `read_feature`. Strings are hashed.
+
+    Args:
+      feature: Spec of the feature.
+      value: Ids.
+      weight: None, or the weights of the ids.
+      keeps_strings: Whether the result contains the strings.
     """
     keys, kind = key_tensors.of_input(value)
     found = read_feature(feature, keys, weight)
-    return dataclasses.replace(found, kind=kind)
+    found = dataclasses.replace(found, kind=kind)
+    strings = key_tensors.strings_of(value) if keeps_strings else None
+    if strings is not None:
+        found.strings = strings
+        found.string_keys = (
+            key_tensors.hash_strings(strings)
+            if isinstance(value, stored_keys.StoredKeys)
+            else found.ids
+        )
+    return found
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:

@@ -242,6 +242,9 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
 
 # Names of the attributes of `FeatureIds` that are tensors.
 _TENSORS = ("ids", "splits", "num_samples", "weights")
+# Names of the attributes that are tensors only in some batches. The kind of
+# keys is a tensor only if the batch was packed.
+_OPTIONAL_TENSORS = ("kind", "strings", "string_keys")
 
 
 def merge_replica_steps(
@@ -266,14 +269,20 @@ def merge_replica_steps(
         function that is passed to `strategy.run`. TensorFlow does not support
         merge calls in nested functions and conditions.
     """
-    # The kind of keys is a tensor only if the batch was packed.
-    names = [
-        (*_TENSORS, "kind") if tf.is_tensor(one.kind) else _TENSORS
+    parts_of = [
+        [
+            *_TENSORS,
+            *(
+                part
+                for part in _OPTIONAL_TENSORS
+                if tf.is_tensor(getattr(one, part))
+            ),
+        ]
         for one in features
     ]
     tensors = [
         [tf.convert_to_tensor(getattr(one, part)) for part in parts]
-        for one, parts in zip(features, names)
+        for one, parts in zip(features, parts_of)
     ]
 
     def work_on_all(_, tensors, argument):
@@ -285,13 +294,13 @@ def merge_replica_steps(
         arguments = strategy.experimental_local_results(argument)
         batches = []
         for replica in range(strategy.num_replicas_in_sync):
-            parts = tf.nest.pack_sequence_as(
+            values = tf.nest.pack_sequence_as(
                 tensors, [leaf[replica] for leaf in by_replica]
             )
             batches.append(
                 [
-                    dataclasses.replace(one, **dict(zip(name, part)))
-                    for one, name, part in zip(features, names, parts)
+                    dataclasses.replace(one, **dict(zip(parts, value)))
+                    for one, parts, value in zip(features, parts_of, values)
                 ]
             )
         work(batches, arguments[0])

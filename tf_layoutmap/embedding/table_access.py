@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.vocabulary import key_rows, state
+from tf_layoutmap.vocabulary import kept_strings, key_rows, state
 
 # Without this decorator, each trace would run AutoGraph on the methods of this
 # module and on all functions that they call.
@@ -29,6 +29,10 @@ class TableAccess:
 
     _state: EmbeddingState
     _variables: dict[str, dict[str, Any]]
+    # The strings of vocabularies that keep strings, by the name of the table
+    # that owns the vocabulary. `build` assigns an instance attribute, which
+    # checkpoints contain, if there is such a vocabulary.
+    _kept_strings: Mapping[str, kept_strings.KeptStrings] = {}
     build: Callable[[], None]
 
     @property
@@ -134,6 +138,9 @@ class TableAccess:
             shards,
             functools.partial(backend.write_rows, table),
             self._state.replicas.is_first_process,
+            self._kept_strings.get(
+                tables.owner_of(self._state.spec, spec).name
+            ),
         )
 
     def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
@@ -369,6 +376,17 @@ class LayerAccess:
             self._embedding.flush()
         return [
             self._embedding._variables[table.name] for table in self.spec.tables
+        ]
+
+    def strings(self) -> list[kept_strings.KeptStrings | None]:
+        """Returns the strings of each table's vocabulary, or None.
+
+        If tables share a vocabulary, only the element of the table that owns
+        the vocabulary contains the strings.
+        """
+        return [
+            self._embedding._kept_strings.get(table.name)
+            for table in self.spec.tables
         ]
 
     def load_variables(self):

@@ -393,6 +393,10 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 )
             self._variables = variables
             backend.start(self._variables)
+            strings = getattr(backend, "strings", None)
+            if strings:
+                # The assignment makes checkpoints contain the strings.
+                self._kept_strings = strings
 
     @_no_autograph
     def __call__(

@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import files, paths
+
+if TYPE_CHECKING:
+    from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,18 +28,23 @@ class EvictedKeys:
         table.
       slots: Maps the name of each slot variable to its values for the keys,
         `[num_keys, dim]` or `[num_keys, 1]` float32.
+      strings: With `keep_strings=True`, an array of dtype object with the bytes
+        of each key's string, `[num_keys]`. An element is None if the string is
+        not known. Otherwise None.
     """
 
     table: str
     keys: np.ndarray[Any, Any]
     rows: np.ndarray[Any, Any]
     slots: dict[str, np.ndarray[Any, Any]]
+    strings: np.ndarray[Any, Any] | None = None
 
 
 def teller(
     on_evict: Callable[[EvictedKeys], Any] | str,
     table: str,
     slot_names: Sequence[str],
+    kept_strings: KeptStrings | None = None,
 ) -> Callable[..., None]:
     """Returns a function that passes evicted keys to `on_evict`.
 
@@ -47,18 +55,21 @@ def teller(
       on_evict: Same as for `OpenVocabulary`.
       table: Name of the table.
       slot_names: Names of the slot variables, in the order of the arguments.
+      kept_strings: The strings of the table's keys, or None.
     """
     callback = _as_callback(on_evict)
 
     def report(keys: Any, rows: Any, *slots: Any) -> None:
         if not len(keys):
             return
+        keys = np.array(keys)
         callback(
             EvictedKeys(
                 table,
-                np.array(keys),
+                keys,
                 np.array(rows),
                 {name: np.array(slot) for name, slot in zip(slot_names, slots)},
+                None if kept_strings is None else kept_strings.names(keys),
             )
         )
 
@@ -146,6 +157,17 @@ class _File:
                 for name, slot in evicted.slots.items()
             },
         }
+        if evicted.strings is not None:
+            features["strings"] = tf.train.Feature(
+                bytes_list=tf.train.BytesList(
+                    value=[one or b"" for one in evicted.strings]
+                )
+            )
+            features["has_string"] = tf.train.Feature(
+                int64_list=tf.train.Int64List(
+                    value=[int(one is not None) for one in evicted.strings]
+                )
+            )
         self._writer.write(
             tf.train.Example(
                 features=tf.train.Features(feature=features)

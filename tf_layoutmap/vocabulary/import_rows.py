@@ -16,6 +16,7 @@ from tf_layoutmap.vocabulary import (
     key_tensors,
     row_files,
     state,
+    stored_keys,
 )
 
 if TYPE_CHECKING:
@@ -244,6 +245,14 @@ def _blocks_of_rows(
     rows: Any, keys: Any, slots: Mapping[str, Any]
 ) -> Iterator[key_rows.KeyBlock]:
     num_rows = int(rows.shape[0])
+    if isinstance(keys, stored_keys.StoredKeys):
+        raise TypeError(
+            checks.message(
+                "keys",
+                "integers or strings; `Vocabulary.write` accepts StoredKeys",
+                type(keys),
+            )
+        )
     keys = np.arange(num_rows) if keys is None else key_tensors.as_array(keys)
     for name, value in (("keys", keys), *slots.items()):
         if value.shape[0] != num_rows:

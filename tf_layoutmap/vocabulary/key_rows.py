@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
 from tf_layoutmap.vocabulary import bucket_layout, key_tensors
+
+if TYPE_CHECKING:
+    from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +47,9 @@ class KeyBlock:
         not known.
       step: Number of training steps of the vocabulary when the block was read.
       keys_are: `"integers"`, or `"strings"` if the keys are hashes of strings.
+      strings: The bytes of each key's string, `[num_keys]` of dtype object, if
+        `keys` are hashes of strings. An element is None if the string is not
+        known. None: no string is known.
     """
 
     keys: Array
@@ -53,6 +59,7 @@ class KeyBlock:
     last_steps: Array | None = None
     step: int = 0
     keys_are: str = key_tensors.KINDS[key_tensors.INTEGERS]
+    strings: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,6 +91,8 @@ class RowsToWrite:
       last_steps: `[num_keys]` int32, or `[0]`.
       counts: `[num_keys]` int32, or `[0]`.
       step: Minimum step of the vocabulary after the write.
+      strings: The strings of the keys, `[num_keys]`, where unknown strings are
+        None; or None if no string is known.
     """
 
     keys: Array
@@ -93,6 +102,7 @@ class RowsToWrite:
     last_steps: Array
     counts: Array
     step: int
+    strings: Array | None = None
 
     def part(self, where: Any) -> RowsToWrite:
         """Returns the keys that a slice or a mask selects."""
@@ -124,6 +134,7 @@ class RowAccess:
       write: Function that writes rows, and returns the row of each key, or -1,
         and the number of keys that had no row before.
       is_writer: Whether this process writes exported files.
+      strings: The strings of the table's keys, or None.
     """
 
     dim: int
@@ -132,6 +143,7 @@ class RowAccess:
     shards: Callable[[], list[tuple[list[Any], list[Any]]]]
     write: Callable[[RowsToWrite], tuple[Array, int]]
     is_writer: bool = True
+    strings: KeptStrings | None = None
 
 
 def check_rows(
@@ -194,7 +206,92 @@ def check_rows(
         _int32("last_steps", last_steps, num_keys, highest_step, where),
         _int32("counts", counts, num_keys, _INT32_MAX, where),
         0,
+        key_tensors.names_of(keys, found),
     )
+
+
+def check_block(
+    access: RowAccess,
+    table: str,
+    block: KeyBlock,
+    step: int,
+    *,
+    takes_step: bool,
+) -> RowsToWrite:
+    """Checks and converts a block of another table; see `check_rows`.
+
+    Args:
+      access: Access to the table.
+      table: Name of the table, for messages.
+      block: The block. Its slot variables must exist in this table.
+      step: Step of the table's vocabulary.
+      takes_step: Whether the vocabulary has no keys, so that it gets the step
+        of the block.
+    """
+    if takes_step:
+        step = max(step, block.step)
+    last_steps = block.last_steps
+    if last_steps is not None:
+        # The number of steps since the last use does not change.
+        last_steps = np.maximum(
+            np.asarray(last_steps, np.int64) + (step - block.step), 0
+        )
+    checked = check_rows(
+        access,
+        table,
+        block.keys,
+        block.rows,
+        block.slots,
+        block.counts,
+        last_steps,
+        highest_step=step,
+    )
+    if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
+        checked = dataclasses.replace(
+            checked,
+            kind=key_tensors.STRINGS,
+            strings=(
+                checked.strings
+                if block.strings is None or access.strings is None
+                else _check_strings(block.strings, checked.keys, table)
+            ),
+        )
+    if takes_step:
+        checked = dataclasses.replace(checked, step=step)
+    return checked
+
+
+def _check_strings(strings: Any, keys: Array, table: str) -> Array:
+    """Checks the strings of a block.
+
+    Raises:
+      ValueError: If the strings have the wrong shape, or the keys are not the
+        hashes of the strings.
+    """
+    where = f"table {table!r}"
+    found = np.asarray(strings, object)
+    if found.shape != keys.shape:
+        raise ValueError(
+            checks.message(
+                "strings", f"of shape {keys.shape}", found.shape, where
+            )
+        )
+    is_known = np.array([one is not None for one in found], bool)
+    hashes = key_tensors.hash_strings(
+        tf.constant(list(found[is_known]), tf.string)
+    ).numpy()
+    differs = np.flatnonzero(hashes != keys[is_known])
+    if len(differs):
+        raise ValueError(
+            checks.message(
+                "strings",
+                "the strings whose hashes are `keys`",
+                f"{found[is_known][differs[0]]!r} for the key "
+                f"{int(keys[is_known][differs[0]])}",
+                where,
+            )
+        )
+    return found
 
 
 def check_slots(
@@ -318,7 +415,12 @@ def write_rows(
       access: Access to the table.
       checked: The rows to write.
       names: The keys as the caller passed them, for the result.
+
+    Raises:
+      ValueError: If the table keeps strings, and the keys are integers.
     """
+    if access.strings is not None:
+        access.strings.check_kind(checked.kind)
     rows: list[Array] = []
     num_new = 0
     for first in range(0, len(checked.keys), BLOCK_SIZE):
@@ -327,6 +429,8 @@ def write_rows(
         )
         rows.append(found)
         num_new += new
+    if access.strings is not None and checked.strings is not None:
+        access.strings.keep_array(checked.keys, checked.strings)
     is_missing = np.concatenate([np.zeros([0], np.int64), *rows]) < 0
     return WrittenKeys(
         len(names) - int(is_missing.sum()), num_new, names[is_missing]
@@ -369,12 +473,14 @@ def read_blocks(
                 )
             rows, *slots = (one.numpy() for one in found.values)
             if len(rows):
+                keys = found.keys.numpy()
                 yield KeyBlock(
-                    found.keys.numpy(),
+                    keys,
                     rows.astype(np.float32, copy=False),
                     dict(zip(access.slots, slots)),
                     found.counts.numpy(),
                     found.last_steps.numpy(),
                     step(),
                     keys_are(),
+                    access.strings and access.strings.names(keys),
                 )

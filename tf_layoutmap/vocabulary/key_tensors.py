@@ -84,6 +84,25 @@ def of_input(value: Any) -> tuple[Any, int | tf.Tensor]:
     return of_tensor(value)
 
 
+def strings_of(value: Any) -> tf.Tensor | None:
+    """Returns the strings of an input of `of_input`, `[num_strings]`.
+
+    The result is None if the input contains integers or only hashes.
+    """
+    if isinstance(value, PackedKeys):
+        return None
+    if isinstance(value, stored_keys.StoredKeys):
+        return value.strings
+    if isinstance(value, tf.SparseTensor):
+        value = value.values
+    elif isinstance(value, tf.RaggedTensor):
+        value = value.flat_values
+    strings = tf.convert_to_tensor(value)
+    if strings.dtype != tf.string:
+        return None
+    return tf.reshape(strings, [-1])
+
+
 def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
     """Returns keys and their kind. Strings are hashed."""
     if value.dtype == tf.string:
@@ -91,9 +110,48 @@ def of_tensor(value: tf.Tensor) -> tuple[tf.Tensor, int]:
     return value, INTEGERS
 
 
+def require_strings(kind: int, table: str) -> None:
+    """Raises a ValueError if keys are integers.
+
+    Args:
+      kind: Kind of the keys, one of `KINDS`, or 0 for keys that were read from
+        the vocabulary.
+      table: Name of a table that keeps strings, for the message.
+    """
+    if kind == INTEGERS:
+        raise ValueError(
+            "The keys of a table with `keep_strings=True` must be strings. "
+            f"Received: {KINDS[kind]} (table {table!r}); {REMEDIES[INTEGERS]}."
+        )
+
+
 def as_array(keys: Any) -> np.ndarray[Any, Any]:
-    """Returns integers or strings as an array. Strings are not hashed."""
+    """Returns integers, strings or stored keys as an array, without hashing."""
+    if isinstance(keys, stored_keys.StoredKeys):
+        keys = keys.values
     return tf.convert_to_tensor(keys).numpy()
+
+
+def names_of(
+    keys: Any, hashes: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any] | None:
+    """Returns the string of each key, or None if no string is known.
+
+    Args:
+      keys: Strings or `StoredKeys`, `[num_keys]`.
+      hashes: The keys as int64, `[num_keys]`.
+
+    Returns:
+      `[num_keys]` of dtype object. An element is None if the string of the key
+      is not known.
+    """
+    strings = strings_of(keys)
+    if strings is None or not isinstance(keys, stored_keys.StoredKeys):
+        return None if strings is None else np.array(strings.numpy(), object)
+    by_key = dict(zip(hash_strings(strings).numpy().tolist(), strings.numpy()))
+    found = np.empty([len(hashes)], object)
+    found[:] = [by_key.get(key) for key in hashes.tolist()]
+    return found
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:

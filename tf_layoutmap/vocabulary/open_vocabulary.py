@@ -110,9 +110,18 @@ class OpenVocabulary:
         raise the error, `enqueue` adds no step, and all keys keep their rows.
         If `on_evict` is a path, each eviction adds a record to the file
         `{path}-00000`. A record is a `tf.train.Example` with `table`, `keys`,
-        `rows` (flat) and `slot/{name}`. When a program restarts, or if a record
+        `rows` (flat) and `slot/{name}`, and with `keep_strings` also
+        `strings` and `has_string`. When a program restarts, or if a record
         could not be written, later records are written to a file with the next
         number. Keras saves a path, but not a callable.
+      keep_strings: Whether the strings of all keys that have a row are stored.
+        The ids must then be strings. `Vocabulary.keys`, `evict` and
+        `evict_expired` return strings, and the results of `blocks` and `export`
+        and the argument of `on_evict` contain strings. `stats` reports strings
+        that have the same hash.
+        Checkpoints and Keras files contain the strings. Not supported under
+        `MultiWorkerMirroredStrategy` and `ParameterServerStrategy`, and for
+        batches of `tlm.pack`, which contain only hashes.
       num_rows: Number of rows of the table: 8 rows per bucket, and one row for
         unknown keys.
     """
@@ -131,13 +140,14 @@ class OpenVocabulary:
     on_evict: (
         Callable[[EvictedKeys], object] | str | os.PathLike[str] | None
     ) = None
+    keep_strings: bool = False
 
     def __post_init__(self):
         """Checks the settings.
 
         Raises:
-          TypeError: If a numeric setting is not a number, or `on_evict` is
-            neither a callable nor a path.
+          TypeError: If a numeric setting is not a number, `keep_strings` is not
+            a bool, or `on_evict` is neither a callable nor a path.
           ValueError: If a setting is out of range, or is not compatible with
             another setting.
         """
@@ -164,6 +174,11 @@ class OpenVocabulary:
                 )
             )
         self._check_pairs()
+        keep_strings: Any = self.keep_strings
+        if not isinstance(keep_strings, bool):
+            raise TypeError(
+                checks.message("keep_strings", "a bool", keep_strings)
+            )
         on_evict: Any = self.on_evict
         if isinstance(on_evict, os.PathLike):
             on_evict = os.fspath(cast("os.PathLike[str]", on_evict))

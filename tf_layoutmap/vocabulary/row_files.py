@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, paths
-from tf_layoutmap.vocabulary import key_rows, key_tensors
+from tf_layoutmap.vocabulary import kept_strings, key_rows, key_tensors
 
 FORMATS = ("numpy", "parquet")
 # Readers of Parquet folders ignore files whose names begin with "_".
@@ -74,6 +74,7 @@ def write_folder(
     write = _write_npz if format == "numpy" else _parquet_writer()
     _check_replaceable(path)
     written: list[dict[str, Any]] = []
+    has_strings = False
     with files.replacing_folder(path) as folder, files.os_errors(path):
         tf.io.gfile.makedirs(folder)
         for number, block in enumerate(blocks):
@@ -83,11 +84,13 @@ def write_folder(
             written.append(
                 {"name": name, "num_keys": len(block.keys), "step": block.step}
             )
+            has_strings = block.strings is not None
         num_keys = sum(one["num_keys"] for one in written)
         meta = {
             "version": _VERSION,
             "format": format,
             **dataclasses.asdict(info),
+            "has_strings": has_strings,
             "num_keys": num_keys,
             "files": written,
         }
@@ -147,7 +150,10 @@ def _columns(block: key_rows.KeyBlock) -> dict[str, Array]:
 
 
 def _write_npz(block: key_rows.KeyBlock, file: IO[bytes]) -> None:
-    np.savez(file, **_columns(block))  # pyright: ignore[reportArgumentType] All values are arrays.
+    strings = (
+        {} if block.strings is None else kept_strings.to_columns(block.strings)
+    )
+    np.savez(file, **_columns(block), **strings)  # pyright: ignore[reportArgumentType] All values are arrays.
 
 
 def _read_meta(path: str) -> dict[str, Any]:
@@ -243,13 +249,17 @@ def _to_block(
         last_steps=columns["last_steps"],
         step=step,
         keys_are=meta["keys_are"],
+        strings=columns["strings"] if meta.get("has_strings") else None,
     )
 
 
 def _read_npz(file: IO[bytes]) -> dict[str, Array]:
     # By default, `np.load` does not unpickle objects, which could run code.
     with np.load(file) as found:
-        return {name: found[name] for name in found.files}
+        columns = {name: found[name] for name in found.files}
+    if "string_splits" in columns:
+        columns["strings"] = kept_strings.from_columns(columns)
+    return columns
 
 
 def _pyarrow() -> Any:
@@ -289,6 +299,10 @@ def _parquet_writer() -> Callable[[key_rows.KeyBlock, IO[bytes]], None]:
                     array, value.shape[1]
                 )
             columns[_SINGULAR.get(name, name)] = array
+        if block.strings is not None:
+            columns["string"] = arrow.array(
+                list(block.strings), type=arrow.large_binary()
+            )
         # Trained rows are barely compressible, so compression would only take
         # time.
         arrow.parquet.write_table(
@@ -311,6 +325,9 @@ def _parquet_reader() -> Callable[[IO[bytes]], dict[str, Array]]:
         found = {}
         for column in table.column_names:
             value = table[column].combine_chunks()
+            if column == "string":
+                found["strings"] = kept_strings.as_objects(value.to_pylist())
+                continue
             flat = value
             shape = [len(value)]
             if arrow.types.is_fixed_size_list(value.type):

@@ -151,7 +151,9 @@ class SampledKeys(NamedTuple):
             return stored_keys.StoredKeys(self.keys)
         keys, kind = key_tensors.read_keys(labels, "labels")
         return stored_keys.StoredKeys(
-            tf.concat([tf.reshape(keys, [-1]), self.keys], axis=0), kind
+            tf.concat([tf.reshape(keys, [-1]), self.keys], axis=0),
+            kind,
+            key_tensors.strings_of(labels),
         )
 
 

@@ -1,7 +1,6 @@
 """`Vocabulary`, which gives access to the keys of one table.
 
-The module also defines the names of a vocabulary's variables. `ShardedNumbers`
-holds the statistics of a vocabulary whose shards count separately.
+The module also defines the names of a vocabulary's variables.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, literals, ops, tf_private
+from tf_layoutmap._core import checks, literals, ops
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import (
     bucket_layout,
@@ -26,89 +25,12 @@ from tf_layoutmap.vocabulary import (
     stored_keys,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP, ShardedNumbers
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
 
 Array = np.ndarray[Any, Any]
-
-# Indices of the step number and of the kind of keys. All other elements of the
-# numbers are counts.
-_STEP, _KIND = 0, 1
-
-
-class ShardedNumbers(tf_private.Trackable):
-    """Counters of several shards, with the interface of one int64 vector.
-
-    Each shard counts all steps. The other counts of a shard include only the
-    keys of the shard. A checkpoint contains the total numbers as one variable,
-    as for a vocabulary with one shard.
-
-    Attributes:
-      copies: One variable `[num_numbers]` int64 per shard.
-      shape: `[num_numbers]`.
-      dtype: int64.
-    """
-
-    dtype = tf.int64
-
-    def __init__(self, copies: list[Any]):
-        """Stores the variables, at least one."""
-        self.copies = copies
-        self.shape = copies[0].shape
-
-    def __getitem__(self, index: int) -> tf.Tensor:
-        """Returns one number as a tensor."""
-        found = tf.stack([one[index] for one in self.copies])
-        return (tf.reduce_max if index in (_STEP, _KIND) else tf.reduce_sum)(
-            found
-        )
-
-    def numpy(self) -> Array:
-        """Returns all numbers."""
-        found = np.stack([one.numpy() for one in self.copies])
-        values = found.sum(0)
-        # The maximum is used, because a step that failed on one server is
-        # already counted on the other servers.
-        values[[_STEP, _KIND]] = found[:, [_STEP, _KIND]].max(0)
-        return values
-
-    def assign(self, values: Any) -> None:
-        """Assigns the total numbers of a vocabulary.
-
-        The step and the kind are assigned to all shards. The counts are
-        assigned to the first shard, and the counts of the other shards are set
-        to 0.
-        """
-        values = tf.cast(values, tf.int64)
-        is_count = tf.range(tf.size(values)) > _KIND
-        uncounted = tf.where(is_count, tf.zeros_like(values), values)
-        for shard, one in enumerate(self.copies):
-            one.assign(uncounted if shard else values)
-
-    def _trackable_children(
-        self, save_type: str = "checkpoint", **kwargs: Any
-    ) -> dict[str, Any]:
-        """Returns the variables of all shards for an exported graph.
-
-        For a checkpoint, the result is empty, because a checkpoint contains the
-        numbers as one variable.
-        """
-        del kwargs
-        return (
-            {}
-            if save_type == "checkpoint"
-            else {str(shard): one for shard, one in enumerate(self.copies)}
-        )
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {
-            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
-        }
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        self.assign(restored[tf_private.VARIABLE_VALUE_KEY])
-
 
 # Names of the vocabulary's variables in checkpoints. These variables are
 # children of the same object as the variables of the table.
@@ -278,11 +200,17 @@ class Vocabulary(sampling.KeyCounts):
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, sorted by row.
 
-        If the ids are strings, the keys are hashes. The strings themselves are
-        not stored.
+        If the ids are strings, the keys are hashes. With `keep_strings=True`,
+        the method returns the strings instead, `[num_keys]` of dtype string.
+
+        Raises:
+          tf.errors.InvalidArgumentError: If the string of a key is not known,
+            because the key is from a file or checkpoint without strings.
         """
         stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
-        return tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
+        keys = tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
+        strings = self._rows.strings
+        return keys if strings is None else strings.require(keys)
 
     def stats(self) -> dict[str, Any]:
         """Returns statistics of the vocabulary.
@@ -307,6 +235,15 @@ class Vocabulary(sampling.KeyCounts):
           - `share_known`: `num_known / num_lookups`; None without lookups.
           - `keys_are`: `"integers"`, `"strings"` or None.
 
+          With `keep_strings=True`, the dict also has these entries:
+
+          - `num_strings`, `num_string_bytes`: strings that are stored, also of
+            evicted keys whose strings are not removed yet, and their length.
+          - `num_collisions`: strings in training steps, `write` and `evict`
+            that differ from the stored string with the same hash.
+          - `collisions`: at most 16 pairs of strings with the same hash: the
+            stored string and the other string, as bytes.
+
         Raises:
           RuntimeError: If the method is called inside a `tf.function`.
         """
@@ -324,6 +261,7 @@ class Vocabulary(sampling.KeyCounts):
             **found,
             "share_known": found["num_known"] / lookups if lookups else None,
             "keys_are": kind,
+            **(self._rows.strings.stats() if self._rows.strings else {}),
         }
 
     def evict(self, keys: Any) -> tf.Tensor:
@@ -333,7 +271,8 @@ class Vocabulary(sampling.KeyCounts):
           keys: Integers or strings, of any shape. Unknown keys are ignored.
 
         Returns:
-          The keys that had a row, `[num_evicted]` int64.
+          The keys that had a row, `[num_evicted]` int64. With
+          `keep_strings=True`, their strings, `[num_evicted]` of dtype string.
 
         Raises:
           TypeError: If `keys` are neither integers nor strings.
@@ -343,7 +282,11 @@ class Vocabulary(sampling.KeyCounts):
         """
         found, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
-            return self._evict_keys(found, expired=False)
+            if self._rows.strings is not None:
+                # The result contains the strings, also if a key is from a
+                # checkpoint without strings.
+                self._rows.strings.keep_input(keys)
+            return self._named(self._evict_keys(found, expired=False))
 
     def evict_expired(self) -> tf.Tensor:
         """Evicts all keys that have expired according to `ttl_steps`.
@@ -353,9 +296,19 @@ class Vocabulary(sampling.KeyCounts):
         evicted.
 
         Returns:
-          The evicted keys, `[num_evicted]` int64, sorted by row.
+          The evicted keys, `[num_evicted]` int64, sorted by row. With
+          `keep_strings=True`, their strings, `[num_evicted]` of dtype string.
+          The element is an empty string if the string of the key is not known;
+          the `strings` that `on_evict` receives contain None instead.
         """
-        return self._evict_keys(tf.zeros([0], tf.int64), expired=True)
+        return self._named(
+            self._evict_keys(tf.zeros([0], tf.int64), expired=True)
+        )
+
+    def _named(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the strings of evicted keys, if the vocabulary keeps them."""
+        strings = self._rows.strings
+        return keys if strings is None else strings.read(keys)[0]
 
     def write(
         self,
@@ -392,7 +345,8 @@ class Vocabulary(sampling.KeyCounts):
         between the blocks.
 
         Args:
-          keys: Integers or strings, `[num_keys]`, without duplicates.
+          keys: Integers, strings or the result of `SampledKeys.ids`,
+            `[num_keys]`, without duplicates.
           rows: Rows of the keys, `[num_keys, dim]`. Values are rounded to the
             dtype of the table. None: known keys keep their rows, and new keys
             get initial values, as in their first step.
@@ -414,8 +368,9 @@ class Vocabulary(sampling.KeyCounts):
         Raises:
           TypeError: If `keys` are neither integers nor strings.
           ValueError: If an argument has the wrong shape, a key occurs twice, a
-            slot variable does not exist, or a value is out of range. In this
-            case, nothing is written.
+            slot variable does not exist, a value is out of range, or the keys
+            of a table with `keep_strings=True` are integers. In this case,
+            nothing is written.
           tf.errors.InvalidArgumentError: Same as for `lookup`.
           RuntimeError: If the method is called inside a `tf.function`.
         """
@@ -503,7 +458,8 @@ class Vocabulary(sampling.KeyCounts):
         the arrays `keys`, `rows`, `counts` and `last_steps`, and an array
         `slot/{name}` for each slot variable. With `format="parquet"`, the file
         `keys-00000.parquet` contains the columns `key`, `row`, `count`,
-        `last_step` and `slot/{name}`.
+        `last_step` and `slot/{name}`. With `keep_strings=True`, the files also
+        contain the strings of the keys: see the guide.
 
         The memory must hold one block. Under `MultiWorkerMirroredStrategy`, all
         processes must call the method, and the first process writes the files.
@@ -549,34 +505,16 @@ class Vocabulary(sampling.KeyCounts):
           takes_step: Whether the vocabulary has no keys, so that it gets the
             step of the block.
         """
-        step = self._step()
-        if takes_step:
-            step = max(step, block.step)
-        last_steps = block.last_steps
-        if last_steps is not None:
-            # The number of steps since the last use does not change.
-            last_steps = np.maximum(
-                np.asarray(last_steps, np.int64) + (step - block.step), 0
-            )
-        checked = key_rows.check_rows(
-            self._rows,
-            self.name,
-            block.keys,
-            block.rows,
-            block.slots,
-            block.counts,
-            last_steps,
-            highest_step=step,
+        checked = key_rows.check_block(
+            self._rows, self.name, block, self._step(), takes_step=takes_step
         )
-        if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
-            checked = dataclasses.replace(checked, kind=key_tensors.STRINGS)
-        if takes_step:
-            checked = dataclasses.replace(checked, step=step)
         return self._write_checked(checked, np.asarray(block.keys))
 
     def _write_checked(
         self, checked: key_rows.RowsToWrite, names: Array
     ) -> key_rows.WrittenKeys:
+        if checked.kind == stored_keys.ANY:
+            checked = dataclasses.replace(checked, kind=self._own_kind())
         # On servers, each shard knows only the kind of its own keys, so the
         # kind is checked before any shard is changed.
         self._check_kind(checked.kind)
@@ -587,10 +525,23 @@ class Vocabulary(sampling.KeyCounts):
         key_rows.check_slots(self._rows, slots, f"table {self.name!r}")
 
     def _step(self) -> int:
-        return int(self._variables[NUMBERS].numpy()[_STEP])
+        return int(self._variables[NUMBERS].numpy()[STEP])
+
+    def _own_kind(self) -> int:
+        """Returns the kind of keys that were read from this vocabulary."""
+        if self._rows.strings is not None:
+            return key_tensors.STRINGS
+        kind = int(self._variables[NUMBERS].numpy()[KIND])
+        if kind not in key_tensors.KINDS:
+            raise ValueError(
+                "Argument `keys` must be integers or strings, because table "
+                f"{self.name!r} has no keys yet. Received: StoredKeys without "
+                "a kind."
+            )
+        return kind
 
     def _keys_are(self) -> str:
-        kind = int(self._variables[NUMBERS].numpy()[_KIND])
+        kind = int(self._variables[NUMBERS].numpy()[KIND])
         return key_tensors.KINDS.get(
             kind, key_tensors.KINDS[key_tensors.INTEGERS]
         )
@@ -669,7 +620,7 @@ class Vocabulary(sampling.KeyCounts):
     def _check_kind(self, kind: int | tf.Tensor) -> list[tf.Operation]:
         if isinstance(kind, int) and kind == stored_keys.ANY:
             return []
-        known = self._variables[NUMBERS][1]
+        known = self._variables[NUMBERS][KIND]
         if not isinstance(kind, int):  # The kind of a packed batch.
             kind = tf.cast(kind, tf.int64)
             return assertions.require(

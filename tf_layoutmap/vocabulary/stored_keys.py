@@ -20,8 +20,12 @@ class StoredKeys(tf.experimental.ExtensionType):
       values: The keys, int64.
       kind: Kind of the ids that are among the keys, one of
         `key_tensors.KINDS`, or 0 if all keys were read from a vocabulary.
+      strings: `[num_strings]` strings whose hashes are among the keys, for
+        tables with `keep_strings=True`, which store them if the keys have a
+        row. None: no strings.
     """
 
     # ExtensionType does not support the operator `|` in annotations.
     values: Union[tf.Tensor, tf.RaggedTensor]  # noqa: UP007
     kind: int = ANY
+    strings: Union[tf.Tensor, None] = None  # noqa: UP007

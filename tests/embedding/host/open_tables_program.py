@@ -7,8 +7,8 @@ for the calls of a TPUEmbedding, or "by token" for the calls of a layer. "write"
 also writes rows by key and exports them. With other values of HOW, the program
 fails and writes the error to OUTPUT.txt: "mixed" enqueues a training step in
 the first process and a forward-only step in the other, "evict" evicts a key,
-"write one" writes a row in the first process only, and "layer" creates a layer
-with an open vocabulary.
+"write one" writes a row in the first process only, "layer" creates a layer with
+an open vocabulary, and "keep strings" creates a vocabulary that keeps strings.
 """
 
 import json
@@ -21,6 +21,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes
+from tests.embedding.host import open_table_cases as cases
 
 tpu = tf.tpu.experimental.embedding
 
@@ -179,6 +180,11 @@ def fail(tpu_embedding, strategy, how, worker):
                 tlm.layers.ShardedEmbedding(
                     tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one"
                 )
+        elif how == "keep strings":
+            with strategy.scope():
+                cases.embedding(
+                    tlm.OpenVocabulary(8, keep_strings=True), tpu.SGD(0.1)
+                )
         else:
             if how == "write one" and worker == 0:
                 tpu_embedding.vocabularies["items"].write([1])
@@ -201,7 +207,7 @@ def main(output, num_steps, how):
     evicted = []
     with strategy.scope():
         tpu_embedding = embedding(evicted.append)
-    if how in ("mixed", "evict", "layer", "write one"):
+    if how in ("mixed", "evict", "layer", "write one", "keep strings"):
         pathlib.Path(f"{output}.txt").write_text(
             fail(tpu_embedding, strategy, how, worker)
         )

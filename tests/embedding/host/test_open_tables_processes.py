@@ -159,6 +159,7 @@ def test_both_processes_write_the_same_rows(run, tmp_path):
         ("evict", "`evict` of a vocabulary must not be called under"),
         ("write one", "Process 1 has written other rows than process 0"),
         ("layer", "an open vocabulary is not supported under Multi"),
+        ("keep strings", "`keep_strings` of tlm.OpenVocabulary must be False"),
     ],
 )
 def test_calls_of_a_single_process_raise(run, how, words):

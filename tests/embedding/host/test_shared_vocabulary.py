@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.deltas.cases import save, tensors
 from tests.embedding.host import open_table_cases as cases
-from tests.reference import shared_vocabulary, vocabulary
 from tf_layoutmap._core import ops
 from tf_layoutmap.partition import FixedShardsPartitioner
 
@@ -580,113 +576,6 @@ def test_a_table_config_can_name_the_owner():
     )
     one.vocabularies["deep"].write([4])
     assert bool(one.vocabularies["wide"].contains(4))
-
-
-KEYS = st.lists(
-    st.one_of(st.integers(-5, 60), st.integers(-(2**60), 2**60)), max_size=30
-)
-
-
-@given(
-    capacity=st.integers(1, 90),
-    num_shards=st.integers(1, 4),
-    program=st.lists(
-        st.tuples(
-            st.sampled_from(
-                ["train", "train", "same", "wide", "deep", "evict", "resize"]
-            ),
-            KEYS,
-            KEYS,
-        ),
-        max_size=6,
-    ),
-)
-@hypothesis_settings(max_examples=25)
-def test_random_programs_match_the_reference(capacity, num_shards, program):
-    """The row of a key counts its updates in one table since its admission."""
-    one, configs = create(
-        capacity,
-        num_shards=num_shards,
-        initializer=tf.zeros_initializer(),
-        optimizers=dict.fromkeys(DIMS, tpu.SGD(1.0)),
-        admission="count",
-        min_count=2,
-    )
-    model = vocabulary.Vocabulary(capacity, admission="count", min_count=2)
-    # The value of each key in each table.
-    values = {name: {} for name in DIMS}
-    step = 0
-
-    def drop_evicted(before):
-        """Removes the values of keys that have lost their row."""
-        for name in DIMS:
-            for key, old in before.items():
-                if model.known.get(key) is not old:
-                    values[name].pop(key, None)
-
-    for number, (kind, first, second) in enumerate(program, 2):
-        before = dict(model.known)
-        if kind in ("train", "same"):
-            step += 1
-            batch = dict(
-                zip(DIMS, (first, first if kind == "same" else second))
-            )
-            inputs = {
-                name: np.array(keys, np.int64) for name, keys in batch.items()
-            }
-            # The owner of the vocabulary is the first table of the reference.
-            model.admit(
-                shared_vocabulary.merge([batch["deep"], batch["wide"]]),
-                step,
-                step,
-            )
-            drop_evicted(before)
-            train(one, inputs["wide"], inputs["deep"], scale=0.0, shift=-1.0)
-            for name, keys in batch.items():
-                for key in keys:
-                    if key in model.known:
-                        values[name][key] = values[name].get(key, 0) + 1
-        elif kind == "evict":
-            unique = list(dict.fromkeys(first))
-            one.vocabularies["wide"].evict(np.array(unique, np.int64))
-            model.evict(unique, step + 1)
-            drop_evicted(before)
-        elif kind == "resize":
-            size = 1 + len(first) + 2 * len(second)
-            one.vocabularies["wide"].resize(size)
-            model.resize(size, step)
-            for name in DIMS:
-                for key in before.keys() - model.known.keys():
-                    values[name].pop(key, None)
-        else:
-            unique = list(dict.fromkeys(first))
-            one.vocabularies[kind].write(
-                np.array(unique, np.int64),
-                np.full([len(unique), DIMS[kind]], number),
-            )
-            found, _ = model.write(unique, step)
-            values[kind].update(
-                (key, number) for key, row in zip(unique, found) if row >= 0
-            )
-        keys = np.array([key for key, *_ in model.export()], np.int64)
-        rows = [row for _, row, *_ in model.export()]
-        for name in DIMS:
-            words = one.vocabularies[name]
-            np.testing.assert_array_equal(words.keys(), keys)
-            np.testing.assert_array_equal(words.lookup(keys), rows)
-            table = cases.rows_of(one.embedding_tables[configs[name]])
-            np.testing.assert_array_equal(
-                table[rows],
-                np.repeat(
-                    np.array(
-                        [values[name].get(key, 0) for key in keys.tolist()],
-                        np.float32,
-                    ).reshape(-1, 1),
-                    DIMS[name],
-                    axis=1,
-                ),
-                f"{name} after {kind}",
-            )
 
 
 @pytest.mark.parametrize(

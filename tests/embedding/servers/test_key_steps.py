@@ -452,6 +452,10 @@ def test_unsupported_vocabulary_calls_raise():
         with pytest.raises(NotImplementedError, match="on_evict.*'words'"):
             cases.embedding({"on_evict": print})
         with pytest.raises(
+            NotImplementedError, match="`keep_strings`.*on the servers.*'words'"
+        ):
+            cases.embedding({"keep_strings": True})
+        with pytest.raises(
             NotImplementedError, match="separate tlm.OpenVocabulary.*'wide'"
         ):
             tlm.TPUEmbedding(

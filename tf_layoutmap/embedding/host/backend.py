@@ -19,13 +19,18 @@ import tensorflow as tf
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
-from tf_layoutmap.embedding.host import changes, multi_process, open_tables
+from tf_layoutmap.embedding.host import (
+    changes,
+    multi_process,
+    open_tables,
+    step_strings,
+)
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +175,8 @@ class HostBackend:
 
     Attributes:
       engine: The engine, or None before `start`.
+      strings: The strings of vocabularies that keep strings, by the name of the
+        table that owns the vocabulary; empty before `start`.
     """
 
     is_on_tpu: ClassVar[bool] = False
@@ -189,7 +196,19 @@ class HostBackend:
         out_of_range: str,
         rounding_seed: int,
     ):
-        """Stores the checked arguments of `TPUEmbedding`."""
+        """Stores the checked arguments of `TPUEmbedding`.
+
+        Raises:
+          NotImplementedError: If there are several processes, and a vocabulary
+            keeps strings.
+        """
+        if strategy_replicas.has_processes:
+            kept_strings.check_supported(
+                spec.vocabulary_settings,
+                "MultiWorkerMirroredStrategy",
+                "the processes exchange the hashes of all keys, and TensorFlow "
+                "has no collective for strings",
+            )
         self._feature_config = feature_config
         self._spec = spec
         self._replicas = strategy_replicas
@@ -205,6 +224,7 @@ class HostBackend:
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         self._changes: changes.Changes | None = None
+        self.strings: dict[str, kept_strings.KeptStrings] = {}
 
     @property
     def variable_device(self) -> str:
@@ -234,6 +254,7 @@ class HostBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
+        self.strings = step_strings.create_stores(self._spec, variables)
         options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
@@ -257,6 +278,7 @@ class HostBackend:
             "is_pipelined": self._is_pipelined,
             "out_of_range": self._out_of_range,
             "rounding_seed": self._rounding_seed,
+            "strings": self.strings,
         }
 
     def resize(self, table: int, capacity: int) -> Any:
@@ -304,6 +326,7 @@ class HostBackend:
         old = [self._variables[one] for one in resized.variables]
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
+        step_strings.use_variables(self.strings, resized.variables)
         for by_name in old:
             open_tables.empty_variables(by_name)
         return resized

@@ -7,7 +7,7 @@ the counters of an engine and its steps in flight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ from tf_layoutmap.embedding.host import open_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 # Names of the counters of a feature, in the order in which the op returns them.
 _FEATURE_COUNTS = (
@@ -241,6 +241,7 @@ class HostEngine:
         first_rows: Sequence[int] = (),
         reports_evicted: bool = True,
         in_processes: bool = False,
+        strings: Mapping[str, kept_strings.KeptStrings] | None = None,
     ):
         """Creates the engine eagerly on the host.
 
@@ -258,6 +259,8 @@ class HostEngine:
           reports_evicted: Whether the engine calls `on_evict` of open
             vocabularies with evicted keys.
           in_processes: Whether other processes run the same steps.
+          strings: The strings of vocabularies that keep strings, by the name
+            of the table that owns the vocabulary.
         """
         self._spec = spec
         self.is_pipelined = is_pipelined
@@ -283,6 +286,7 @@ class HostEngine:
             variables,
             reports_evicted=reports_evicted,
             in_processes=in_processes,
+            strings=strings,
         )
         with tf.device(tables.HOST):
             self._handle = ops.create_host_engine(
@@ -338,6 +342,7 @@ class HostEngine:
                 **self._keys.arguments(inputs),
             )
             self._keys.report_evicted(self._handle, evicted)
+            self._keys.keep_strings(inputs, training)
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
@@ -420,6 +425,7 @@ class HostEngine:
                     **self._keys.arguments(features),
                 )
                 self._keys.report_evicted(engine, evicted)
+                self._keys.keep_strings(features, True)
             else:
                 token = ops.open_step(**arguments, **batch_inputs(features))
         return OpenLookup(engine, {replica: token})

@@ -20,12 +20,14 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.host import step_strings
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing import assertions, checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import (
     evicted,
+    kept_strings,
     key_rows,
     key_tensors,
     state,
@@ -45,6 +47,7 @@ class OpenTables:
         *,
         reports_evicted: bool = True,
         in_processes: bool = False,
+        strings: Mapping[str, kept_strings.KeptStrings] | None = None,
     ):
         """Prepares the arguments of ops for the open tables of `spec`.
 
@@ -55,8 +58,11 @@ class OpenTables:
           reports_evicted: Whether the engine calls `on_evict` with evicted
             keys.
           in_processes: Whether other processes run the same steps.
+          strings: The strings of vocabularies that keep strings, by the name
+            of the table that owns the vocabulary.
         """
         self._spec = spec
+        self._strings = strings or {}
         self._in_processes = in_processes
         open_tables = [
             (number, table)
@@ -121,6 +127,7 @@ class OpenTables:
                         table.optimizer.slots if table.optimizer else ()
                     )
                 ],
+                step_strings.store_of(spec, number, self._strings),
             )
             for number, table in open_tables
             if reports_evicted
@@ -159,6 +166,20 @@ class OpenTables:
             ],
             **self._attrs,
         }
+
+    def keep_strings(
+        self, inputs: Sequence[embedding_inputs.FeatureIds], training: Any
+    ) -> None:
+        """Stores the strings of a step whose keys have got rows.
+
+        The method must be called after `report_evicted`, because it removes
+        strings of evicted keys.
+
+        Args:
+          inputs: Same as for `arguments`.
+          training: Whether the step trains.
+        """
+        step_strings.keep(self._spec, self._strings, inputs, training)
 
     def report_evicted(
         self, engine: tf.Tensor, values: Sequence[tf.Tensor]
@@ -455,8 +476,10 @@ def kind_of_keys(
 
     Raises:
       ValueError: If one feature of the table has integers and another feature
-        has strings.
+        has strings, or if the table keeps strings and an input has none.
     """
+    if spec.tables[table].vocabulary.settings.keep_strings:
+        step_strings.check_inputs(spec, table, inputs)
     features = spec.features
     sharing = open_specs.sharing(spec, table)
     named = [

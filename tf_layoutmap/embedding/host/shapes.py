@@ -261,12 +261,17 @@ class StepShapes:
             shape differs from the declared shape.
         """
         feature = self._spec.features[index]
-        read = (
-            embedding_inputs.read_feature
-            if self._spec.table_of(feature).vocabulary is None
-            else embedding_inputs.read_keys
+        vocabulary = self._spec.table_of(feature).vocabulary
+        inputs = (
+            embedding_inputs.read_feature(feature, value, weight)
+            if vocabulary is None
+            else embedding_inputs.read_keys(
+                feature,
+                value,
+                weight,
+                keeps_strings=vocabulary.settings.keep_strings,
+            )
         )
-        inputs = read(feature, value, weight)
         value = key_tensors.ids_of(value)
         if feature.is_sequence:
             if (

@@ -25,7 +25,7 @@ from tf_layoutmap.embedding.servers import (
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config, open_tables
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
 class ServersBackend:
@@ -57,8 +57,9 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if `on_evict` of a
-            vocabulary is set, or if tables share a vocabulary.
+          NotImplementedError: If `is_pipelined` is True, if `on_evict` or
+            `keep_strings` of a vocabulary is set, or if tables share a
+            vocabulary.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -78,6 +79,12 @@ class ServersBackend:
                 "workers, which cannot call a function of this program. "
                 f"Received: `on_evict` for tables {with_on_evict}."
             )
+        kept_strings.check_supported(
+            spec.vocabulary_settings,
+            "ParameterServerStrategy",
+            "rows are assigned to keys on the servers, which receive only the "
+            "hashes of strings",
+        )
         shared = open_tables.owners_by_name(spec)
         if shared:
             raise NotImplementedError(

@@ -136,6 +136,15 @@ class EmbeddingSpec:
         """Whether a table has an open vocabulary, whose ids are keys."""
         return any(table.vocabulary is not None for table in self.tables)
 
+    @property
+    def vocabulary_settings(self) -> dict[str, Any]:
+        """The `OpenVocabulary` of each table that has one, by table name."""
+        return {
+            table.name: table.vocabulary.settings
+            for table in self.tables
+            if table.vocabulary is not None
+        }
+
     def has_keys(self) -> list[bool]:
         """Returns for each feature whether its ids are keys."""
         return [

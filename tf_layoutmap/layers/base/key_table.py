@@ -188,7 +188,7 @@ class KeyTable:
                 tf.boolean_mask(ids, is_key), splits, validate=False
             )
         if is_stored:
-            ids = stored_keys.StoredKeys(ids, keys.kind)
+            ids = stored_keys.StoredKeys(ids, keys.kind, keys.strings)
         if is_trained and steps.may_be_recorded(marks_variable, None):
             self._access.check_can_train(self.layer_name)
             record_gradients, found = self._access.open(ids, None)

@@ -9,7 +9,7 @@ memory. `save_table` and `load_table` handle one table. `save_tables` and
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +23,19 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
-from tf_layoutmap.vocabulary import bucket_layout, conversion, shared, state
+from tf_layoutmap.vocabulary import (
+    bucket_layout,
+    conversion,
+    kept_strings,
+    shared,
+    state,
+)
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
+
+# Part of the keys of arrays that contain the strings of vocabularies.
+_STRINGS = ".vocabulary_strings."
 
 dtensor = tf.experimental.dtensor
 
@@ -147,11 +156,18 @@ def save_tables(embedding: TPUEmbedding, store: Weights):
     """Writes each variable as one array, independent of its shards.
 
     Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. The key
-    of such a variable ends with its dtype.
+    of such a variable ends with its dtype. The strings of a vocabulary are
+    written as numeric arrays, because Keras files cannot contain strings with
+    zero bytes.
     """
     for key, variable in variables_by_key(embedding).items():
         values = variable.numpy()
         store[key] = values.view(np.uint16) if _is_half(variable) else values
+    for number, strings in enumerate(LayerAccess(embedding).strings()):
+        if strings is not None:
+            texts = strings.all_strings().numpy()
+            for name, values in kept_strings.to_columns(texts).items():
+                store[f"{number}{_STRINGS}{name}"] = values
 
 
 def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
@@ -168,14 +184,15 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
 
     Raises:
       ValueError: If the saved tables differ in number, dtype, optimizer or
-        shape, except in the capacity of an open vocabulary. In this case, no
-        variable is changed.
+        shape, except in the capacity of an open vocabulary, or if saved strings
+        are not valid. In this case, no variable is changed.
     """
     variables = variables_by_key(embedding)
-    if set(store.keys()) != set(variables):
+    saved_keys = {key for key in store.keys() if _STRINGS not in key}
+    if saved_keys != set(variables):
         raise ValueError(
             f"The saved weights of layer {layer!r} must hold "
-            f"{sorted(variables)}. Received: {sorted(store.keys())}."
+            f"{sorted(variables)}. Received: {sorted(saved_keys)}."
         )
     if _OWNERS in variables:
         own, saved = (
@@ -197,6 +214,7 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
                 f"Weight {key!r} of layer {layer!r} must be of shape "
                 f"{tuple(variable.shape)}. Received: {saved}."
             )
+    strings = _read_strings(embedding, store, layer)
     for key, variable in variables.items():
         table, _, name = key.partition(".")
         values = store[key][...]
@@ -207,6 +225,8 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             if _is_half(variable)
             else values
         )
+    for kept, texts in strings:
+        kept.load(tf.constant(list(texts), tf.string))
     LayerAccess(embedding).load_variables()
     for one in moved.values():
         one.warn_if_dropped(layer)
@@ -290,6 +310,37 @@ def _moved_tables(
             bucket_layout.KEYS_PER_BUCKET * saved_buckets + 1,
             moved[owner],
         )
+    return found
+
+
+def _read_strings(
+    embedding: TPUEmbedding, store: Weights, layer: str
+) -> list[tuple[kept_strings.KeptStrings, Sequence[bytes]]]:
+    """Returns the saved strings of each vocabulary that keeps strings.
+
+    If the file contains no strings, the strings of its keys are not known.
+
+    Raises:
+      ValueError: If the saved strings are not valid.
+    """
+    found = []
+    for number, kept in enumerate(LayerAccess(embedding).strings()):
+        if kept is None:
+            continue
+        start = f"{number}{_STRINGS}"
+        columns = {
+            key.removeprefix(start): np.asarray(store[key][...])
+            for key in store.keys()
+            if key.startswith(start)
+        }
+        try:
+            texts = kept_strings.from_columns(columns) if columns else ()
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"The saved strings of layer {layer!r} must be three arrays "
+                f"that belong together. Received: {sorted(columns)} ({error})."
+            ) from None
+        found.append((kept, texts))
     return found
 
 

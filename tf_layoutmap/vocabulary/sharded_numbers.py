@@ -1,0 +1,89 @@
+"""`ShardedNumbers`, the statistics of a vocabulary on several servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import tf_private
+
+Array = np.ndarray[Any, Any]
+
+# Indices of the step number and of the kind of keys. All other elements of the
+# numbers are counts.
+STEP, KIND = 0, 1
+
+
+class ShardedNumbers(tf_private.Trackable):
+    """Counters of several shards, with the interface of one int64 vector.
+
+    Each shard counts all steps. The other counts of a shard include only the
+    keys of the shard. A checkpoint contains the total numbers as one variable,
+    as for a vocabulary with one shard.
+
+    Attributes:
+      copies: One variable `[num_numbers]` int64 per shard.
+      shape: `[num_numbers]`.
+      dtype: int64.
+    """
+
+    dtype = tf.int64
+
+    def __init__(self, copies: list[Any]):
+        """Stores the variables, at least one."""
+        self.copies = copies
+        self.shape = copies[0].shape
+
+    def __getitem__(self, index: int) -> tf.Tensor:
+        """Returns one number as a tensor."""
+        found = tf.stack([one[index] for one in self.copies])
+        return (tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum)(
+            found
+        )
+
+    def numpy(self) -> Array:
+        """Returns all numbers."""
+        found = np.stack([one.numpy() for one in self.copies])
+        values = found.sum(0)
+        # The maximum is used, because a step that failed on one server is
+        # already counted on the other servers.
+        values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)
+        return values
+
+    def assign(self, values: Any) -> None:
+        """Assigns the total numbers of a vocabulary.
+
+        The step and the kind are assigned to all shards. The counts are
+        assigned to the first shard, and the counts of the other shards are set
+        to 0.
+        """
+        values = tf.cast(values, tf.int64)
+        is_count = tf.range(tf.size(values)) > KIND
+        uncounted = tf.where(is_count, tf.zeros_like(values), values)
+        for shard, one in enumerate(self.copies):
+            one.assign(uncounted if shard else values)
+
+    def _trackable_children(
+        self, save_type: str = "checkpoint", **kwargs: Any
+    ) -> dict[str, Any]:
+        """Returns the variables of all shards for an exported graph.
+
+        For a checkpoint, the result is empty, because a checkpoint contains the
+        numbers as one variable.
+        """
+        del kwargs
+        return (
+            {}
+            if save_type == "checkpoint"
+            else {str(shard): one for shard, one in enumerate(self.copies)}
+        )
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {
+            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
+        }
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+        self.assign(restored[tf_private.VARIABLE_VALUE_KEY])
