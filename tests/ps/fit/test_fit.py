@@ -176,10 +176,16 @@ def test_unsupported_backup_frequency_raises_in_tf_keras(found):
     )
 
 
-def test_two_workers_train_uneven_datasets_while_workers_restart(tmp_path):
+@pytest.mark.parametrize(
+    "steps_per_execution",
+    [1, pytest.param(4, marks=pytest.mark.exhaustive)],
+)
+def test_two_workers_train_uneven_datasets_while_workers_restart(
+    tmp_path, steps_per_execution
+):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
-        cluster.train(module="tests.ps.fit.two_workers")
+        cluster.train(steps_per_execution, module="tests.ps.fit.two_workers")
         cluster.wait_for("UNEVEN", 120)
         for _ in range(3):
             time.sleep(dice.uniform(0.2, 1))

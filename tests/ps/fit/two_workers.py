@@ -1,6 +1,6 @@
 """Runs `fit` with two workers; test_fit.py starts and restarts them.
 
-python -m tests.ps.fit.two_workers FOLDER
+python -m tests.ps.fit.two_workers FOLDER [STEPS_PER_EXECUTION]
 
 Prints a line of JSON when the file FOLDER/stop exists.
 """
@@ -22,7 +22,7 @@ SIZES = (2, 9)
 NUM_EPOCHS = 2
 
 
-def model(strategy):
+def model(strategy, steps_per_execution):
     with strategy.scope():
         inputs = {"a": keras.Input([1], dtype="int64", name="a")}
         layer = tlm.layers.TPUEmbedding(
@@ -42,6 +42,7 @@ def model(strategy):
             "sgd",
             loss=lambda y, x: keras.ops.sum(x, axis=1),
             metrics=[keras.metrics.MeanSquaredError()],
+            steps_per_execution=steps_per_execution,
         )
     return built, layer
 
@@ -92,9 +93,9 @@ class Counts(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def main(folder: pathlib.Path):
+def main(folder: pathlib.Path, steps_per_execution: int):
     strategy = tlm.ps.connect()
-    built, layer = model(strategy)
+    built, layer = model(strategy, steps_per_execution)
     counts = Counts()
     built.fit(
         tlm.ps.Datasets(uneven),
@@ -132,4 +133,7 @@ def main(folder: pathlib.Path):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(
+        pathlib.Path(sys.argv[1]),
+        int(sys.argv[2]) if len(sys.argv) > 2 else 1,
+    )
