@@ -355,11 +355,16 @@ class EmbeddingCore(LayerBase):
         """Checks that the current strategy can train the table.
 
         Raises:
-          RuntimeError: If there are several replicas.
+          RuntimeError: If there are several replicas. If the layer has an open
+            vocabulary, `MultiWorkerMirroredStrategy` is supported.
           NotImplementedError: If the layer has a constraint that is not
             supported on parameter servers.
         """
-        check_one_replica(self.name)
+        if self._key_table is None or not isinstance(
+            tf.distribute.get_strategy(),
+            tf.distribute.MultiWorkerMirroredStrategy,
+        ):
+            check_one_replica(self.name)
         if self.optimizer and self.embeddings_constraint is not None:
             check_constraint_supported(self.name)
 
