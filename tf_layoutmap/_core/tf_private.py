@@ -417,6 +417,8 @@ def variable_partitioner_of(strategy: Any) -> Any:
 # collectives.
 all_to_all = _private("ops.collective_ops", "all_to_all_v2")
 all_gather = _private("ops.collective_ops", "all_gather_v2")
+broadcast_send = _private("ops.collective_ops", "broadcast_send_v2")
+broadcast_recv = _private("ops.collective_ops", "broadcast_recv_v2")
 for _name in ("_next_instance_key", "_get_ordering_token"):
     _private(
         "distribute.cross_device_utils", f"CollectiveReplicaLauncher.{_name}"
@@ -437,6 +439,29 @@ if (
 def host_collectives_of(strategy: Any) -> Any:
     """Returns the launcher of collectives for the host of this process."""
     return getattr(strategy.extended, _HOST_COLLECTIVES)._launchers[0]
+
+
+CollectiveKeys = _private("distribute.cross_device_utils", "CollectiveKeys")
+CollectiveReplicaLauncher = _private(
+    "distribute.cross_device_utils", "CollectiveReplicaLauncher"
+)
+
+
+def separate_launcher(launcher: Any, group_key: int) -> Any:
+    """Returns a launcher for the same device and processes, with other keys.
+
+    Args:
+      launcher: A launcher of a strategy.
+      group_key: Key that no other launcher of this process has.
+    """
+    keys = CollectiveKeys(group_key)
+    return CollectiveReplicaLauncher(
+        keys.get_group_key([launcher._device]),
+        launcher._group_size,
+        keys,
+        launcher._device,
+        launcher._options,
+    )
 
 
 def device_of_collectives(launcher: Any) -> str:

@@ -287,7 +287,7 @@ class EngineBackend(Backend, Protocol):
           The `EngineChanges`.
 
         Raises:
-          NotImplementedError: If several processes train the tables.
+          NotImplementedError: If the tables are on parameter servers.
         """
         ...
 

@@ -30,7 +30,7 @@ from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
-from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.embedding.table_access import LayerAccess, TableAccess
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.serving import report
@@ -404,11 +404,18 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     ) -> Any:
         """Looks up activations with TensorFlow's own ops, outside of steps.
 
-        See `serving_embedding_lookup`.
+        See `serving_embedding_lookup`. If tables are sharded over processes,
+        all processes must make the call together, inside `strategy.run` in a
+        `tf.function`.
         """
         stand_in = report.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
+        if LayerAccess(self).is_divided:
+            return tf.nest.pack_sequence_as(
+                self._state.feature_config,
+                LayerAccess(self).look_up(features, weights),
+            )
         return serving.serving_embedding_lookup(
             features,
             weights,

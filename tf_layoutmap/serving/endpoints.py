@@ -19,6 +19,7 @@ from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving import signatures, stored_tables, subjects
+from tf_layoutmap.serving import sources as table_sources
 from tf_layoutmap.serving.report import ExportReport
 from tf_layoutmap.serving.sources import Source
 from tf_layoutmap.serving.stored_variable import StoredVariable
@@ -107,11 +108,7 @@ def _check_no_direct_reads(sources: Sequence[Source]) -> None:
         external for external, _ in tf.compat.v1.get_default_graph().captures
     ]
     for source in sources:
-        variable = source.variable()
-        handles = [
-            variable.handle,
-            *(shard.handle for shard in getattr(variable, "variables", ())),
-        ]
+        handles = table_sources.handles_of(source.variable())
         if any(one is handle for one in captured for handle in handles):
             raise ValueError(
                 f"Table {source.name!r} must not be read other than by "

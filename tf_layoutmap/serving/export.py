@@ -6,6 +6,8 @@ unchanged.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +20,7 @@ from tf_layoutmap.embedding.deltas.writer import DeltaWriter
 from tf_layoutmap.serving import (
     delta_state,
     endpoints,
+    several_processes,
     stored_tables,
     subjects,
 )
@@ -174,6 +177,11 @@ def export(
         `tlm.update_export` can then apply the deltas that the writer writes
         after the export. Deltas do not change other tables and variables.
 
+    If tables are sharded over processes, or `deltas` is a writer of several
+    processes, all processes must call the function together with the same
+    arguments. The first process writes the SavedModel. All processes read the
+    rows block by block, so that no process holds a complete table.
+
     Returns:
       A report that can be printed. The report contains the bytes and errors of
       each table, and the metrics.
@@ -196,7 +204,99 @@ def export(
     # all changes that the export does not contain.
     position = None if deltas is None else deltas._position()
     holders = subjects.holders_of(model_or_embedding)
-    kinds = _kinds(rows, holders)
+    group = several_processes.processes_of(holders, deltas)
+    if group is not None and dataset is not None:
+        raise NotImplementedError(
+            "Argument `dataset` must be None if several processes export "
+            "together, because lookups would need all processes. Received: "
+            f"{dataset!r}. Load the SavedModel to evaluate it."
+        )
+    with (
+        contextlib.nullcontext()
+        if group is None
+        else group.failing_together("tlm.export")
+    ):
+        prepared = _prepare(
+            model_or_embedding,
+            path,
+            holders,
+            _kinds(rows, holders),
+            fuse,
+            input_signature,
+            dataset,
+            deltas,
+        )
+
+    def save(blocks: Sequence[Blocks]) -> int:
+        with files.replacing_folder(path) as folder:
+            write_saved_model(
+                prepared.module,
+                prepared.signatures,
+                folder,
+                list(zip(prepared.variables, blocks)),
+            )
+            if deltas is not None and position is not None:
+                deltas._check_position(position)
+                delta_state.write(
+                    folder, deltas, position, holders, prepared.tables
+                )
+        return saved_model_bytes(path)
+
+    num_bytes = (
+        save(prepared.blocks)
+        if group is None
+        else several_processes.write(
+            group, save, prepared.module, prepared.signatures, prepared.blocks
+        )
+    )
+    reports = {}
+    for index, measured in enumerate(prepared.blocks):
+        reports.update(
+            zip(prepared.placed.tables_of(index), measured.reports())
+        )
+    report = ExportReport(
+        path,
+        tuple(reports[table] for table in range(len(reports))),
+        len(prepared.variables),
+        num_bytes,
+    )
+    if dataset is None:
+        return report
+    return endpoints.compared_metrics(report, model_or_embedding, dataset)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Prepared:
+    """An export before it is written.
+
+    Attributes:
+      module: Module with the variables and functions.
+      signatures: Same as for `tf.saved_model.save`.
+      placed: Places of the tables in the variables.
+      variables: Variables of `module` that hold tables.
+      blocks: Blocks of each variable.
+      tables: The stored tables.
+    """
+
+    module: tf.Module
+    signatures: dict[str, Any]
+    placed: stored_tables.Plan
+    variables: list[StoredVariable]
+    blocks: list[MeasuredBlocks]
+    tables: list[StoredTable]
+
+
+def _prepare(
+    model_or_embedding: Any,
+    path: str,
+    holders: Sequence[subjects.Holder],
+    kinds: Sequence[str],
+    fuse: bool,
+    input_signature: Any,
+    dataset: Any,
+    deltas: DeltaWriter | None,
+) -> _Prepared:
+    """Checks the arguments of `export`, and traces the functions."""
     sources = [source for holder in holders for source in holder.sources]
     placed = stored_tables.make_plan(
         [
@@ -255,25 +355,7 @@ def export(
         model_or_embedding, holders
     )
     module.resources = subjects.resources_of(model_or_embedding)
-    with files.replacing_folder(path) as folder:
-        write_saved_model(
-            module, signatures, folder, list(zip(variables, blocks))
-        )
-        if deltas is not None and position is not None:
-            deltas._check_position(position)
-            delta_state.write(folder, deltas, position, holders, tables)
-    reports = {}
-    for index, measured in enumerate(blocks):
-        reports.update(zip(placed.tables_of(index), measured.reports()))
-    report = ExportReport(
-        path,
-        tuple(reports[table] for table in range(len(sources))),
-        len(variables),
-        saved_model_bytes(path),
-    )
-    if dataset is None:
-        return report
-    return endpoints.compared_metrics(report, model_or_embedding, dataset)
+    return _Prepared(module, signatures, placed, variables, blocks, tables)
 
 
 def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:

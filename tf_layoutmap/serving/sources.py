@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -30,7 +31,8 @@ class Source:
       dim: Number of columns.
       dtype: Name of the dtype of the rows.
       variable: Function that returns the variable with the rows: a
-        `tf.Variable`, a `ShardedVariable`, or a variable on a mesh.
+        `tf.Variable`, a `ShardedVariable`, a variable on a mesh, or a table
+        that is sharded over processes.
       aliases: Objects that identify the table in `rows=`.
     """
 
@@ -42,18 +44,36 @@ class Source:
     aliases: tuple[object, ...] = ()
 
     def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields all rows in order, in blocks `[rows of the block, dim]`."""
+        """Yields all rows in order, in blocks `[rows of the block, dim]`.
+
+        If the table is sharded over processes, all processes must iterate over
+        the complete result together.
+        """
         variable = self.variable()
         shape = [self.num_rows, self.dim]
         row_bytes = self.dim * tf.as_dtype(self.dtype).size
         most = max(
             1, BLOCK_BYTES // row_bytes, -(-self.num_rows // _MOST_BLOCKS)
         )
+        if isinstance(variable, DividedTable):
+            for rows in variable.blocks(most):
+                yield rows.numpy()
+            return
         for shard in _shards(variable, shape):
             size = shard.shape[0]
             for start in range(0, size, most):
                 with tf.device("CPU:0"):
                     yield shard[start : min(start + most, size)].numpy()
+
+
+def handles_of(variable: Any) -> list[tf.Tensor]:
+    """Returns the handles of all variables that hold rows of a table."""
+    if isinstance(variable, DividedTable):
+        return [variable.block.handle]
+    return [
+        variable.handle,
+        *(shard.handle for shard in getattr(variable, "variables", ())),
+    ]
 
 
 def _shards(variable: Any, shape: list[int]) -> list[Any]:

@@ -50,7 +50,6 @@ def holders_of(one: Any) -> list[Holder]:
     Raises:
       TypeError: If the model contains no holder.
       RuntimeError: If tables are on a TPU.
-      NotImplementedError: If tables are sharded over processes.
       ValueError: If a layer is not built.
     """
     parts = layers_of(one) if is_layer(one) else [one]
@@ -135,14 +134,6 @@ def _holder_of_embedding(embedding: TPUEmbedding, name: str) -> Holder:
     tables = embedding.embedding_tables
     access = LayerAccess(embedding)
     spec = access.spec
-    if access.is_divided:
-        raise NotImplementedError(
-            "Argument `model_or_embedding` must have all rows of its tables in "
-            f"this process. Received: {name!r}, whose tables "
-            f"{[one.name for one in spec.tables]} are sharded over processes. "
-            "Save a checkpoint, restore it in one process or with "
-            'over_processes="copied", and export there.'
-        )
     sources = tuple(
         Source(
             table.name,

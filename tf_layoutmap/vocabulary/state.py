@@ -265,7 +265,7 @@ class Vocabulary(sampling.KeyCounts):
         }
 
     def evict(self, keys: Any) -> tf.Tensor:
-        """Evicts keys, so that other keys can get their rows.
+        """Evicts keys. All processes of a strategy must call it together.
 
         Args:
           keys: Integers or strings, of any shape. Unknown keys are ignored.

@@ -19,6 +19,9 @@ from tests import processes
 
 tpu = tf.tpu.experimental.embedding
 
+# Variable with the learning rate.
+RATES = []
+
 
 def valid_features():
     return {
@@ -69,6 +72,17 @@ def lookup_outside_of_a_step(embedding, strategy, worker, folder):
     embedding(valid_features())
 
 
+def equal_rates(embedding, strategy, worker, folder):
+    RATES[0].assign(0.25)
+    step(embedding, strategy, valid_features())
+
+
+def other_rate(embedding, strategy, worker, folder):
+    """The learning rate differs in process 1."""
+    RATES[0].assign(0.5 if worker else 0.25)
+    step(embedding, strategy, valid_features())
+
+
 def calls_in_two_functions(embedding, strategy, worker, folder):
     tf.function(lambda: strategy.run(embedding.enqueue, (valid_features(),)))()
     tf.function(lambda: strategy.run(embedding.dequeue))()
@@ -88,6 +102,7 @@ def main(folder, case):
     folder = pathlib.Path(folder)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    RATES.append(tf.Variable(1.0))
     words = tpu.TableConfig(5, 2, tf.ones_initializer(), name="words")
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
@@ -95,7 +110,9 @@ def main(folder, case):
                 "dense": tpu.FeatureConfig(words),
                 "ragged": tpu.FeatureConfig(words),
             },
-            tpu.SGD(0.5),
+            tpu.SGD(lambda: RATES[0].read_value())
+            if case.endswith(("rate", "rates"))
+            else tpu.SGD(0.5),
             over_processes="sharded",
         )
     path = folder / f"{worker}.txt"

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.embedding.host import multi_process_program as plan
-from tf_layoutmap.embedding.divided import tables
+from tf_layoutmap.embedding.divided import group, tables
 
 
 def own_rows(embedding):
@@ -45,7 +45,7 @@ def main(folder, num_steps, how, order, dies_before=None):
     if how == "by token":
         # With these small limits, each table is gathered in several blocks and
         # saved in several files.
-        tables._CHUNK, tables.PART_BYTES = 8, 64
+        group._CHUNK, tables.PART_BYTES = 8, 64
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     if (folder / "restart.index").exists():
         checkpoint.read(str(folder / "restart")).assert_consumed()

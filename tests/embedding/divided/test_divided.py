@@ -188,7 +188,13 @@ def test_a_process_ends_after_its_peer_and_a_restart_resumes(start, tmp_path):
         ),
         (
             "lookup_outside_of_a_step",
-            "Table 'words' is sharded over processes",
+            "`call` must be called inside `strategy.run`",
+        ),
+        ("equal_rates", "trained"),
+        (
+            "other_rate",
+            "It returned 0.25 in process 0 and 0.5 in process 1 for table "
+            "words",
         ),
         ("calls_in_two_functions", "must be made in one tf.function"),
     ],

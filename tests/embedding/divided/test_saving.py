@@ -36,10 +36,13 @@ class CountingTable:
             tf.Variable(self.values[: row_partition.sizes[0]]),
             row_partition,
             0,
-            lambda table: self._gather(row_partition, rows_at_once),
+            self,
         )
+        self._rows_at_once = rows_at_once
 
-    def _gather(self, row_partition, rows_at_once):
+    def gather(self, table):
+        """Yields all rows, as `RowTransfer.gather`."""
+        row_partition, rows_at_once = table.row_partition, self._rows_at_once
         for begin in range(0, max(row_partition.sizes), rows_at_once):
             for shard, size in enumerate(row_partition.sizes):
                 first = row_partition.offsets[shard] + begin

@@ -18,6 +18,9 @@ from tests import processes
 
 tpu = tf.tpu.experimental.embedding
 
+# Variable with the learning rate.
+RATES = []
+
 
 def bad_id(embedding, worker, folder):
     """Returns an out-of-range id for the second sample of process 1."""
@@ -57,9 +60,19 @@ def restore_in_both(embedding, worker, folder):
     }
 
 
+def other_rate(embedding, worker, folder):
+    """The learning rate differs in process 1."""
+    RATES[0].assign(0.5 if worker else 0.25)
+    return {
+        "dense": tf.constant([[0, 1], [2, 3]]),
+        "ragged": tf.ragged.constant([[0], [1, 2]]),
+    }
+
+
 def main(output, case):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    RATES.append(tf.Variable(0.5))
     words = tpu.TableConfig(5, 2, tf.ones_initializer(), name="words")
     with strategy.scope():
         embedding = tlm.TPUEmbedding(
@@ -67,7 +80,7 @@ def main(output, case):
                 "dense": tpu.FeatureConfig(words),
                 "ragged": tpu.FeatureConfig(words),
             },
-            tpu.SGD(0.5),
+            tpu.SGD(lambda: RATES[0].read_value()),
         )
 
     @tf.function

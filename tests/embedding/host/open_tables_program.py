@@ -4,11 +4,14 @@
 
 Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
 for the calls of a TPUEmbedding, or "by token" for the calls of a layer. "write"
-also writes rows by key and exports them. With other values of HOW, the program
-fails and writes the error to OUTPUT.txt: "mixed" enqueues a training step in
-the first process and a forward-only step in the other, "evict" evicts a key,
-"write one" writes a row in the first process only, "layer" creates a layer with
-an open vocabulary, and "keep strings" creates a vocabulary that keeps strings.
+also writes rows by key and exports them, and "manage" evicts keys and resizes
+tables. With other values of HOW, the program fails and writes the error to
+OUTPUT.txt: "mixed" enqueues a training step in the first process and a
+forward-only step in the other, "write one" writes a row in the first process
+only, "keep strings" creates a vocabulary that keeps strings, "evict other" and
+"resize other" pass other arguments in each process, "evict in a function"
+evicts a key in a `tf.function`, and "failing evict" and "failing resize" evict
+keys with an `on_evict` that raises an error.
 """
 
 import json
@@ -22,10 +25,21 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import processes
 from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 tpu = tf.tpu.experimental.embedding
 
 NUM_WORKERS = 2
+
+# Values of HOW whose first call fails.
+FAILING = (
+    "mixed",
+    "write one",
+    "keep strings",
+    "evict other",
+    "resize other",
+    "evict in a function",
+)
 
 
 def embedding(on_evict=None):
@@ -125,6 +139,24 @@ def train_step(tpu_embedding, strategy, how="in order"):
     )
 
 
+def manage(tpu_embedding, number):
+    """Evicts keys or resizes tables; returns whether tables were resized."""
+    items, names = (
+        tpu_embedding.vocabularies[one] for one in ("items", "names")
+    )
+    if number == 3:
+        keys = items.keys().numpy()
+        assert len(items.evict([*keys[::3], 10**9])) == len(keys[::3])
+    if number in (4, 6):
+        assert len(names.evict(StoredKeys(names.keys()[:7]))) == 7
+        assert not len(names.evict_expired())
+    if number == 5:
+        assert items.resize(24).num_dropped > 0
+        assert names.resize(16).num_dropped > 0
+        return True
+    return False
+
+
 def write(tpu_embedding, number):
     """Writes rows of both tables."""
     rng = np.random.default_rng(number)
@@ -173,18 +205,18 @@ def contents(tpu_embedding):
 def fail(tpu_embedding, strategy, how, worker):
     """Returns the error of a call that only one process makes."""
     try:
-        if how == "evict":
-            tpu_embedding.vocabularies["items"].evict([1])
-        elif how == "layer":
-            with strategy.scope():
-                tlm.layers.ShardedEmbedding(
-                    tlm.OpenVocabulary(8), 2, optimizer="adagrad", name="one"
-                )
-        elif how == "keep strings":
+        if how == "keep strings":
             with strategy.scope():
                 cases.embedding(
                     tlm.OpenVocabulary(8, keep_strings=True), tpu.SGD(0.1)
                 )
+        items = tpu_embedding.vocabularies["items"]
+        if how == "evict other":
+            items.evict([1, worker])
+        elif how == "resize other":
+            items.resize(24 + 8 * worker)
+        elif how == "evict in a function":
+            tf.function(lambda: items.evict([1]))()
         else:
             if how == "write one" and worker == 0:
                 tpu_embedding.vocabularies["items"].write([1])
@@ -196,30 +228,90 @@ def fail(tpu_embedding, strategy, how, worker):
                     )
                 )
             )()
-    except (NotImplementedError, tf.errors.InvalidArgumentError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        tf.errors.InvalidArgumentError,
+    ) as error:
         return str(error)
     return "nothing"
+
+
+class OnEvict:
+    """An `on_evict` that can raise errors.
+
+    Attributes:
+      keys: All keys that were evicted.
+      fails: Whether calls raise errors.
+    """
+
+    def __init__(self):
+        self.keys = [0]
+        self.fails = False
+
+    def __call__(self, evicted):
+        if self.fails:
+            raise OSError("disk full")
+        self.keys.extend(evicted.keys)
+
+
+def fail_on_evict(tpu_embedding, on_evict, how, step):
+    """Returns the error of `on_evict`, after which a further call succeeds."""
+    for number in range(3):
+        step(number)
+    names = tpu_embedding.vocabularies["names"]
+    calls = {
+        "failing evict": lambda: names.evict(StoredKeys(names.keys()[::2])),
+        "failing resize": lambda: names.resize(16),
+    }
+    before, on_evict.fails = contents(tpu_embedding), True
+    found = "no error"
+    try:
+        calls[how]()
+    except (OSError, RuntimeError) as error:
+        found = f"{type(error).__name__}: {error}"
+    after, on_evict.fails = contents(tpu_embedding), False
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    step(3)
+    calls[how]()
+    return found
 
 
 def main(output, num_steps, how):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    evicted = []
+    on_evict = OnEvict()
     with strategy.scope():
-        tpu_embedding = embedding(evicted.append)
-    if how in ("mixed", "evict", "layer", "write one", "keep strings"):
+        tpu_embedding = embedding(on_evict)
+    if how.startswith("failing"):
+        tpu_embedding.build()
+        step = train_step(tpu_embedding, strategy)
+        pathlib.Path(f"{output}.txt").write_text(
+            fail_on_evict(
+                tpu_embedding,
+                on_evict,
+                how,
+                lambda number: step(*batch(number, worker)),
+            )
+        )
+    elif how in FAILING:
         pathlib.Path(f"{output}.txt").write_text(
             fail(tpu_embedding, strategy, how, worker)
         )
+    if how.startswith("failing") or how in FAILING:
         output = pathlib.Path(output)
         processes.stay_until_written(output.parent, "[01].txt")
         return
     writes = how == "write"
     tpu_embedding.build()
-    step = train_step(tpu_embedding, strategy, "in order" if writes else how)
+    step_kind = "in order" if how in ("write", "manage") else how
+    step = train_step(tpu_embedding, strategy, step_kind)
     for number in range(int(num_steps)):
         if writes:
             write(tpu_embedding, number)
+        if how == "manage" and manage(tpu_embedding, number):
+            step = train_step(tpu_embedding, strategy, step_kind)
         activations = step(*batch(number, worker))
     if writes:
         # The folder is written by the first process only.
@@ -228,7 +320,7 @@ def main(output, num_steps, how):
         )
     np.savez(
         output,
-        evicted_keys=np.concatenate([[0], *(one.keys for one in evicted)]),
+        evicted_keys=on_evict.keys,
         **contents(tpu_embedding),
         **{
             f"activation/{name}": one.numpy()

@@ -101,6 +101,11 @@ def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
             "Process 0 has restored 0 times, process 1 1 times.",
         ),
         ("restore_in_both", "trained"),
+        (
+            "other_rate",
+            "It returned 0.25 in process 0 and 0.5 in process 1 for table "
+            "words",
+        ),
     ],
 )
 def test_an_error_names_the_process(start, tmp_path, case, words):

@@ -31,17 +31,19 @@ def run(tmp_path):
     return run
 
 
-def train_here(num_replicas, how="in order", *, writes=False):
+def train_here(num_replicas, how="in order", *, writes=False, manages=False):
     """Trains in one process and returns all variables and results."""
     strategy = strategies.mirrored(num_replicas)
-    evicted = []
+    on_evict = program.OnEvict()
     with strategy.scope():
-        embedding = program.embedding(evicted.append)
+        embedding = program.embedding(on_evict)
     embedding.build()
     step = program.train_step(embedding, strategy, how)
     for number in range(NUM_STEPS):
         if writes:
             program.write(embedding, number)
+        if manages and program.manage(embedding, number):
+            step = program.train_step(embedding, strategy, how)
         batches = [
             program.batch(number, replica)
             for replica in range(program.NUM_WORKERS)
@@ -78,7 +80,7 @@ def train_here(num_replicas, how="in order", *, writes=False):
             }
             for replica in range(num_replicas)
         ],
-        np.concatenate([[0], *(one.keys for one in evicted)]),
+        np.array(on_evict.keys),
     )
 
 
@@ -152,13 +154,38 @@ def test_both_processes_write_the_same_rows(run, tmp_path):
 
 
 @pytest.mark.slow
+def test_both_processes_evict_and_resize_like_one_replica(run):
+    found = [dict(np.load(f"{output}.npz")) for output in run("manage")]
+    expected, _, evicted_keys = train_here(1, manages=True)
+    assert expected["items/parameters"].shape[0] < 40
+    for values in found:
+        check_same(values, expected)
+    # Only the first process reports evicted keys.
+    np.testing.assert_array_equal(found[0]["evicted_keys"], evicted_keys)
+    assert found[1]["evicted_keys"].tolist() == [0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["failing evict", "failing resize"])
+def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
+    """The program checks that the first call changes no variable."""
+    first, second = (
+        pathlib.Path(f"{output}.txt").read_text() for output in run(how)
+    )
+    assert first == "OSError: disk full"
+    assert second.startswith(f"RuntimeError: `{how.split()[1]}` of table")
+    assert "failed in process 0: OSError: disk full" in second
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words"),
     [
         ("mixed", "Process 0 has true, process 1 false."),
-        ("evict", "`evict` of a vocabulary must not be called under"),
         ("write one", "Process 1 has written other rows than process 0"),
-        ("layer", "an open vocabulary is not supported under Multi"),
+        ("evict other", "The keys in `evict` of table 'items' must be equal"),
+        ("resize other", "Received: 24 in process 0, 32 in process 1."),
+        ("evict in a function", "must be called outside tf.function under"),
         ("keep strings", "`keep_strings` of tlm.OpenVocabulary must be False"),
     ],
 )

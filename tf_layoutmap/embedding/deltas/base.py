@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
 from tf_layoutmap.serving_deltas.chain import Delta
 from tf_layoutmap.vocabulary import state
@@ -144,6 +146,57 @@ def read_variable(
         value = _apply_delta(
             value, tf.train.load_checkpoint(delta.tensors), table, name
         )
+    return value
+
+
+def read_own_rows(
+    prefix: str,
+    key: str,
+    deltas: Sequence[Delta],
+    names: tuple[str, str],
+    own: DividedTable,
+) -> Array:
+    """Returns the rows of this process after all deltas are applied.
+
+    Args:
+      prefix: Prefix of the base.
+      key: Key of the variable's tensor in the base.
+      deltas: The deltas, in the order in which they were written.
+      names: Names of the table and of the variable in the deltas.
+      own: The sharded table or slot variable.
+
+    Raises:
+      ValueError: If the variable cannot be read.
+    """
+    table, name = names
+    rows = own.rows
+    if own.dtype in tf_private.SLICEABLE_DTYPES:
+        try:
+            with tf.device("CPU:0"):
+                (value,) = tf.raw_ops.RestoreV2(
+                    prefix=prefix,
+                    tensor_names=[key],
+                    shape_and_slices=[own.slice_spec(rows.start, len(rows))],
+                    dtypes=[own.dtype],
+                )
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"Reading tensor {key!r} from the base failed; the file was "
+                f"truncated or modified: {error}."
+            ) from None
+        value = np.array(value.numpy())
+    else:
+        value = np.array(
+            read_tensor(open_checkpoint(prefix), key)[rows.start : rows.stop]
+        )
+    for delta in deltas:
+        reader = tf.train.load_checkpoint(delta.tensors)
+        changed = reader.get_tensor(f"{table}/{ROWS}")
+        is_own = (changed >= rows.start) & (changed < rows.stop)
+        if is_own.any():
+            value[changed[is_own] - rows.start] = reader.get_tensor(
+                f"{table}/{name}"
+            )[is_own]
     return value
 
 

@@ -1,29 +1,29 @@
 """`DeltaWriter`: writes the changes of tables since a checkpoint as deltas.
 
-`WatchedTables` records the changes of one or several embeddings. `write_files`
-writes the files of one delta.
+`watched.py` records the changes of one or several embeddings. `write_files`
+writes the files of one delta, and `parts.py` the files of a delta that several
+processes write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, files
+from tf_layoutmap._core import files
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import mark
-from tf_layoutmap.embedding.deltas.mark import Table
-from tf_layoutmap.embedding.spec import open_tables
-from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.embedding.deltas import mark, parts, watched
+from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import checkpoint_files, state
@@ -32,142 +32,6 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding
 
 Array = np.ndarray[Any, Any]
-
-
-def embeddings_of(embedding: Any) -> list[Any]:
-    """Returns the `tlm.TPUEmbedding` objects in a writer's first argument.
-
-    Raises:
-      TypeError: If `embedding` contains another object.
-      ValueError: If an embedding occurs twice, or `embedding` is an empty list.
-      RuntimeError: If an embedding is not built, or is on a TPU.
-    """
-    given = embedding if isinstance(embedding, list | tuple) else [embedding]
-    found: list[Any] = []
-    for one in given:
-        inner = getattr(one, "embedding", one)
-        if not isinstance(inner, TableAccess):
-            raise TypeError(
-                checks.message(
-                    "embedding",
-                    "a tlm.TPUEmbedding, a tlm.layers.TPUEmbedding, a "
-                    "tlm.layers.ShardedEmbedding with an open vocabulary, or a "
-                    "list of them",
-                    embedding,
-                )
-            )
-        if any(inner is other for other in found):
-            raise ValueError(
-                checks.message(
-                    "embedding", "a list without duplicates", embedding
-                )
-            )
-        inner._state.require_host("DeltaWriter")
-        found.append(inner)
-    if not found:
-        raise ValueError(
-            checks.message("embedding", "at least one embedding", embedding)
-        )
-    return found
-
-
-class WatchedTables:
-    """Record of the rows that are written to the tables of embeddings.
-
-    Attributes:
-      has_several_embeddings: Whether more than one embedding is recorded.
-      tables: Tables by name. The names are the names of the tables in a delta.
-        If there are several embeddings, the prefix of the embedding precedes
-        the name of the table.
-    """
-
-    def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
-        """Starts to record, and invalidates earlier records.
-
-        Args:
-          embeddings: Return value of `embeddings_of`.
-          prefixes: Prefix of each embedding in the base.
-        """
-        self._prefixes = list(zip(embeddings, prefixes, strict=True))
-        self.has_several_embeddings = len(embeddings) > 1
-        self.tables: dict[str, Table] = {}
-        self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
-        for one, prefix in zip(embeddings, prefixes, strict=True):
-            label = prefix if self.has_several_embeddings else ""
-            for table, by_name in one._variables.items():
-                self.tables[label + table] = Table(table, prefix, by_name)
-            backend = cast(
-                EngineBackend, one._state.require_host("DeltaWriter")
-            )
-            self._parts.append((backend, backend.watch_changes(), label))
-        self._num_replaced = self._count_replaced()
-
-    def check_can_serve(self) -> None:
-        """Checks that deltas can be applied to served models.
-
-        Raises:
-          NotImplementedError: If tables share a vocabulary. A served model
-            replaces a key and its row together, and each of these tables would
-            need a separate copy of the keys.
-        """
-        for one, _ in self._prefixes:
-            shared = open_tables.owners_by_name(one._state.spec)
-            if shared:
-                raise NotImplementedError(
-                    "Deltas of served models do not support tables that share "
-                    "a vocabulary. Export the complete model again, or use "
-                    "a separate tlm.OpenVocabulary for each table. Received: "
-                    "tables that share the vocabulary of another table, "
-                    f"{shared}."
-                )
-
-    def prefix_of(self, embedding: Any) -> str | None:
-        """Returns the prefix of an embedding in the base.
-
-        Returns None if the changes of the embedding are not recorded.
-        """
-        for one, prefix in self._prefixes:
-            if one is embedding:
-                return prefix
-        return None
-
-    def flush(self) -> None:
-        """Applies the pending pipelined updates."""
-        for backend, _, _ in self._parts:
-            backend.flush()
-
-    def check_replaced(self) -> bool:
-        """Returns whether all rows may have changed since the last call."""
-        before, self._num_replaced = (
-            self._num_replaced,
-            self._count_replaced(),
-        )
-        return before != self._num_replaced
-
-    def take(self, also: Mapping[str, Array], found: dict[str, Any]) -> None:
-        """Copies the rows that were written since the last call.
-
-        Args:
-          also: Additional rows to copy, by table.
-          found: Dict to which the changes of each table are added. If the copy
-            of an embedding raises an error, the dict still contains the changes
-            of all embeddings that were copied earlier.
-
-        Raises:
-          RuntimeError: See `EngineChanges.take`.
-        """
-        for _, changes, label in self._parts:
-            own = {
-                table.removeprefix(label): rows
-                for table, rows in also.items()
-                if table.startswith(label)
-            }
-            found.update(
-                {label + table: one for table, one in changes.take(own).items()}
-            )
-
-    def _count_replaced(self) -> int:
-        return sum(changes.num_replaced for _, changes, _ in self._parts)
 
 
 class DeltaWriter:
@@ -205,6 +69,13 @@ class DeltaWriter:
     The writer automatically records all rows that steps, evictions and restores
     change. If user code assigns values to a table, the next call of `write`
     must be `write(compare=True)`.
+
+    Under `MultiWorkerMirroredStrategy`, all processes create the writer and
+    call its methods together. The directory and the base must be on a file
+    system that all processes share. If tables are sharded over processes, each
+    process writes the rows that it owns. If each process has all tables, the
+    first process writes the delta. With `write(wait=False)`, the delta appears
+    in the directory during the next call of `write` or `finish`.
 
     An embedding can have only one writer at a time. After a program creates
     another writer, the method `write` of the earlier writer raises an error.
@@ -247,17 +118,37 @@ class DeltaWriter:
             The constructor also raises this error if the directory contains
             deltas of another base, deltas of other tables, or a truncated or
             modified delta.
-          RuntimeError: If the embedding is not built, or is on a TPU.
-          NotImplementedError: If the strategy has several processes.
+          RuntimeError: If the embedding is not built, or is on a TPU, or if the
+            constructor has failed in another process.
         """
         self._directory = os.fspath(directory)
-        self._identifier = uuid.uuid4().hex
         self._base = checkpoint_files.prefix_of(base)
-        embeddings = embeddings_of(embedding)
-        self._fingerprint = chain.fingerprint(self._base)
-        prefixes = [
-            base_file.find_prefix(self._base, one, root) for one in embeddings
-        ]
+        embeddings = watched.embeddings_of(embedding)
+        # The processes of the strategy, or None if there is one process.
+        self._processes = watched.processes_of(embeddings)
+        with self._failing_together():
+            if self._processes is None or self._processes.is_first:
+                self._prepare_files()
+        self._identifier = uuid.uuid4().hex
+        if self._processes is not None:
+            self._identifier = self._processes.gather_texts(self._identifier)[0]
+        self._thread = futures.ThreadPoolExecutor(
+            1, thread_name_prefix="tlm-deltas"
+        )
+        # Waits for the delta that is being written, and returns it.
+        self._writing: Callable[[], Delta] | None = None
+        # Rows that the next delta must contain in addition to the recorded
+        # rows, by table.
+        self._extra_rows: dict[str, Array] = {}
+        # The sketch and the training step of each table at the last delta.
+        self._sketches: dict[str, Array] = {}
+        self._steps: dict[str, int] = {}
+        with self._failing_together():
+            self._read_files(embeddings, root)
+
+    def _prepare_files(self) -> None:
+        """Creates the directory, and flushes the base to disk."""
+        chain.fingerprint(self._base)
         for path in (
             *checkpoint_files.data_files(self._base),
             f"{self._base}.index",
@@ -265,18 +156,15 @@ class DeltaWriter:
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
         remove_leftovers(self._directory)
+
+    def _read_files(self, embeddings: Sequence[Any], root: object) -> None:
+        """Compares the tables with the base and existing deltas."""
+        self._fingerprint = chain.fingerprint(self._base)
+        prefixes = [
+            base_file.find_prefix(self._base, one, root) for one in embeddings
+        ]
         self._deltas = chain.read_deltas(self._directory, self._base)
-        self._thread = futures.ThreadPoolExecutor(
-            1, thread_name_prefix="tlm-deltas"
-        )
-        self._writing: futures.Future[Delta] | None = None
-        # Rows that the next delta must contain in addition to the recorded
-        # rows, by table.
-        self._extra_rows: dict[str, Array] = {}
-        # The sketch and the training step of each table at the last delta.
-        self._sketches: dict[str, Array] = {}
-        self._steps: dict[str, int] = {}
-        self._watched = WatchedTables(embeddings, prefixes)
+        self._watched = watched.WatchedTables(embeddings, prefixes)
         self._prefix = (
             "" if self._watched.has_several_embeddings else prefixes[0]
         )
@@ -288,6 +176,12 @@ class DeltaWriter:
                 self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
             if state.SKETCH in one.variables:
                 self._sketches[table] = self._stored(table, state.SKETCH)
+
+    def _failing_together(self) -> Any:
+        """Returns a context that raises errors in all processes."""
+        if self._processes is None:
+            return contextlib.nullcontext()
+        return self._processes.failing_together("tlm.DeltaWriter")
 
     @property
     def deltas(self) -> list[Delta]:
@@ -323,27 +217,39 @@ class DeltaWriter:
           RuntimeError: If another writer has been created for the embedding, or
             a vocabulary was resized. After a resize, create a new base and a
             new writer.
-          OSError: If the delta cannot be written.
+          OSError: If the delta cannot be written, or another process has
+            failed.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
         self.finish()
+        found: dict[str, Any] = {}
+        if self._processes is None:
+            self._take(found, compare)
+            self._writing = self._thread.submit(self._write, found).result
+        else:
+            error = None
+            try:
+                self._take(found, compare)
+            except Exception as caught:
+                error = caught
+            self._writing = self._write_part(found, error)
+        return self.finish() if wait else None
+
+    def _take(self, found: dict[str, Any], compare: bool) -> None:
+        """Copies the changed rows into a dict, by table."""
         self._watched.flush()
         if self._watched.check_replaced() or compare:
             # `tlm.prune_deltas` may have merged the deltas.
             self._deltas = chain.read_deltas(self._directory, self._base)
             self._compare()
-        found: dict[str, Any] = {}
         try:
             self._watched.take(self._extra_rows, found)
         finally:
-            # `_write` clears `_extra_rows` after it has written these rows to
-            # disk.
+            # `_record` clears `_extra_rows` after these rows are on disk.
             self._extra_rows.update(
                 {table: one.rows for table, one in found.items()}
             )
-        self._writing = self._thread.submit(self._write, found)
-        return self.finish() if wait else None
 
     def finish(self) -> Delta | None:
         """Waits until the background thread has written the delta.
@@ -356,7 +262,7 @@ class DeltaWriter:
             contains the rows of the failed delta.
         """
         writing, self._writing = self._writing, None
-        return None if writing is None else writing.result()
+        return None if writing is None else writing()
 
     def mark_export(self, path: str | os.PathLike[str]) -> None:
         """Enables deltas for a SavedModel that contains the current tables.
@@ -376,11 +282,21 @@ class DeltaWriter:
           ValueError: If the SavedModel does not contain exactly one variable
             that is bitwise equal to the rows of a table, or to the keys of its
             open vocabulary.
-          NotImplementedError: If tables share an open vocabulary.
+          NotImplementedError: If tables share an open vocabulary, or are
+            sharded over processes.
           RuntimeError: If another thread writes a delta during the call.
           OSError: If the file cannot be written.
         """
         self._check_can_serve()
+        sharded = [
+            table for table, one in self._watched.is_sharded().items() if one
+        ]
+        if sharded:
+            raise NotImplementedError(
+                "`mark_export` does not support tables that are sharded over "
+                "processes, because `model.export` cannot write them. Use "
+                f"tlm.export(..., deltas=writer). Received: tables {sharded}."
+            )
         position = self._position()
         tables = mark.find_tables(os.fspath(path), self._watched.tables)
         self._check_position(position)
@@ -403,6 +319,9 @@ class DeltaWriter:
           OSError: If the thread could not write the delta.
         """
         self.finish()
+        return self._last_position()
+
+    def _last_position(self) -> Position:
         return Position(
             self._fingerprint,
             chain.last_sequence(self._deltas),
@@ -427,47 +346,103 @@ class DeltaWriter:
             )
 
     def _write(self, found: Mapping[str, Any]) -> Delta:
-        tensors: dict[str, Any] = {}
-        tables: dict[str, dict[str, Any]] = {}
-        sketches, steps = {}, {}
+        contents = self._contents(found)
+        return self._record(
+            write_files(
+                self._next_path(),
+                {
+                    f"{table}/{name}": value
+                    for table, by_name in contents.tensors.items()
+                    for name, value in by_name.items()
+                },
+                lambda of_files: self._meta(contents, of_files),
+            ),
+            contents,
+        )
+
+    def _write_part(
+        self, found: Mapping[str, Any], error: Exception | None
+    ) -> Callable[[], Delta]:
+        """Starts to write the part of this process.
+
+        Returns:
+          A function that waits for all processes, and returns the delta.
+        """
+        assert self._processes is not None
+        delta = parts.ProcessesDelta(
+            self._processes,
+            self._next_path(),
+            staging_path(self._next_path()),
+            self._last_position(),
+            found,
+            self._watched.is_sharded(),
+            error,
+        )
+        contents = self._contents(found)
+        tensors = {}
+        for table, by_name in contents.tensors.items():
+            contents.tables[table]["num_rows"] = delta.num_rows(table)
+            for name, value in by_name.items():
+                part = delta.tensors_of(table, name, value)
+                if part is not None:
+                    tensors[f"{table}/{name}"] = part
+        wait = self._thread.submit(delta.write_part, tensors).result
+        return lambda: self._record(
+            delta.finish(wait, lambda of_files: self._meta(contents, of_files)),
+            contents,
+        )
+
+    def _next_path(self) -> str:
+        sequence = chain.last_sequence(self._deltas) + 1
+        return os.path.join(self._directory, chain.directory_name(sequence))
+
+    def _contents(self, found: Mapping[str, Any]) -> _Contents:
+        """Returns the tensors and the descriptions of all tables."""
+        contents = _Contents({}, {}, {}, {})
         for table, one in found.items():
-            tables[table] = {
+            contents.tables[table] = {
                 "num_rows": len(one.rows),
                 "variables": [*one.values, *one.whole],
             }
             if self._watched.has_several_embeddings:
                 of_base = self._watched.tables[table]
-                tables[table].update(table=of_base.name, prefix=of_base.prefix)
+                contents.tables[table].update(
+                    table=of_base.name, prefix=of_base.prefix
+                )
             if state.NUMBERS in one.whole:
-                steps[table] = int(one.whole[state.NUMBERS][0])
-                tables[table].update(
-                    from_step=self._steps[table], to_step=steps[table]
+                contents.steps[table] = int(one.whole[state.NUMBERS][0])
+                contents.tables[table].update(
+                    from_step=self._steps[table], to_step=contents.steps[table]
                 )
-            parts = {base_file.ROWS: one.rows, **one.values, **one.whole}
-            if state.SKETCH in parts:
-                sketches[table] = parts[state.SKETCH]
-                parts.update(
-                    _changed_cells(self._sketches[table], sketches[table])
+            tensors = {base_file.ROWS: one.rows, **one.values, **one.whole}
+            if state.SKETCH in tensors:
+                contents.sketches[table] = tensors[state.SKETCH]
+                tensors.update(
+                    _changed_cells(
+                        self._sketches[table], contents.sketches[table]
+                    )
                 )
-            tensors.update(
-                {f"{table}/{name}": value for name, value in parts.items()}
-            )
-        sequence = chain.last_sequence(self._deltas) + 1
-        delta = write_files(
-            os.path.join(self._directory, chain.directory_name(sequence)),
-            tensors,
-            lambda of_files: Meta(
-                sequence,
-                self._fingerprint,
-                self._prefix,
-                self._deltas[-1].meta.link if self._deltas else "",
-                tables,
-                of_files,
-                writers=(self._identifier,),
-            ),
+            contents.tensors[table] = tensors
+        return contents
+
+    def _meta(
+        self, contents: _Contents, of_files: dict[str, dict[str, Any]]
+    ) -> Meta:
+        return Meta(
+            chain.last_sequence(self._deltas) + 1,
+            self._fingerprint,
+            self._prefix,
+            self._deltas[-1].meta.link if self._deltas else "",
+            contents.tables,
+            of_files,
+            writers=(self._identifier,),
         )
+
+    def _record(self, delta: Delta, contents: _Contents) -> Delta:
+        """Records that a delta is complete."""
         self._deltas.append(delta)
-        self._sketches, self._steps, self._extra_rows = sketches, steps, {}
+        self._sketches, self._steps = contents.sketches, contents.steps
+        self._extra_rows = {}
         return delta
 
     def _compare(self) -> None:
@@ -475,11 +450,29 @@ class DeltaWriter:
         for table, one in self._watched.tables.items():
             rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
             rows += [
-                base_file.differing_rows(self._stored(table, name), variable)
+                self._differing_rows(table, name, variable)
                 for name, variable in one.variables.items()
                 if base_file.has_rows(name)
             ]
             self._extra_rows[table] = np.unique(np.concatenate(rows))
+
+    def _differing_rows(self, table: str, name: str, variable: Any) -> Array:
+        """Returns the rows of this process that differ from the files."""
+        if not isinstance(variable, DividedTable):
+            return base_file.differing_rows(self._stored(table, name), variable)
+        if not variable.rows:
+            return np.zeros([0], np.int64)
+        stored = base_file.read_own_rows(
+            self._base,
+            self._key_of(table, name),
+            self._deltas,
+            (table, name),
+            variable,
+        )
+        return (
+            base_file.differing_rows(stored, variable.block)
+            + variable.rows.start
+        )
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
         """Raises a ValueError if existing deltas contain other tables."""
@@ -493,17 +486,37 @@ class DeltaWriter:
 
     def _stored(self, table: str, name: str) -> Array:
         """Reads the value of a variable from the base and the deltas."""
-        of_base = self._watched.tables[table]
-        key = of_base.prefix + checkpointing.key_of(
-            base_file.ATTRIBUTE, of_base.name, name
-        )
         return base_file.read_variable(
             base_file.open_checkpoint(self._base),
-            key,
+            self._key_of(table, name),
             self._deltas,
             table,
             name,
         )
+
+    def _key_of(self, table: str, name: str) -> str:
+        """Returns the key of a variable's tensor in the base."""
+        of_base = self._watched.tables[table]
+        return of_base.prefix + checkpointing.key_of(
+            base_file.ATTRIBUTE, of_base.name, name
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Contents:
+    """The contents of a delta, without its files.
+
+    Attributes:
+      tensors: Tensors of each table, by name.
+      tables: Attribute `tables` of the `Meta` of the delta.
+      sketches: The sketch of each table with a sketch.
+      steps: The training step of each table with an open vocabulary.
+    """
+
+    tensors: dict[str, dict[str, Array]]
+    tables: dict[str, dict[str, Any]]
+    sketches: dict[str, Array]
+    steps: dict[str, int]
 
 
 def _changed_cells(before: Array, after: Array) -> dict[str, Array]:

@@ -15,9 +15,10 @@ replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
@@ -25,7 +26,13 @@ from tf_layoutmap.embedding import replicas
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import step_exchange
 from tf_layoutmap.embedding.divided import tables as divided_tables
-from tf_layoutmap.embedding.host import engine, multi_process
+from tf_layoutmap.embedding.divided.group import Group
+from tf_layoutmap.embedding.host import (
+    changes,
+    engine,
+    multi_process,
+    process_checks,
+)
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.spec import config
@@ -51,7 +58,7 @@ class DividedEngine(HostEngine):
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        group: divided_tables.Group,
+        group: Group,
         *,
         out_of_range: str,
         rounding_seed: int,
@@ -94,6 +101,10 @@ class DividedEngine(HostEngine):
         local_spec = _local_spec(
             spec, local_variables, gradient_order.features()
         )
+        self._own_rows = {
+            one.name: table.rows for one, table in zip(spec.tables, rows)
+        }
+        self._local_variables = local_variables
         super().__init__(
             local_spec,
             local_variables,
@@ -138,15 +149,21 @@ class DividedEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of this replica and of other processes.
-
-        All processes use the hyperparameters of the last replica.
-        """
-        received, last = self._exchange.send_gradients(
+        """Applies the gradients of this replica and of other processes."""
+        received = self._exchange.send_gradients(
             self._steps.take_dequeued(), gradients, hyperparameters
         )
-        for other, local_gradients in enumerate(received):
-            super().apply(other, local_gradients, last)
+        with tf.control_dependencies(
+            self._check_rates([vectors for _, vectors in received])
+        ):
+            for other, (local_gradients, vectors) in enumerate(received):
+                super().apply(other, local_gradients, vectors)
+
+    def _check_rates(
+        self, hyperparameters: Sequence[Sequence[tf.Tensor]]
+    ) -> list[tf.Operation]:
+        """Returns a check that all processes have the same learning rates."""
+        return process_checks.check_rates(self._spec, hyperparameters, 1)
 
     def open(self, replica: int, features: engine.StepInputs) -> DividedLookup:
         """Opens the lookups of this replica and of other processes."""
@@ -175,10 +192,10 @@ class DividedEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
-        received, _ = self._exchange.send_gradients(lookup.step, gradients, [])
+        received = self._exchange.send_gradients(lookup.step, gradients, [])
         marks = [
             super(DividedEngine, self).follow(other, opened, local_gradients)
-            for other, (opened, local_gradients) in enumerate(
+            for other, (opened, (local_gradients, _)) in enumerate(
                 zip(lookup.opened, received)
             )
         ]
@@ -193,20 +210,30 @@ class DividedEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients that the marks of all replicas represent.
-
-        All processes use the hyperparameters of the last replica.
-        """
+        """Applies the gradients that the marks of all replicas represent."""
         local_values = tf.concat([tf.reshape(marks, [-1]), *hyperparameters], 0)
         gathered = self._group.all_gather(local_values[tf.newaxis])
         size = int(marks.shape.num_elements())
-        last = step_exchange.split_vector(
-            gathered[-1, size:], [one.shape for one in hyperparameters]
-        )
-        for other in range(self._group.size):
-            super().apply_followed(
-                other, tf.reshape(gathered[other, :size], marks.shape), last
+        vectors = [
+            step_exchange.split_vector(
+                gathered[other, size:], [one.shape for one in hyperparameters]
             )
+            for other in range(self._group.size)
+        ]
+        with tf.control_dependencies(self._check_rates(vectors)):
+            for other in range(self._group.size):
+                super().apply_followed(
+                    other,
+                    tf.reshape(gathered[other, :size], marks.shape),
+                    vectors[other],
+                )
+
+    def watch_changes(self) -> ShardChanges:
+        """Starts to record which rows of this process are written."""
+        return ShardChanges(
+            changes.Changes(self._spec, self._local_variables, self._handle),
+            self._own_rows,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of this process."""
@@ -216,6 +243,53 @@ class DividedEngine(HostEngine):
         # the result does not contain the counts of the engine.
         del counts["features"]
         return counts
+
+
+class ShardChanges:
+    """A recorder of the rows that are written to the shards of this process.
+
+    Rows are numbered by their index in the unsharded table.
+    """
+
+    def __init__(self, shards: changes.Changes, rows: Mapping[str, range]):
+        """Creates the recorder.
+
+        Args:
+          shards: Recorder of the shards, which numbers the local rows.
+          rows: Rows of this process, by table.
+        """
+        self._shards = shards
+        self._rows = rows
+
+    @property
+    def num_replaced(self) -> int:
+        """Number of times that all values may have been replaced."""
+        return self._shards.num_replaced
+
+    @num_replaced.setter
+    def num_replaced(self, count: int):
+        self._shards.num_replaced = count
+
+    def take(
+        self, also: Mapping[str, np.ndarray[Any, Any]]
+    ) -> dict[str, changes.TableChanges]:
+        """Copies the rows written since the last call; see `EngineChanges`.
+
+        Args:
+          also: Additional rows of this process to copy, by table.
+        """
+        found = self._shards.take(
+            {
+                table: rows - self._rows[table].start
+                for table, rows in also.items()
+            }
+        )
+        return {
+            table: dataclasses.replace(
+                one, rows=one.rows + self._rows[table].start
+            )
+            for table, one in found.items()
+        }
 
 
 def _local_spec(
@@ -294,9 +368,9 @@ class DividedBackend(HostBackend):
             rounding_seed=rounding_seed,
         )
         self._order = order
-        self._group = divided_tables.Group(strategy_replicas.strategy)
+        self._owners = Group(strategy_replicas.strategy)
         self._tables = divided_tables.DividedTables(
-            self._group, strategy_replicas.strategy
+            self._owners, strategy_replicas.strategy
         )
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
@@ -309,7 +383,7 @@ class DividedBackend(HostBackend):
         self.engine = DividedEngine(
             self._shapes.fix_spec(),
             variables,
-            self._group,
+            self._owners,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
             order=self._order,
@@ -325,7 +399,14 @@ class DividedBackend(HostBackend):
             )
         )
 
+    def watch_changes(self) -> Any:
+        """Starts to record which rows of this process are written."""
+        assert isinstance(self.engine, DividedEngine)
+        self._changes = self.engine.watch_changes()
+        return self._changes
+
     def note_restore(self) -> None:
         """Counts a restore. All processes must restore the same checkpoints."""
+        self._count_replacement()
         assert isinstance(self.engine, DividedEngine)
         self.engine.restores.add_one()

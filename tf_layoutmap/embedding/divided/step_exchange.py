@@ -28,9 +28,9 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import steps
 from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.divided import tables as divided_tables
+from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.host import engine, multi_process
+from tf_layoutmap.embedding.host import engine, multi_process, process_checks
 from tf_layoutmap.embedding.spec import config
 
 
@@ -354,7 +354,7 @@ class StepExchange:
         spec: config.EmbeddingSpec,
         local_spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        group: divided_tables.Group,
+        group: Group,
         order: Order,
         *,
         out_of_range: str,
@@ -452,7 +452,7 @@ class StepExchange:
             ),
             [group.size, 3 + 4 * group.size],
         )
-        checks = multi_process.check_restores(heads[:, 1], 1)
+        checks = process_checks.check_restores(heads[:, 1], 1)
         check = _check_errors(group, heads[:, 2] > 0, exchange_plan.error)
         with tf.control_dependencies([*checks, check]):
             sizes = tf.reshape(heads[:, 3:], [group.size, group.size, 4])
@@ -523,7 +523,7 @@ class StepExchange:
         step: Step,
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
-    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+    ) -> list[tuple[list[tf.Tensor], list[tf.Tensor]]]:
         """Sends gradients to the owners of the rows that were looked up.
 
         Args:
@@ -534,9 +534,8 @@ class StepExchange:
             gradients.
 
         Returns:
-          A tuple of two elements: the gradients for the rows of this process,
-          by sending process and feature, and the hyperparameters of the last
-          replica.
+          For each sending process, a tuple of two elements: the gradients for
+          the rows of this process, one per feature, and the hyperparameters.
         """
         with tf.device(embedding_tables.HOST):
             values, sizes = self._order.values(step, gradients)
@@ -549,27 +548,27 @@ class StepExchange:
         first = num_head + self._order.num_skipped()
         spec = self._local_spec
         dims = [spec.table_of(one).dim for one in spec.features]
-        gradients_of_processes = [
-            [
-                tf.reshape(rows, [-1, dim])
-                for rows, dim in zip(
-                    tf.split(
-                        one[first:],
-                        num_samples * tf.constant(dims, tf.int64),
-                        num=len(dims),
-                    ),
-                    dims,
-                )
-            ]
+        return [
+            (
+                [
+                    tf.reshape(rows, [-1, dim])
+                    for rows, dim in zip(
+                        tf.split(
+                            one[first:],
+                            num_samples * tf.constant(dims, tf.int64),
+                            num=len(dims),
+                        ),
+                        dims,
+                    )
+                ],
+                split_vector(one[:num_head], shapes),
+            )
             for one, num_samples in zip(received, step.num_samples)
         ]
-        return gradients_of_processes, split_vector(
-            received[-1][:num_head], shapes
-        )
 
 
 def _check_errors(
-    group: divided_tables.Group, is_bad: tf.Tensor, error: tf.Tensor
+    group: Group, is_bad: tf.Tensor, error: tf.Tensor
 ) -> tf.Tensor:
     """Raises an error in all processes if one process has an error."""
 

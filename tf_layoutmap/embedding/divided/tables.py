@@ -1,10 +1,6 @@
-"""Tables that are sharded over processes, with collectives and checkpoints.
+"""Tables that are sharded over processes, with their checkpoints.
 
-In each process, `DividedTable` holds the rows of one shard. `Group` exchanges
-vectors of unequal sizes between the processes. `Group` uses TensorFlow's
-collectives, which are not part of the public strategy API. The all-to-all
-collective requires blocks of equal size. Therefore `Group` pads all blocks to
-the size of the largest block, and its callers exchange the sizes first.
+In each process, `DividedTable` holds the rows of one shard.
 
 `save` writes a checkpoint without holding all rows in memory. TensorFlow's
 saver reads the values of all tensors before it writes the first tensor.
@@ -21,114 +17,20 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import partition
 from tf_layoutmap._core import paths, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.divided.group import Group, RowTransfer
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import checkpoint_files
-
-# Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, the other processes detect the closed
-# connection before the timeout.
-TIMEOUT_SECONDS = 600
-
-_INT32 = (tf.uint32, tf.int32)
-
-
-class Group:
-    """The processes of a `MultiWorkerMirroredStrategy`.
-
-    Attributes:
-      size: Number of processes.
-      rank: Index of this process.
-    """
-
-    def __init__(self, strategy: Any):
-        """Reads the processes of a strategy in cross-replica context.
-
-        Raises:
-          NotImplementedError: If a process has several replicas.
-        """
-        self._launcher = tf_private.host_collectives_of(strategy)
-        self.size = int(strategy.num_replicas_in_sync)
-        if len(strategy.extended.worker_devices) != 1:
-            raise NotImplementedError(
-                'Argument `over_processes` must be "copied" if a process has '
-                "several devices, because a process that owns a shard must "
-                'have one replica. Received: "sharded" with the devices '
-                f"{strategy.extended.worker_devices}."
-            )
-        # Strategies do not have an attribute for the index of the process.
-        self.rank = int(
-            strategy.run(
-                lambda: (
-                    tf.distribute.get_replica_context().replica_id_in_sync_group
-                )
-            )
-        )
-
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensors of all processes, concatenated along axis 0.
-
-        Args:
-          tensor: Tensor of this process. All processes must pass tensors with
-            the same shape.
-        """
-        launcher = self._launcher
-        with tf.device(tf_private.device_of_collectives(launcher)):
-            return tf_private.all_gather(
-                tensor,
-                timeout=TIMEOUT_SECONDS,
-                **tf_private.collective_arguments(launcher),
-            )
-
-    def exchange(
-        self,
-        blocks: Sequence[tf.Tensor],
-        sizes: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Sends a block to each process, and returns the received blocks.
-
-        Args:
-          blocks: One vector of float32, int32 or uint32 for each receiving
-            process.
-          sizes: `[size, size]` int64 sizes of the blocks by sender and
-            receiver. The tensor must be equal in all processes.
-
-        Returns:
-          The block that this process has received from each process.
-        """
-        dtype = blocks[0].dtype
-        largest = tf.maximum(tf.reduce_max(sizes), 1)
-        padded = tf.stack(
-            [
-                tf.pad(
-                    tf.bitcast(one, tf.int32) if dtype in _INT32 else one,
-                    [[0, largest - tf.size(one, tf.int64)]],
-                )
-                for one in blocks
-            ]
-        )
-        launcher = self._launcher
-        with tf.device(tf_private.device_of_collectives(launcher)):
-            received = tf_private.all_to_all(
-                padded,
-                timeout=TIMEOUT_SECONDS,
-                **tf_private.collective_arguments(launcher),
-            )
-        received = tf.ensure_shape(received, [self.size, None])
-        return [
-            tf.bitcast(received[other, : sizes[other, self.rank]], dtype)
-            for other in range(self.size)
-        ]
-
 
 # Number of bytes that the first process collects in memory before it writes a
 # file. The value is small because the C library does not return all of this
@@ -381,12 +283,6 @@ def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
     return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
 
 
-# Number of float32 values (1 MiB) that each process sends to the first process
-# at a time. The first process would not return the memory of much larger blocks
-# to the system.
-_CHUNK = 2**18
-
-
 class DividedTable(tf_private.Trackable):
     """A table or a slot variable that is sharded over processes.
 
@@ -412,7 +308,7 @@ class DividedTable(tf_private.Trackable):
         block: Any,
         row_partition: partition.RowPartition,
         rank: int,
-        gather: Callable[[Any], Iterator[tuple[int, tf.Tensor]]],
+        transfer: RowTransfer,
     ):
         """Creates the table from the variable of this process.
 
@@ -421,8 +317,7 @@ class DividedTable(tf_private.Trackable):
           block: Variable with the rows of this process.
           row_partition: Assignment of rows to processes.
           rank: Index of this process.
-          gather: Function that implements the method `gather`. The argument of
-            the function is the table.
+          transfer: Transfer of rows between the processes.
         """
         self.name = name
         self.shape = tf.TensorShape(
@@ -437,7 +332,8 @@ class DividedTable(tf_private.Trackable):
         )
         self.rows = range(first, first + size)
         self.block = block
-        self._gather = gather
+        self._rank = rank
+        self._transfer = transfer
         self._restored_rows: _Rows | None = None
 
     def __repr__(self) -> str:
@@ -446,27 +342,122 @@ class DividedTable(tf_private.Trackable):
             f"dtype={self.dtype.name} rows={self.rows}>"
         )
 
-    def numpy(self) -> Any:
-        """Raises an error, because no process has all rows of the table.
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Returns all rows, in all processes.
+
+        All processes must call this method together, outside of `tf.function`.
+        Each process requires memory for the unsharded table. `blocks` requires
+        the memory of one block.
+
+        Raises:
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        self._require_eager("numpy")
+        found = np.empty(
+            [self.row_partition.num_rows, known_size(self.block, 1)],
+            self.dtype.as_numpy_dtype,
+        )
+        for first, rows in self._transfer.gather_everywhere(self):
+            found[first : first + known_size(rows, 0)] = rows.numpy()
+        return found
+
+    def blocks(self, rows_at_once: int | None = None) -> Iterator[tf.Tensor]:
+        """Yields all rows in order, in all processes.
+
+        All processes must call this method together, outside of `tf.function`,
+        and must iterate over the complete result.
+
+        Args:
+          rows_at_once: Maximum number of rows of a block, equal in all
+            processes. By default, a block has at most 1 MiB of float32 values.
+
+        Yields:
+          Consecutive rows, `[rows, dim]`. A block contains rows of one process.
+
+        Raises:
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        self._require_eager("blocks")
+        dim = known_size(self.block, 1)
+        return self._transfer.blocks(self, rows_at_once or max(1, 2**18 // dim))
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Returns rows of the table, which their processes send.
+
+        All processes must call this method together: either outside of
+        `tf.function`, or inside a `tf.function` in a replica of the strategy.
+        The processes can pass different indices.
+
+        Args:
+          indices: Row numbers, integers of any shape.
+          name: Ignored.
+
+        Returns:
+          The rows, of shape `indices.shape + [dim]`.
+
+        Raises:
+          tf.errors.InvalidArgumentError: If an index of any process is out of
+            range. All processes raise this error.
+        """
+        del name
+        ids = tf.cast(tf.convert_to_tensor(indices), tf.int64)
+        rows = self._transfer.sparse_read(self, tf.reshape(ids, [-1]))
+        dim = known_size(self.block, 1)
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
+        rows.set_shape(ids.shape.concatenate([dim]))
+        return rows
+
+    def assign(self, value: Any) -> None:
+        """Assigns the rows of this process from the unsharded table.
+
+        Call the method in all processes with the same value.
+
+        Args:
+          value: All rows, `[num_rows, dim]`.
+
+        Raises:
+          ValueError: If `value` has another shape.
+        """
+        if tuple(value.shape) != tuple(self.shape):
+            raise ValueError(
+                f"Table {self.name!r} must be assigned a value of shape "
+                f"{tuple(self.shape)}. Received: shape {tuple(value.shape)}."
+            )
+        if self.rows:
+            self.block.assign(
+                tf.cast(value[self.rows.start : self.rows.stop], self.dtype)
+            )
+
+    def _require_eager(self, method: str) -> None:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"`{method}` of table {self.name!r} must be called outside of "
+                "tf.function, by all processes together, because the table is "
+                "sharded over processes. Inside a tf.function, use "
+                "`sparse_read` in a replica."
+            )
+
+    def _raise_conversion(self) -> NoReturn:
+        """Raises an error, because a conversion can be in only one process.
 
         Raises:
           NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"Table {self.name!r} is sharded over processes, and no process "
-            "has all of its rows. Save a checkpoint and restore it into a "
-            "TPUEmbedding in one process, or with "
-            'over_processes="copied", which also supports exports. The '
-            "attribute `block` has the rows of this process."
+            f"Table {self.name!r} is sharded over processes, and is not "
+            "converted to a tensor or an array implicitly, because all "
+            "processes must send their rows. Call `numpy`, `blocks` or "
+            "`sparse_read` in all processes. tlm.export writes a SavedModel. "
+            "The attribute `block` has the rows of this process."
         )
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
-        """Raises an error; see `numpy`."""
-        return self.numpy()
+        """Raises an error; see `_raise_conversion`."""
+        self._raise_conversion()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises an error; see `numpy`."""
-        return self.numpy()
+        """Raises an error; see `_raise_conversion`."""
+        self._raise_conversion()
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
         """Sends all rows to the first process, in blocks.
@@ -479,7 +470,7 @@ class DividedTable(tf_private.Trackable):
           values `[rows, dim]` of the block. In other processes, the iterator is
           empty.
         """
-        return self._gather(self)
+        return self._transfer.gather(self)
 
     def slice_spec(self, first: int, count: int) -> str:
         """Returns the slice spec of `count` rows, starting with row `first`."""
@@ -511,15 +502,21 @@ class DividedTable(tf_private.Trackable):
             rows.read_local_rows()
 
     def _copy_trackable_to_cpu(self, object_map):
-        # TensorFlow catches `NotImplementedError` here, and would then write a
-        # checkpoint from a second thread, whose collectives would run at the
-        # same time as the collectives of the steps.
-        raise RuntimeError(
-            "Tables that are sharded over processes do not support "
-            "asynchronous checkpoints, because all processes participate in a "
-            "save. Leave `enable_async` of tf.train.CheckpointOptions out "
-            f"(table {self.name!r})."
-        )
+        # An asynchronous save calls this method before it returns. A thread of
+        # each process later sends the rows of the copies to the first process.
+        if self not in object_map:
+            with tf.init_scope(), tf.device(embedding_tables.HOST):
+                block = tf_private.ResourceVariable(
+                    tf.zeros_like(self.block), trainable=False, name=self.name
+                )
+            object_map[self] = DividedTable(
+                self.name,
+                block,
+                self.row_partition,
+                self._rank,
+                self._transfer.in_background(),
+            )
+        object_map[self].block.assign(self.block.read_value())
 
 
 class _Rows(tf_private.SaveableObject):
@@ -554,7 +551,7 @@ class _Rows(tf_private.SaveableObject):
         # that save and restore variables. In this case, the methods of this
         # class raise an error, because no process has the full table.
         if not tf.executing_eagerly():
-            self._table.numpy()
+            self._table._raise_conversion()
 
     def read_local_rows(self):
         """Limits the restore to the rows of this process."""
@@ -579,7 +576,7 @@ class DividedTables:
     def __init__(self, group: Group, strategy: Any):
         """Stores the processes, and patches TensorFlow's saver."""
         self._group = group
-        self._strategy = strategy
+        self._transfer = RowTransfer(group, strategy)
         engine.ensure("sharded_tables")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
@@ -609,38 +606,6 @@ class DividedTables:
                         variable,
                         row_partition,
                         group.rank,
-                        self._gather,
+                        self._transfer,
                     )
         return variables
-
-    def _gather(self, table: DividedTable) -> Iterator[tuple[int, tf.Tensor]]:
-        """Sends all rows to the first process; see `DividedTable.gather`."""
-        sizes = table.row_partition.sizes
-        rows_at_once = max(1, _CHUNK // known_size(table.block, 1))
-        for first in range(0, max(sizes), rows_at_once):
-            size = min(rows_at_once, max(sizes) - first)
-            local_rows = table.block[first : first + size]
-            missing = size - int(local_rows.shape[0])
-            # All processes gather float32 values. The conversion of 16-bit
-            # values to float32 is exact.
-            gathered = self._all_gather(
-                tf.cast(tf.pad(local_rows, [[0, missing], [0, 0]]), tf.float32)
-            )
-            if self._group.rank == 0:
-                for shard, begin in enumerate(
-                    range(0, len(sizes) * size, size)
-                ):
-                    count = min(size, max(0, sizes[shard] - first))
-                    if count:
-                        yield (
-                            table.row_partition.offsets[shard] + first,
-                            tf.cast(
-                                gathered[begin : begin + count], table.dtype
-                            ),
-                        )
-
-    @tf.function(reduce_retracing=True)
-    def _all_gather(self, rows: tf.Tensor) -> tf.Tensor:
-        return self._strategy.experimental_local_results(
-            self._strategy.run(self._group.all_gather, (rows,))
-        )[0]

@@ -12,10 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.embedding.host import multi_process
+from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.spec import config
 
 # Fields of a table that may differ between processes. Only the first process
@@ -81,7 +80,7 @@ def check_agreed_settings(
       ValueError: If the settings of the processes differ. All processes raise
         this error.
     """
-    texts = _gather(strategy, json.dumps(settings))
+    texts = processes.of_strategy(strategy).gather_texts(json.dumps(settings))
     first, *others = [dict(json.loads(one)) for one in texts]
     for number, other in enumerate(others, start=1):
         for name in (*first, *other):
@@ -124,29 +123,3 @@ def _text(value: Any) -> str:
     if callable(value):
         return "a function"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def _gather(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns the string of each process, in the order of the processes."""
-    # Collectives do not support bytes, so each byte is sent as an int32.
-    values = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-
-    @tf.function
-    def gather_values() -> Any:
-        def of_replica():
-            return [
-                multi_process.all_gather(tf.constant(one))
-                for one in ([len(values)], values)
-            ]
-
-        return [
-            strategy.experimental_local_results(one)[0]
-            for one in strategy.run(of_replica)
-        ]
-
-    sizes, values_of_all = (one.numpy() for one in gather_values())
-    texts = np.split(values_of_all.astype(np.uint8), np.cumsum(sizes)[:-1])
-    # All replicas of a process have sent the same string, so one string per
-    # process is returned.
-    num_local = len(strategy.extended.worker_devices)
-    return [one.tobytes().decode() for one in texts[::num_local]]

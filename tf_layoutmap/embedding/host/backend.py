@@ -10,7 +10,9 @@ pipelined update before tables are saved.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ from tf_layoutmap.embedding.host import (
     changes,
     multi_process,
     open_tables,
+    processes,
     step_strings,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
@@ -223,7 +226,9 @@ class HostBackend:
         self._modes = step_gradients.StepModes()
         self.engine: host_engine.HostEngine | None = None
         self._variables: dict[str, dict[str, Any]] = {}
-        self._changes: changes.Changes | None = None
+        # The recorder of changes, which counts replacements of all values.
+        self._changes: Any = None
+        self._group: processes.Processes | None = None
         self.strings: dict[str, kept_strings.KeptStrings] = {}
 
     @property
@@ -255,37 +260,46 @@ class HostBackend:
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
         self.strings = step_strings.create_stores(self._spec, variables)
-        options = self._engine_options()
         self._variables = variables
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process.broadcast_initial_values(
                 variables, self._replicas.strategy
             )
-            self.engine = multi_process.WorkerEngine(
-                spec, variables, self._replicas, **options
-            )
-        else:
-            self.engine = host_engine.HostEngine(
-                spec,
-                variables,
-                num_replicas=self._replicas.num_replicas,
-                **options,
-            )
+        self.engine = self._make_engine(spec, variables)
 
-    def _engine_options(self) -> dict[str, Any]:
-        return {
+    def _make_engine(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+    ) -> host_engine.HostEngine:
+        """Creates an engine; the other processes create equal engines."""
+        options: dict[str, Any] = {
             "is_pipelined": self._is_pipelined,
             "out_of_range": self._out_of_range,
             "rounding_seed": self._rounding_seed,
             "strings": self.strings,
         }
+        if self._replicas.has_processes:
+            return multi_process.WorkerEngine(
+                spec, variables, self._replicas, **options
+            )
+        return host_engine.HostEngine(
+            spec,
+            variables,
+            num_replicas=self._replicas.num_replicas,
+            **options,
+        )
 
     def resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
-        self._check_single_process("resize")
-        self.flush()
         name = self._spec.tables[table].name
+        group = self._together(f"`resize` of table {name!r}")
+        if group is not None:
+            group.check_equal(
+                f"The capacity in `resize` of table {name!r}", repr(capacity)
+            )
+        self.flush()
         spec = open_tables.spec_with_capacity(self._spec, table, capacity)
         engine = self._started
         try:
@@ -302,28 +316,17 @@ class HostBackend:
                 f"{name!r})."
             ) from None
         try:
-            with open_tables.resize_scope(self._variables[name]):
-                resized = open_tables.resize(
-                    spec, table, self._variables, self._partitioner
-                )
-                variables = {**self._variables, **resized.variables}
-                new_engine = host_engine.HostEngine(
-                    open_tables.spec_with_capacity(
-                        self._shapes.fix_spec(), table, capacity
-                    ),
-                    variables,
-                    num_replicas=self._replicas.num_replicas,
-                    **self._engine_options(),
-                )
-                # The user function `on_evict` may raise an error. Therefore
-                # `on_evict` is called before `empty_variables` deletes the old
-                # table.
-                for number, dropped in resized.dropped.items():
-                    new_engine.report_dropped(number, dropped)
+            with (
+                contextlib.nullcontext()
+                if group is None
+                else group.failing_together(f"`resize` of table {name!r}")
+            ):
+                resized, new_engine = self._resized(spec, table)
         except BaseException:
             engine.retire("")
             raise
         old = [self._variables[one] for one in resized.variables]
+        variables = {**self._variables, **resized.variables}
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
         step_strings.use_variables(self.strings, resized.variables)
@@ -331,23 +334,55 @@ class HostBackend:
             open_tables.empty_variables(by_name)
         return resized
 
-    def _check_single_process(self, method: str) -> None:
-        """Checks that the strategy has only one process.
+    def _resized(
+        self, spec: config.EmbeddingSpec, table: int
+    ) -> tuple[open_tables.Resized, host_engine.HostEngine]:
+        """Returns resized variables and an engine, and calls `on_evict`."""
+        name = spec.tables[table].name
+        with open_tables.resize_scope(self._variables[name]):
+            resized = open_tables.resize(
+                spec, table, self._variables, self._partitioner
+            )
+            new_engine = self._make_engine(
+                open_tables.spec_with_capacity(
+                    self._shapes.fix_spec(),
+                    table,
+                    spec.tables[table].vocabulary.settings.capacity,
+                ),
+                {**self._variables, **resized.variables},
+            )
+            if isinstance(self.engine, multi_process.WorkerEngine):
+                assert isinstance(new_engine, multi_process.WorkerEngine)
+                # The next step compares these records with the other processes.
+                new_engine.restores = self.engine.restores
+                new_engine.writes = self.engine.writes
+            # The user function `on_evict` may raise an error. Therefore
+            # `on_evict` is called before `empty_variables` deletes the old
+            # table.
+            for number, dropped in resized.dropped.items():
+                new_engine.report_dropped(number, dropped)
+        return resized, new_engine
+
+    def _together(self, call: str) -> processes.Processes | None:
+        """Returns the processes that make a call together, or None.
+
+        Args:
+          call: Name of the call, for the message.
 
         Raises:
-          NotImplementedError: If the strategy has several processes. The tables
-            of the processes would differ if only some of the processes called
-            `method`.
+          RuntimeError: If there are several processes, and the call is inside a
+            `tf.function`.
         """
-        if self._replicas.has_processes:
-            raise NotImplementedError(
-                f"`{method}` of a vocabulary must not be called under "
-                "MultiWorkerMirroredStrategy: if only one process calls it, "
-                "its rows differ from the rows of the other processes. Use "
-                "`ttl_steps` to evict keys in all processes, or "
-                "tlm.convert_vocabularies to change the capacity in a "
-                "checkpoint."
+        if not self._replicas.has_processes:
+            return None
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{call} must be called outside tf.function under "
+                "MultiWorkerMirroredStrategy, in all processes together."
             )
+        if self._group is None:
+            self._group = processes.of_strategy(self._replicas.strategy)
+        return self._group
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -406,8 +441,27 @@ class HostBackend:
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
         """Evicts keys of an open vocabulary; see `OpenTables`."""
-        self._check_single_process("evict")
-        return self._started.evict_keys(table, keys, expired=expired)
+        call = f"`evict` of table {self._spec.tables[table].name!r}"
+        group = self._together(call)
+        if group is None:
+            return self._started.evict_keys(table, keys, expired=expired)
+        values = keys.numpy()
+        group.check_equal(
+            f"The keys in {call}",
+            f"{values.size} keys with checksum {zlib.crc32(values.tobytes())}"
+            f"{' and all expired keys' * expired}",
+        )
+        evicted = error = None
+        try:
+            evicted = self._started.evict_keys(table, keys, expired=expired)
+        except Exception as caught:
+            error = caught
+        failures = group.gather_texts(processes.describe_error(error))
+        if error is None and any(failures):
+            self._started.undo_eviction(table, max(failures))
+        processes.raise_errors(call, error, failures)
+        assert evicted is not None
+        return evicted
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
@@ -419,11 +473,6 @@ class HostBackend:
 
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
-        if self._replicas.has_processes:
-            raise NotImplementedError(
-                "Writing changes of tables is not supported under a strategy "
-                "with several processes, each of which has all tables."
-            )
         self._changes = changes.Changes(
             self._spec, self._variables, self._started.handle
         )

@@ -353,6 +353,11 @@ class HostEngine:
                 self._handle, table, keys, expired=expired
             )
 
+    def undo_eviction(self, table: int, why: str):
+        """Undoes the last call of `evict_keys`; see `OpenTables`."""
+        with tf.device(self._handle.device):
+            self._keys.undo_eviction(self._handle, table, why)
+
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:

@@ -23,113 +23,11 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.host import process_checks
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import key_rows
-
-
-def check_ids(
-    spec: config.EmbeddingSpec,
-    features: Sequence[embedding_inputs.FeatureIds],
-    process: int,
-) -> list[tf.Operation]:
-    """Returns checks that the ids of a process are not out of range.
-
-    Tables with open vocabularies are not checked, because their keys can have
-    any value.
-
-    Args:
-      spec: Tables and features.
-      features: Inputs of one replica of the process.
-      process: Index of the process.
-    """
-    checks = []
-    for feature, inputs in zip(spec.features, features):
-        if spec.table_of(feature).vocabulary is not None:
-            continue
-        num_rows = spec.table_of(feature).num_rows
-        ids = tf.cast(inputs.ids, tf.int64)
-        is_bad = (ids < 0) | (ids >= num_rows)
-        # If no id is out of range, `first` equals the number of ids, and the
-        # message below is not used.
-        first = tf.argmax(tf.concat([is_bad, [True]], 0))
-        # If all ids are in range, `bad_id` is the appended 0.
-        bad_id = tf.gather(tf.concat([ids, [0]], 0), first)
-        checks.append(
-            tf.debugging.Assert(
-                ~tf.reduce_any(is_bad),
-                [
-                    tf.strings.join(
-                        [
-                            f"Process {process}: feature {feature.name}, "
-                            "sample ",
-                            tf.strings.as_string(_sample_of(inputs, first)),
-                            ": id ",
-                            tf.strings.as_string(bad_id),
-                            f" is outside table {spec.table_of(feature).name} "
-                            f"with {num_rows} rows",
-                        ]
-                    )
-                ],
-            )
-        )
-    return [one for one in checks if one is not None]
-
-
-def check_modes(
-    modes: Sequence[tf.Tensor],
-    num_local: int,
-) -> list[tf.Operation]:
-    """Returns a check that all replicas have the same mode.
-
-    If tables have open vocabularies, the engine enqueues the batches of all
-    replicas as one step. The mode of this step is either training or
-    forward-only.
-
-    Args:
-      modes: For each replica, whether its step receives gradients.
-      num_local: Number of replicas of each process.
-    """
-    values = tf.stack(modes)
-    other = tf.argmax(values != values[0])
-    check = tf.debugging.Assert(
-        ~tf.reduce_any(values != values[0]),
-        [
-            tf.strings.join(
-                [
-                    "All replicas must enqueue a step with the same "
-                    "`training`. Process 0 has ",
-                    tf.strings.as_string(values[0]),
-                    ", process ",
-                    tf.strings.as_string(other // num_local),
-                    " ",
-                    tf.strings.as_string(tf.gather(values, other)),
-                    ".",
-                ]
-            )
-        ],
-    )
-    return [] if check is None else [check]
-
-
-def _sample_of(
-    inputs: embedding_inputs.FeatureIds, index: tf.Tensor
-) -> tf.Tensor:
-    """Returns the index of the sample that contains the id `ids[index]`."""
-    splits = tf.cast(inputs.splits, tf.int64)
-    if splits.shape.rank == 2:  # Sparse input.
-        return tf.gather(tf.concat([splits[:, 0], [0]], 0), index)
-    if splits.shape[0] == 0:  # Dense input.
-        num_ids = tf.maximum(tf.size(inputs.ids, tf.int64), 1)
-        return index * tf.cast(inputs.num_samples, tf.int64) // num_ids
-    return (
-        tf.searchsorted(
-            splits, index[tf.newaxis], side="right", out_type=tf.int64
-        )[0]
-        - 1
-    )
 
 
 class RestoreCounter:
@@ -191,67 +89,6 @@ class WriteRecord:
     def value(self) -> tf.Tensor:
         """Returns the fingerprint as a tensor."""
         return self._fingerprint.read_value()
-
-
-def check_writes(
-    fingerprints: tf.Tensor,
-    num_local: int,
-) -> list[tf.Operation]:
-    """Returns a check that all processes have written the same rows.
-
-    Args:
-      fingerprints: `[num_replicas]` int64 fingerprint of each replica.
-      num_local: Number of replicas of each process.
-    """
-    is_other = fingerprints != fingerprints[0]
-    check = tf.debugging.Assert(
-        ~tf.reduce_any(is_other),
-        [
-            tf.strings.join(
-                [
-                    "`write` of a vocabulary and tlm.import_rows must be "
-                    "called in all processes with the same keys and rows; "
-                    "otherwise their tables differ. Process ",
-                    tf.strings.as_string(tf.argmax(is_other) // num_local),
-                    " has written other rows than process 0.",
-                ]
-            )
-        ],
-    )
-    return [] if check is None else [check]
-
-
-def check_restores(
-    counts: tf.Tensor,
-    num_local: int,
-) -> list[tf.Operation]:
-    """Returns a check that all replicas have the same number of restores.
-
-    Args:
-      counts: `[num_replicas]` int64 number of restores of each replica.
-      num_local: Number of replicas of each process.
-    """
-    is_other = counts != counts[0]
-    other = tf.argmax(is_other)
-    text = tf.strings.as_string
-    check = tf.debugging.Assert(
-        ~tf.reduce_any(is_other),
-        [
-            tf.strings.join(
-                [
-                    "A checkpoint must be restored in all processes; otherwise "
-                    "their tables differ. Process 0 has restored ",
-                    text(counts[0]),
-                    " times, process ",
-                    text(other // num_local),
-                    " ",
-                    text(tf.gather(counts, other)),
-                    " times.",
-                ]
-            )
-        ],
-    )
-    return [] if check is None else [check]
 
 
 # Timeout of collectives. A process can wait this long while another process
@@ -486,7 +323,7 @@ class WorkerEngine(HostEngine):
                     for tensor in (one.ids, one.weights)
                 ]
             ):
-                checks += check_modes(modes, self._num_local)
+                checks += process_checks.check_modes(modes, self._num_local)
             # The rows of new keys depend on the order of all batches. Therefore
             # the first replica of each process enqueues the batches of all
             # replicas as one step.
@@ -507,11 +344,11 @@ class WorkerEngine(HostEngine):
             self.writes.value(),
             self._replicas.num_replicas,
         )
-        checks = check_restores(restores, self._num_local)
-        checks += check_writes(writes, self._num_local)
+        checks = process_checks.check_restores(restores, self._num_local)
+        checks += process_checks.check_writes(writes, self._num_local)
         for number, (_, inputs) in enumerate(gathered):
             if self._checks_ids:
-                checks += check_ids(
+                checks += process_checks.check_ids(
                     self._spec, inputs, number // self._num_local
                 )
         return gathered, checks
@@ -540,16 +377,19 @@ class WorkerEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients of this replica and of other processes.
-
-        All processes use the hyperparameters of the last replica.
-        """
+        """Applies the gradients of this replica and of other processes."""
         gathered = gather_gradients(
             gradients, hyperparameters, self._replicas.num_replicas
         )
-        _, last = gathered[-1]
-        for other in self._replicas.handled_by(replica):
-            super().apply(other, gathered[other][0], last)
+        with tf.control_dependencies(self._check_rates(gathered)):
+            for other in self._replicas.handled_by(replica):
+                super().apply(other, *gathered[other])
+
+    def _check_rates(self, gathered: Sequence[Any]) -> list[tf.Operation]:
+        """Returns a check that all replicas have the same learning rates."""
+        return process_checks.check_rates(
+            self._spec, [vectors for _, vectors in gathered], self._num_local
+        )
 
     def open(
         self,
@@ -609,16 +449,14 @@ class WorkerEngine(HostEngine):
         marks: tf.Tensor,
         hyperparameters: Sequence[tf.Tensor],
     ):
-        """Applies the gradients that the marks of all replicas represent.
-
-        All processes use the hyperparameters of the last replica.
-        """
+        """Applies the gradients that the marks of all replicas represent."""
         gathered = gather_gradients(
             [marks], hyperparameters, self._replicas.num_replicas
         )
-        _, last = gathered[-1]
-        for other in self._replicas.handled_by(replica):
-            super().apply_followed(other, gathered[other][0][0], last)
+        with tf.control_dependencies(self._check_rates(gathered)):
+            for other in self._replicas.handled_by(replica):
+                (marks_of_other,), vectors = gathered[other]
+                super().apply_followed(other, marks_of_other, vectors)
 
 
 def broadcast_initial_values(

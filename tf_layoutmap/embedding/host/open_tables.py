@@ -208,6 +208,7 @@ class OpenTables:
             values,
             engine,
             "The step was not enqueued",
+            in_processes=self._in_processes,
             state=self._state,
             shards=self._shards,
             slots=self._slots,
@@ -219,6 +220,8 @@ class OpenTables:
         values: Sequence[tf.Tensor],
         engine: tf.Tensor,
         outcome: str,
+        *,
+        in_processes: bool,
         **variables: Sequence[tf.Variable],
     ) -> None:
         """Calls `report`, and undoes the engine's last op if `report` raises.
@@ -229,6 +232,8 @@ class OpenTables:
           engine: Handle of the engine.
           outcome: Sentence for the error message that states the result of the
             undo.
+          in_processes: Whether the op has also run in other processes, which
+            do not undo it.
           **variables: Variables `state`, `shards` and `slots` that were passed
             to the op.
         """
@@ -238,7 +243,7 @@ class OpenTables:
                 engine=engine,
                 why=why,
                 raises=raises,
-                in_processes=self._in_processes,
+                in_processes=in_processes,
                 **{name: _handles(each) for name, each in variables.items()},
             )
 
@@ -284,6 +289,9 @@ class OpenTables:
     ) -> tf.Tensor:
         """Evicts keys of one table; see `Vocabulary`.
 
+        If `on_evict` raises an error in this process, the op is undone. With
+        several processes, the other processes must call `undo_eviction`.
+
         Args:
           engine: Handle of the engine.
           table: Index of the table. If other tables use the same vocabulary,
@@ -297,10 +305,7 @@ class OpenTables:
         """
         owner, *others = sharing = open_specs.sharing(self._spec, table)
         settings = self._spec.tables[owner].vocabulary.settings
-        variables = {
-            "state": self._of_table[owner]["state"],
-            **self._joined(sharing),
-        }
+        variables = self._variables_of_eviction(sharing)
         evictions = ops.evict_keys(
             engine=engine,
             keys=keys,
@@ -327,9 +332,38 @@ class OpenTables:
                 [evictions.evicted, *evictions.values],
                 engine,
                 "No key was evicted",
+                in_processes=False,
                 **variables,
             )
         return evictions.evicted
+
+    def undo_eviction(self, engine: tf.Tensor, table: int, why: str) -> None:
+        """Undoes the last call of `evict_keys`.
+
+        Args:
+          engine: Handle of the engine.
+          table: Index of the table.
+          why: Reason, for the message if the call cannot be undone.
+        """
+        variables = self._variables_of_eviction(
+            open_specs.sharing(self._spec, table)
+        )
+        ops.take_back_keys(
+            engine=engine,
+            why=why,
+            raises=False,
+            in_processes=False,
+            **{name: _handles(each) for name, each in variables.items()},
+        )
+
+    def _variables_of_eviction(
+        self, sharing: Sequence[int]
+    ) -> dict[str, Sequence[tf.Variable]]:
+        """Returns the variables of all tables that share a vocabulary."""
+        return {
+            "state": self._of_table[sharing[0]]["state"],
+            **self._joined(sharing),
+        }
 
     def _joined(self, numbers: Sequence[int]) -> dict[str, list[tf.Variable]]:
         """Returns the shards and slot variables of several tables."""

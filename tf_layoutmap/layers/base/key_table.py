@@ -67,17 +67,8 @@ class KeyTable:
 
         Raises:
           ValueError: If the initializer cannot draw the values of a single key.
-          NotImplementedError: If a TPU is used, or several processes train.
+          NotImplementedError: If a TPU is used.
         """
-        if isinstance(
-            tf.distribute.get_strategy(),
-            tf.distribute.MultiWorkerMirroredStrategy,
-        ):
-            raise NotImplementedError(
-                "tlm.layers.ShardedEmbedding with an open vocabulary is not "
-                "supported under MultiWorkerMirroredStrategy; use a "
-                f"tlm.TPUEmbedding there. Received: layer {layer!r}."
-            )
         self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []

@@ -1,0 +1,172 @@
+"""Deltas that several processes write together."""
+
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests import processes, strategies
+from tests.embedding.deltas import cases
+from tests.embedding.divided import deltas_program as program
+from tf_layoutmap.serving_deltas import chain
+
+# Starting the processes takes most of the time of a test.
+DEADLINE_SECONDS = 180
+NUM_DELTAS = 4
+
+
+def run(folder, how, count=2):
+    folder.mkdir(exist_ok=True)
+    processes.run_workers(
+        pathlib.Path(program.__file__),
+        [[str(folder), how]] * count,
+        folder,
+        DEADLINE_SECONDS,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """Folder of two processes with sharded tables."""
+    return run(tmp_path_factory.mktemp("sharded"), "sharded")
+
+
+def run_here(base, folder, num_replicas):
+    """Writes the deltas of the same steps in one process."""
+    strategy = strategies.mirrored(num_replicas)
+    with strategy.scope():
+        one = program.embedding()
+    one.build()
+    checkpoint = tf.train.Checkpoint(embedding=one)
+    checkpoint.read(str(base)).assert_consumed()
+    step = program.train_step(one, strategy)
+
+    def of_replicas(number):
+        batches = [
+            program.batch(number, index) for index in range(num_replicas)
+        ]
+        return [
+            tf.nest.map_structure(
+                lambda *parts: (
+                    strategy.experimental_distribute_values_from_function(
+                        lambda context: parts[context.replica_id_in_sync_group]
+                    )
+                ),
+                *[one[part] for one in batches],
+            )
+            for part in range(2)
+        ]
+
+    program.write_deltas(
+        one,
+        lambda number: step(*of_replicas(number)),
+        str(base),
+        folder / "deltas",
+    )
+    checkpoint.write(str(folder / "end"))
+
+
+def deltas_in(folder):
+    return chain.read_deltas(str(folder / "deltas"), str(folder / "base"))
+
+
+def check_deltas_equal_one_process(folder, tmp_path, num_processes):
+    run_here(folder / "base", tmp_path, num_processes)
+    found = deltas_in(folder)
+    expected = chain.read_deltas(str(tmp_path / "deltas"), str(folder / "base"))
+    assert len(found) == len(expected) == NUM_DELTAS
+    for one, other in zip(found, expected):
+        assert one.meta.tables == other.meta.tables
+        assert cases.tensors(one.tensors) == cases.tensors(other.tensors)
+    full = tlm.apply_deltas(
+        folder / "base", folder / "deltas", tmp_path / "full"
+    )
+    assert cases.tensors(full) == cases.tensors(str(folder / "end"))
+    assert cases.tensors(full) == cases.tensors(str(tmp_path / "end"))
+
+
+@pytest.mark.slow
+def test_deltas_of_sharded_tables_equal_one_process_bitwise(sharded, tmp_path):
+    check_deltas_equal_one_process(sharded, tmp_path, 2)
+    # Each process has written a part of the first delta.
+    files = deltas_in(sharded)[0].meta.files
+    assert sorted(files) == [
+        "delta.data-00000-of-00002",
+        "delta.data-00001-of-00002",
+        "delta.index",
+    ]
+
+
+@pytest.mark.slow
+def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
+    check_deltas_equal_one_process(
+        run(tmp_path / "three", "sharded", 3), tmp_path, 3
+    )
+
+
+@pytest.mark.slow
+def test_deltas_of_copied_tables_equal_one_process_bitwise(tmp_path):
+    folder = run(tmp_path / "copied", "copied")
+    check_deltas_equal_one_process(folder, tmp_path, 2)
+    # The first process writes all rows.
+    assert "delta.data-00000-of-00001" in deltas_in(folder)[0].meta.files
+    for worker in range(2):
+        assert "disk full" in (folder / f"error_{worker}.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_failed_part_raises_in_all_processes(sharded):
+    own, other = (
+        (sharded / f"error_{worker}.txt").read_text() for worker in (1, 0)
+    )
+    assert own == "[Errno 28] disk full"
+    assert "DeltaWriter.write failed in process 1: OSError:" in other
+    assert "disk full" in other
+    # The failed write leaves no staging folder.
+    assert sorted(path.name for path in (sharded / "deltas").iterdir()) == [
+        f"{number:08d}" for number in range(1, NUM_DELTAS + 1)
+    ]
+
+
+@pytest.mark.slow
+def test_merged_parts_equal_the_deltas(sharded, tmp_path):
+    merged = tmp_path / "merged"
+    merged.mkdir()
+    tlm.merge_deltas(
+        [one.path for one in deltas_in(sharded)],
+        merged / chain.directory_name(NUM_DELTAS, 1),
+    )
+    full = tlm.apply_deltas(sharded / "base", merged, tmp_path / "full")
+    assert cases.tensors(full) == cases.tensors(str(sharded / "end"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda part, other: part.unlink(), "must have the file"),
+        (lambda part, other: shutil.copy(other, part), "must have"),
+        (
+            lambda part, other: part.write_bytes(
+                np.frombuffer(part.read_bytes(), np.uint8)[::-1].tobytes()
+            ),
+            "another checksum; the file was modified",
+        ),
+    ],
+    ids=["missing", "of_another_delta", "modified"],
+)
+def test_a_missing_or_foreign_part_raises(sharded, tmp_path, change, words):
+    copy = tmp_path / "deltas"
+    shutil.copytree(sharded / "deltas", copy)
+    name = "delta.data-00001-of-00002"
+    change(copy / "00000001" / name, copy / "00000002" / name)
+    for call in (
+        lambda: tlm.apply_deltas(sharded / "base", copy, tmp_path / "full"),
+        lambda: tlm.merge_deltas([copy / "00000001"], tmp_path / "merged"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
