@@ -517,7 +517,7 @@ class DividedTable(tf_private.Trackable):
         raise RuntimeError(
             "Tables that are sharded over processes do not support "
             "asynchronous checkpoints, because all processes participate in a "
-            "save. Leave `enable_async` of tf.train.CheckpointOptions out (table "
+            "save. Use CheckpointOptions without `enable_async` (table "
             f"{self.name!r})."
         )
 
