@@ -155,16 +155,12 @@ NO_TABLES_IN_LEGACY_FILES = Impossible(
     "weight of a `ShardedEmbedding` with an `optimizer` is a full table. Use "
     "`.weights.h5`.",
 )
-TF_KERAS_ON_TPU = NotYet(
-    "does not support training on a TPU; use tlm.layers.TPUEmbedding of",
-    "On a TPU, the layer requires Keras 3.",
-)
 STEPS_OF_REPLICAS = Works(
     "In a layer, the call of each replica is a separate step of the "
     "vocabulary. The numbers of steps therefore differ from the host.",
     "vocabulary_(numbers|last_steps)",
 )
-TPU_IS_PART_OF_PROGRAM = Impossible(
+ONE_CALL_ON_TPU = Impossible(
     "must be called once in a training step on a TPU",
     "A TPU identifies lookups by their order. Pass the features of both calls "
     "in one call.",
@@ -233,7 +229,10 @@ SECTIONS["loop"] = Section(
                 replicated=NO_DELTAS_OF_PROCESSES,
                 sharded=NO_DELTAS_OF_PROCESSES,
                 servers=NO_DELTAS_ON_SERVERS,
-                tpu=ROWS_ON_TPU,
+                tpu=Impossible(
+                    "`DeltaWriter` is only available with the host engine",
+                    "The TPU updates the rows and does not record changes.",
+                ),
             ),
             row(
                 "deltas, open vocabulary",
@@ -449,7 +448,7 @@ SECTIONS["tpu"] = Section(
                 servers=ONE_CALL_ON_SERVERS,
                 **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
-                tpu=TPU_IS_PART_OF_PROGRAM,
+                tpu=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
@@ -507,7 +506,6 @@ SECTIONS["tf_keras tpu"] = Section(
             row(
                 "`fit`, closed table",
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
             ),
             row(
                 "`fit`, open vocabulary",
@@ -521,32 +519,34 @@ SECTIONS["tf_keras tpu"] = Section(
                 "`tlm.export`",
                 sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
+                tpu=ROWS_ON_TPU,
             ),
             row(
                 "`.keras` file",
                 sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
             ),
             row(
                 "`.weights.h5` file",
                 sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
             ),
             row(
                 "`.h5` file",
                 sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
+                tpu=Impossible(
+                    "A table on a TPU is not supported in legacy .h5 files",
+                    "The rows are on the TPU and are not weights. Use "
+                    "`.weights.h5`.",
+                ),
             ),
-            row("checkpoint", mesh=LAYER_ON_MESH, tpu=TF_KERAS_ON_TPU),
+            row("checkpoint", mesh=LAYER_ON_MESH),
             row(
                 "several calls of the layer in a step",
                 servers=ONE_CALL_ON_SERVERS,
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
+                tpu=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
@@ -555,7 +555,6 @@ SECTIONS["tf_keras tpu"] = Section(
                     "No process has all rows that the callback would copy.",
                 ),
                 mesh=LAYER_ON_MESH,
-                tpu=TF_KERAS_ON_TPU,
             ),
         ]
     ),

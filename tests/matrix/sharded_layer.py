@@ -384,6 +384,8 @@ class Tied(keras.Model):
             ),
             name="words",
         )
+        # The table must exist when Keras traces the call to build the model.
+        self.words.build()
 
     def call(self, ids: Any) -> Any:
         rows = self.words(ids)

@@ -65,6 +65,7 @@ def run_group(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cells.json").write_text(json.dumps(cells))
     outcomes: dict[Cell, Outcome] = {}
+    repeated: set[Cell] = set()
     while len(outcomes) < len(cells):
         first = len(outcomes)
         workers = _start(group, folder, first)
@@ -77,6 +78,14 @@ def run_group(
         for number in range(first, done):
             outcomes[cells[number]] = _read(folder, number, len(workers))
         if _must_restart(workers):
+            last = cells[done - 1]
+            error = outcomes[last].error or ""
+            if last not in repeated and re.search("[Hh]eartbeat", error):
+                # The process was suspended for too long, so the cell is
+                # tried again.
+                repeated.add(last)
+                del outcomes[last]
+                shutil.rmtree(folder / f"cell_{done - 1}")
             continue
         if not (folder / f"started_{first}_0").exists():
             raise RuntimeError(

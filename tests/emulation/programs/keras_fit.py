@@ -252,13 +252,86 @@ def test_a_loss_scale_raises():
         model.fit(batches(), verbose=0)
 
 
-def test_the_layer_of_tf_keras_raises():
+class TfKerasProduct(tf_keras.Model):
+    """The model `Product` for tf_keras."""
+
+    def __init__(self):
+        super().__init__()
+        steps = make_layer()._steps
+        self.embedding = tlm.layers.tf_keras.TPUEmbedding(
+            steps.feature_config, steps.optimizer, name="embedding"
+        )
+
+    def call(self, inputs):
+        found = self.embedding(inputs)
+        return found["title"] * found["user"] + found["title"]
+
+
+def tf_keras_functional():
+    inputs = {
+        "title": tf_keras.Input([1], dtype="int64", name="title"),
+        "user": tf_keras.Input([], dtype="int64", name="user"),
+    }
+    outputs = TfKerasProduct().call(inputs)
+    return tf_keras.Model(inputs, outputs)
+
+
+class TfKerasSum(tf_keras.losses.Loss):
+    def call(self, y, x):
+        return tf.reduce_sum(x * y, axis=1)
+
+
+def compiled_in_tf_keras(make, **options):
     tlm.emulation.initialize_tpu_system()
     with STRATEGY.scope():
-        layer = tlm.layers.tf_keras.TPUEmbedding(
-            {"title": tpu.FeatureConfig(tpu.TableConfig(3, 2))}, tpu.SGD(1.0)
-        )
-        with pytest.raises(
-            NotImplementedError, match="not support training on a TPU"
-        ):
-            layer({"title": tf_keras.Input([1], dtype="int64")})
+        model = make()
+        model.compile("sgd", TfKerasSum(), metrics=["mae"], **options)
+    return model
+
+
+@pytest.mark.parametrize("make", [TfKerasProduct, tf_keras_functional])
+def test_the_layer_of_tf_keras_trains_equally(make, of_one_replica, tmp_path):
+    model = compiled_in_tf_keras(make)
+    model.fit(batches(), epochs=2, verbose=0)
+    training.assert_same(tables_of(model), of_one_replica)
+    of_keras_3 = fit(tf.distribute.get_strategy())
+    np.testing.assert_allclose(
+        model.evaluate(batches(), verbose=0),
+        of_keras_3.evaluate(batches(), verbose=0),
+        rtol=1e-5,
+    )
+    inputs = batches().map(lambda x, y: x)
+    np.testing.assert_array_equal(
+        model.predict(inputs, verbose=0), of_keras_3.predict(inputs, verbose=0)
+    )
+    training.assert_same(tables_of(model), of_one_replica)
+    # Saved weights and copies of weights restore the tables.
+    path = str(tmp_path / "it.weights.h5")
+    model.save_weights(path)
+    copies = model.get_weights()
+    model.fit(batches(), verbose=0)
+    wanted = tables_of(model)
+    assert np.any(wanted["words"] != of_one_replica["words"])
+    for restore in (
+        lambda: model.load_weights(path),
+        lambda: model.set_weights(copies),
+    ):
+        restore()
+        training.assert_same(tables_of(model), of_one_replica)
+        model.fit(batches(), verbose=0)
+        training.assert_same(tables_of(model), wanted)
+
+
+def test_unsupported_calls_of_the_layer_of_tf_keras_raise(tmp_path):
+    class Twice(TfKerasProduct):
+        def call(self, inputs):
+            return super().call(inputs) * super().call(inputs)
+
+    with pytest.raises(RuntimeError, match="comes twice|called once"):
+        compiled_in_tf_keras(Twice).fit(batches(), verbose=0)
+    model = compiled_in_tf_keras(tf_keras_functional)
+    model.fit(batches(), verbose=0)
+    with pytest.raises(NotImplementedError, match="A table on a TPU is not"):
+        model.save_weights(str(tmp_path / "it.h5"))
+    with pytest.raises(RuntimeError, match="without a copy"):
+        model.set_weights([np.array(one) for one in model.get_weights()])

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._core import tf_keras_private, tf_private
+from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers.base import keras_version_guard, key_table, snapshots
 from tf_layoutmap.layers.base import steps as base_steps
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features, InputShape
 
 
-class StepVariable(SelfTrained, tf_private.ResourceVariable):
-    """Mark weight: notifies a layer when the model's optimizer is applied.
+class StepMethods(SelfTrained):
+    """Methods of a mark weight, in addition to the methods of its variable.
 
     The gradient of this weight is a sum of marks. The optimizer has already
     removed the loss scale from the gradient.
@@ -35,21 +36,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
     # attribute, which is not a part of the variable's value.
     steps: key_table.KeyTable | EmbeddingSteps
 
-    @classmethod
-    def create(
-        cls,
-        steps: key_table.KeyTable | EmbeddingSteps,
-    ) -> StepVariable:
-        """Creates the weight for the strategy of the current scope."""
-        with tf.device(steps.variable_device):
-            found = cls(
-                tf.zeros(steps.mark_shape),
-                name="marks",
-                trainable=True,
-                distribute_strategy=strategy_in_scope(),
-            )
-        found.steps = steps
-        return found
+    if TYPE_CHECKING:
+        name: str
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns the value if the layer's weights include the tables.
@@ -61,7 +49,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
             holds no copy of them.
         """
         if self.unlisted_tables() is None:
-            return super().assign(value, *args, **kwargs)
+            variable: Any = super()
+            return variable.assign(value, *args, **kwargs)
         copied = snapshots.tables_in(value)
         if copied is None:
             raise RuntimeError(
@@ -76,7 +65,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         If the tables are not among the weights, the value holds a copy of them.
         """
         if self.unlisted_tables() is None:
-            return super().numpy()
+            variable: Any = super()
+            return variable.numpy()
         return snapshots.marks_with_tables(self.steps)
 
     def missing_gradient_error(self) -> str:
@@ -89,6 +79,8 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         """Returns why the tables are not weights; None if they are weights."""
         if isinstance(self.steps, key_table.KeyTable):
             return "with an open vocabulary"
+        if self.steps.is_on_tpu:
+            return "on a TPU"
         return (
             "sharded over processes" if self.steps.access.is_divided else None
         )
@@ -120,13 +112,48 @@ class StepVariable(SelfTrained, tf_private.ResourceVariable):
         self.steps.apply(gradient / num_replicas)
 
 
+class StepVariable(StepMethods, tf_private.ResourceVariable):
+    """Mark weight: notifies a layer when the model's optimizer is applied."""
+
+    @classmethod
+    def create(
+        cls,
+        steps: key_table.KeyTable | EmbeddingSteps,
+    ) -> StepVariable:
+        """Creates the weight for the strategy of the current scope."""
+        with tf.device(steps.variable_device):
+            found = cls(
+                tf.zeros(steps.mark_shape),
+                name="marks",
+                trainable=True,
+                distribute_strategy=strategy_in_scope(),
+            )
+        found.steps = steps
+        return found
+
+
+def create_marks_on_tpu(steps: EmbeddingSteps) -> Any:
+    """Creates a mark weight that each core of a TPU can read.
+
+    A step on a TPU cannot read a variable of the host. The strategy therefore
+    creates the variable, and the methods of a mark weight are added to it.
+    """
+    engine.ensure("tf_keras_self_training")
+    found: Any = tf.Variable(
+        tf.zeros(steps.mark_shape), trainable=True, name="marks"
+    )
+    found.__class__ = type("StepVariableOnTPU", (StepMethods, type(found)), {})
+    found.steps = steps
+    return found
+
+
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
     """Looks up all features of a model in tables that have separate optimizers.
 
     This layer is the tf_keras version of `tlm.layers.TPUEmbedding`, and has the
-    same arguments and results. The layer also supports `OneDeviceStrategy` and
-    `MirroredStrategy`.
+    same arguments and results. The layer also supports `OneDeviceStrategy`,
+    `MirroredStrategy` and an emulated TPU.
 
     >>> import numpy as np
     >>> import tensorflow as tf
@@ -157,17 +184,13 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
                     "tlm.layers.tf_keras.TPUEmbedding", self.name
                 )
             )
-        # tf_keras also calls layers outside of TPU steps, for example when a
-        # program creates a functional model.
         if self._steps.is_on_tpu:
-            raise NotImplementedError(
-                f"Layer {self.name!r} does not support training on a TPU; use "
-                "tlm.layers.TPUEmbedding of Keras 3."
-            )
-        with tf.init_scope():
-            self._steps.build()
-            marks = StepVariable.create(self._steps)
-        self._marks = marks
+            self._marks = create_marks_on_tpu(self._steps)
+        else:
+            with tf.init_scope():
+                self._steps.build()
+                marks = StepVariable.create(self._steps)
+            self._marks = marks
         super().build(input_shape)
 
     def call(
@@ -177,11 +200,11 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         # If tables are sharded over processes, all processes must take part in
-        # a lookup. The layer therefore returns zeros outside of a step. When a
-        # subclassed model is loaded, tf_keras builds the model with floats for
-        # all inputs.
+        # a lookup, and a TPU looks rows up only in a step. The layer therefore
+        # returns zeros outside of a step. When a subclassed model is loaded,
+        # tf_keras builds the model with floats for all inputs.
         if tf_keras_private.is_building_a_model() or (
-            self._steps.access.is_divided
+            (self._steps.access.is_divided or self._steps.is_on_tpu)
             and tf_keras_private.is_only_for_shapes()
         ):
             return self._cast(self._steps.zeros(inputs))
