@@ -7,7 +7,7 @@ and the conversion to a tensor join all shards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import tensorflow as tf
@@ -161,7 +161,7 @@ class Reads:
         """
         read = report.placeholder_of(self)
         if read is not None:
-            rows: Any = tf.convert_to_tensor(indices)
+            rows: Any = tf.convert_to_tensor(cast("Any", indices))
             return tf.gather_nd(read(), rows, name=name)
         return indexing.gather_nd(self._shards(), indices, name)
 
