@@ -9,7 +9,7 @@ comment with the reason.
 import contextlib
 import importlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -897,6 +897,40 @@ def graphs_around() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+class _WithoutIndependentOps(set):
+    """The ops for which the results of a traced function wait."""
+
+    def __init__(self, ops: Iterable[Any]):
+        super().__init__(ops)
+        self.independent: set[Any] = set()
+
+    def update(self, *others: Iterable[Any]) -> None:
+        for ops in others:
+            super().update(one for one in ops if one not in self.independent)
+
+
+def run_independently_of_results(op: Any) -> None:
+    """Makes a traced function return its results without waiting for an op.
+
+    The function still runs the op, and a call ends after the op. By default,
+    TensorFlow adds a control dependency from each op with side effects to the
+    results of the function. If the op runs in another process, each such
+    dependency costs one call between the processes.
+
+    Args:
+      op: An op of the function that is being traced.
+    """
+    manager = getattr(op.graph, "experimental_acd_manager", None)
+    if manager is None:
+        return
+    if not isinstance(manager.ops_which_must_run, _WithoutIndependentOps):
+        manager.ops_which_must_run = _WithoutIndependentOps(
+            manager.ops_which_must_run
+        )
+    manager.ops_which_must_run.independent.add(op)
+    op.graph.control_outputs.append(op)
 
 
 def kept_by_graphs(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -562,11 +562,12 @@ def packed(strategy, coordinator):
 def calls_of_a_step(strategy, coordinator):
     """Lists the ops that a step runs on servers, and counts their tensors.
 
-    Also lists the servers of the resources that the step captures. The
-    embeddings have 2 and 9 tables.
+    Also lists the servers of the resources that the step captures, and the ops
+    on workers with a control dependency on an op on a server. The embeddings
+    have 2 and 9 tables.
     """
     del coordinator
-    found, captured = [], []
+    found, captured, waiting = [], [], []
     for count in (2, 9):
         with strategy.scope():
             distributed = tlm.TPUEmbedding(
@@ -588,6 +589,12 @@ def calls_of_a_step(strategy, coordinator):
         concrete = step.get_concrete_function()
         captured.append(servers_of_captures(concrete))
         ops = concrete.graph.get_operations()
+        waiting += [
+            one.type
+            for one in ops
+            if "job:ps" not in one.device
+            and any("job:ps" in before.device for before in one.control_inputs)
+        ]
         found.append(
             sorted(
                 (
@@ -600,7 +607,7 @@ def calls_of_a_step(strategy, coordinator):
                 if "job:ps" in one.device and one.type != "Placeholder"
             )
         )
-    return [found, captured]
+    return [found, captured, waiting]
 
 
 def servers_of_captures(concrete):

@@ -199,9 +199,11 @@ def test_servers_create_the_initial_values_of_one_process(found):
 
 
 def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
-    (few, many), captured = two_servers[0]["calls_of_a_step"]
+    (few, many), captured, waiting = two_servers[0]["calls_of_a_step"]
     # The function captures one resource for each server, and no variable.
     assert captured == [["task:0", "task:1"]] * 2
+    # Such a dependency would cost another call per server.
+    assert waiting == []
     assert (
         few
         == many

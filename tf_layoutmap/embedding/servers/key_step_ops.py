@@ -187,7 +187,9 @@ class KeyStepOps(step_ops.StepOps):
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(
-                    ops.fetch_keys(server=server.handle, request=request)
+                    step_ops.end_on_server(
+                        ops.fetch_keys(server=server.handle, request=request)
+                    )
                 )
         return fetched
 

@@ -249,7 +249,11 @@ class StepOps:
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
                 fetched.append(
-                    ops.fetch_server_rows(server=server.handle, request=request)
+                    end_on_server(
+                        ops.fetch_server_rows(
+                            server=server.handle, request=request
+                        )
+                    )
                 )
         return fetched
 
@@ -292,7 +296,9 @@ class StepOps:
         )
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
-                ops.apply_rows(server=server.handle, request=request)
+                end_on_server(
+                    ops.apply_rows(server=server.handle, request=request)
+                )
 
     def count(self) -> dict[str, Counts]:
         """Returns the counters of all servers, by device."""
@@ -331,6 +337,18 @@ class StepOps:
             ],
             "rounding_seed": self._rounding_seed,
         }
+
+
+def end_on_server(result: tf.Tensor) -> tf.Tensor:
+    """Returns `result`, and lets a step end without a message about its op.
+
+    A call of the traced step ends after all ops on the servers have run. A
+    control dependency of the results of the step on such an op would only
+    require another message from the server to the worker.
+    """
+    if not tf.executing_eagerly():
+        tf_private.run_independently_of_results(result.op)
+    return result
 
 
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
