@@ -188,7 +188,7 @@ def test_a_process_ends_after_its_peer_and_a_restart_resumes(start, tmp_path):
         ),
         (
             "lookup_outside_of_a_step",
-            "`call` must be called inside `strategy.run`",
+            "must be used in a tf.function: the processes exchange ids",
         ),
         ("equal_rates", "trained"),
         (

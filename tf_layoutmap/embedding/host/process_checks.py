@@ -218,9 +218,12 @@ def check_rates(
                 [
                     "A learning rate that is a function must return the same "
                     "number in all replicas. It returned ",
-                    text(rates[0, table]),
+                    text(rates[0, table], shortest=True),
                     " in process 0 and ",
-                    text(tf.gather_nd(rates, tf.stack([replica, table]))),
+                    text(
+                        tf.gather_nd(rates, tf.stack([replica, table])),
+                        shortest=True,
+                    ),
                     " in process ",
                     text(replica // num_local),
                     " for table ",
