@@ -61,16 +61,6 @@ ONE_REPLICA_OF_PROCESSES = Impossible(
     "A `ShardedEmbedding` is trained by one replica per step. "
     "`tlm.layers.TPUEmbedding` supports several processes.",
 )
-NO_KEYS_IN_LAYER = NotYet(
-    "open vocabulary is not supported under MultiWorkerMirroredStrategy",
-    "A `ShardedEmbedding` with an open vocabulary does not support several "
-    "processes. A `tlm.TPUEmbedding` does.",
-)
-NO_COLLECTIVE_CALL = NotYet(
-    "must not be called under MultiWorkerMirroredStrategy",
-    "Each process has a copy of the vocabulary, and a call in one process "
-    "would change only this copy.",
-)
 NO_KEYS_IN_SHARDS = NotYet(
     'must be None with over_processes="sharded"',
     "Tables that are sharded over processes do not support keys.",
@@ -78,10 +68,6 @@ NO_KEYS_IN_SHARDS = NotYet(
 ONE_PROCESS_HAS_ROWS = NotYet(
     "sharded over processes",
     "No process has all rows of a table that is sharded over processes.",
-)
-NO_DELTAS_OF_PROCESSES = NotYet(
-    "under a strategy with several processes",
-    "Deltas of several processes are not supported.",
 )
 NO_DELTAS_ON_SERVERS = NotYet(
     "requires the host engine. Received: a TPUEmbedding",
@@ -135,10 +121,6 @@ KERAS_3_PROCESSES = NotYet(
     "Attempt to convert a value",
     "`fit` of Keras 3.15 does not support `MultiWorkerMirroredStrategy`, not "
     "even for models without tables. `fit` of tf_keras does.",
-)
-ONE_CALL_ON_SERVERS = NotYet(
-    "on parameter servers must be called once in a training step",
-    "A layer whose tables are on servers is called once per step.",
 )
 ON_EVICT_ON_SERVERS = NotYet(
     "`on_evict` of tlm.OpenVocabulary must be None under Param",
@@ -206,28 +188,23 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "`evict`",
-                replicated=NO_COLLECTIVE_CALL,
                 sharded=NO_KEYS_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`resize`",
-                replicated=NO_COLLECTIVE_CALL,
                 sharded=NO_KEYS_IN_SHARDS,
                 servers=RESIZE_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`on_evict`",
-                replicated=NO_COLLECTIVE_CALL,
                 sharded=NO_KEYS_IN_SHARDS,
                 servers=ON_EVICT_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "deltas",
-                replicated=NO_DELTAS_OF_PROCESSES,
-                sharded=NO_DELTAS_OF_PROCESSES,
                 servers=NO_DELTAS_ON_SERVERS,
                 tpu=Impossible(
                     "`DeltaWriter` is only available with the host engine",
@@ -236,24 +213,13 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "deltas, open vocabulary",
-                replicated=NO_DELTAS_OF_PROCESSES,
                 sharded=NO_KEYS_IN_SHARDS,
                 servers=NO_DELTAS_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
-            row(
-                "`tlm.export`",
-                sharded=ONE_PROCESS_HAS_ROWS,
-                tpu=ROWS_ON_TPU,
-            ),
+            row("`tlm.export`", tpu=ROWS_ON_TPU),
             row("checkpoint"),
-            row(
-                "asynchronous checkpoint",
-                sharded=NotYet(
-                    "do not support asynchronous checkpoints",
-                    "All processes participate in a save of sharded tables.",
-                ),
-            ),
+            row("asynchronous checkpoint"),
             row(
                 "pipelining",
                 sharded=NotYet(
@@ -273,11 +239,7 @@ SECTIONS["loop"] = Section(
                 ),
             ),
             row("learning rate that is a function"),
-            row(
-                "reading a table",
-                sharded=ONE_PROCESS_HAS_ROWS,
-                tpu=ROWS_ON_TPU,
-            ),
+            row("reading a table", tpu=ROWS_ON_TPU),
             row(
                 "several local replicas",
                 host=REFERENCE,
@@ -299,30 +261,26 @@ SECTIONS["sharded"] = Section(
             row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
             row(
                 "`fit`, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`evict`",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`resize`",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 servers=RESIZE_ON_SERVERS,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`on_evict`",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 servers=ON_EVICT_ON_SERVERS,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
@@ -330,16 +288,14 @@ SECTIONS["sharded"] = Section(
             row("`tlm.export`", **OF_ONE_REPLICA),
             row(
                 "`tlm.export`, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row("`.keras` file", **OF_ONE_REPLICA),
             row(
                 "`.keras` file, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -349,10 +305,6 @@ SECTIONS["sharded"] = Section(
             row(
                 "optimizer with gradient accumulation",
                 **OF_ONE_REPLICA,
-                servers=NotYet(
-                    "must not accumulate gradients over parameter servers",
-                    "Servers apply each gradient of a table immediately.",
-                ),
                 mesh=NotYet(
                     "must not accumulate gradients of a table",
                     "On a mesh, gradients of a table with a separate optimizer "
@@ -362,10 +314,6 @@ SECTIONS["sharded"] = Section(
             row(
                 "constraint",
                 **OF_ONE_REPLICA,
-                servers=NotYet(
-                    "`embeddings_constraint` must be None on parameter servers",
-                    "A step that runs again would apply the constraint twice.",
-                ),
                 mesh=NO_CONSTRAINT_ON_MESH,
             ),
             row("regularizer", **OF_ONE_REPLICA, mesh=NO_CONSTRAINT_ON_MESH),
@@ -382,8 +330,7 @@ SECTIONS["sharded"] = Section(
             row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
+                **OF_PROCESSES,
                 mesh=NO_KEYS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -445,7 +392,6 @@ SECTIONS["tpu"] = Section(
             ),
             row(
                 "several calls of the layer in a step",
-                servers=ONE_CALL_ON_SERVERS,
                 **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
@@ -468,8 +414,6 @@ SECTIONS["tf_keras sharded"] = Section(
             row("`fit`, closed table", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
             row(
                 "`fit`, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
                 mesh=TF_KERAS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -488,8 +432,6 @@ SECTIONS["tf_keras sharded"] = Section(
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
-                replicated=NO_KEYS_IN_LAYER,
-                sharded=NO_KEYS_IN_LAYER,
                 mesh=TF_KERAS_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -517,23 +459,19 @@ SECTIONS["tf_keras tpu"] = Section(
             ),
             row(
                 "`tlm.export`",
-                sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
                 tpu=ROWS_ON_TPU,
             ),
             row(
                 "`.keras` file",
-                sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
             ),
             row(
                 "`.weights.h5` file",
-                sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
             ),
             row(
                 "`.h5` file",
-                sharded=ONE_PROCESS_HAS_ROWS,
                 mesh=LAYER_ON_MESH,
                 tpu=Impossible(
                     "A table on a TPU is not supported in legacy .h5 files",
@@ -544,7 +482,6 @@ SECTIONS["tf_keras tpu"] = Section(
             row("checkpoint", mesh=LAYER_ON_MESH),
             row(
                 "several calls of the layer in a step",
-                servers=ONE_CALL_ON_SERVERS,
                 mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
             ),

@@ -83,6 +83,11 @@ register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op"
 )
 
+# Registers a function that tells TensorFlow which other resources an op uses.
+register_resource_resolver = _private(
+    "framework.auto_control_deps", "register_acd_resource_resolver"
+)
+
 # Base class of the objects that tf.train.Checkpoint and tf.saved_model save.
 Trackable = _private("trackable.base", "Trackable")
 

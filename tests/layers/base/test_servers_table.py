@@ -89,3 +89,24 @@ def test_a_repeated_closure_completes_the_constraint_and_applies_it_once(table):
     np.testing.assert_array_equal(
         rows_of(table)[2], ((ROWS[2] - 1) / 2 - 1) / 2
     )
+
+
+def test_reads_and_updates_have_the_order_of_the_program(table):
+    @tf.function
+    def step():
+        before = table._variable.value()
+        update(table, [0, 2])
+        between = table._variable.value()
+        update(table, [0, 2])
+        table.constrain(tf.constant([0, 2]), halve)
+        return before, between, table._variable.value()
+
+    for _ in range(20):
+        start = rows_of(table)
+        before, between, after = (one.numpy() for one in step())
+        once, twice = start.copy(), start.copy()
+        once[[0, 2]] -= 1.0
+        twice[[0, 2]] = (once[[0, 2]] - 1.0) / 2
+        np.testing.assert_array_equal(before, start)
+        np.testing.assert_array_equal(between, once)
+        np.testing.assert_array_equal(after, twice)

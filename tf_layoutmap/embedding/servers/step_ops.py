@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.host import engine
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import closures, resource_order
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 
@@ -193,7 +193,16 @@ class StepOps:
         """
         for server in self.servers:
             with tf.device(server.device):
-                server.handle = ops.create_server(**self._describe(server))
+                described = self._describe(server)
+                server.handle = ops.create_server(**described)
+            resource_order.register(
+                server.handle,
+                [
+                    handle
+                    for name in _VARIABLES
+                    for handle in described[name]
+                ],
+            )
 
     def plan(
         self,
@@ -337,6 +346,10 @@ class StepOps:
             ],
             "rounding_seed": self._rounding_seed,
         }
+
+
+# The inputs of `create_server` that are lists of variables.
+_VARIABLES = ("shards", "slots", "rounding_steps", "state", "fetched_steps")
 
 
 def end_on_server(result: tf.Tensor) -> tf.Tensor:

@@ -274,7 +274,7 @@ class ServersTable(HostTable):
                 },
             }
         }
-        return step_ops.StepOps(
+        made = step_ops.StepOps(
             spec,
             variables,
             [[one.device for one in table.variables]],
@@ -282,6 +282,8 @@ class ServersTable(HostTable):
             rounding_seed=0,
             wire_dtype="float32",
         )
+        made.create_handles()
+        return made
 
 
 def _one_id_per_sample(ids: tf.Tensor) -> inputs.FeatureIds:

@@ -1,0 +1,122 @@
+"""Order of the ops of a traced step that use the same variables on servers.
+
+TensorFlow runs the ops of a `tf.function` that use the same resource in the
+order of the program. An op that reads or updates rows on a server has the
+resource of the server as its input instead of the variables, so TensorFlow
+cannot see which variables the op uses. This module passes the variables to
+TensorFlow. A read of a table after its update therefore returns the updated
+rows. Variables that a step does not use directly are not captured.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import tf_private
+
+# Maps the id of a server's handle to the ids of the handles of its variables.
+_variables_of: dict[int, frozenset[int]] = {}
+# Maps a graph to its number of captures and to the result of `_related`.
+_known: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, list[Any]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def register(handle: tf.Tensor, variables: Iterable[tf.Tensor]) -> None:
+    """Records the variables that ops with the handle of a server use.
+
+    Args:
+      handle: Handle of the resource of a server.
+      variables: Handles of the variables.
+    """
+    key = id(handle)
+    _variables_of[key] = frozenset(id(one) for one in variables)
+    weakref.finalize(handle, _variables_of.pop, key, None)
+
+
+def _source(tensor: Any) -> Any:
+    """Returns the tensor that a chain of captures passes to a function."""
+    while tf.is_symbolic_tensor(tensor):
+        outer = next(
+            (
+                external
+                for external, internal in getattr(tensor.graph, "captures", ())
+                if internal is tensor
+            ),
+            None,
+        )
+        if outer is None:
+            break
+        tensor = outer
+    return tensor
+
+
+def _related(graph: Any) -> dict[int, list[Any]]:
+    """Returns the captured resources that each captured server uses.
+
+    Args:
+      graph: Graph of a function.
+
+    Returns:
+      Maps the id of the captured handle of a server to the captured handles of
+      its variables, and of other servers with common variables.
+    """
+    captures = getattr(graph, "captures", ())
+    size = len(captures)
+    if graph in _known and _known[graph][0] == size:
+        return _known[graph][1]
+    servers, variables = [], {}
+    for external, internal in captures:
+        if internal.dtype != tf.resource:
+            continue
+        source = id(_source(external))
+        if source in _variables_of:
+            servers.append((internal, _variables_of[source]))
+        else:
+            variables[source] = internal
+    related = {
+        id(server): [
+            *(variables[one] for one in used if one in variables),
+            *(
+                other
+                for other, others in servers
+                if other is not server and used & others
+            ),
+        ]
+        for server, used in servers
+    }
+    _known[graph] = (size, related)
+    return related
+
+
+def _add_variables_of_servers(op: Any, reads: Any, writes: Any) -> bool:
+    """Adds the variables of servers to the resources that an op uses.
+
+    Args:
+      op: Op of a traced function.
+      reads: Set of the resources that the op reads.
+      writes: Set of the resources that the op reads and writes.
+
+    Returns:
+      Whether a set has changed.
+    """
+    if not _variables_of or not (reads or writes):
+        return False
+    related = _related(op.graph)
+    if not related:
+        return False
+    changed = False
+    for resources in (writes, reads):
+        for resource in list(resources):
+            for one in related.get(id(resource), ()):
+                if one not in resources and one not in writes:
+                    resources.add(one)
+                    changed = True
+    return changed
+
+
+tf_private.register_resource_resolver(_add_variables_of_servers)
