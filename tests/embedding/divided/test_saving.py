@@ -212,14 +212,3 @@ def test_other_savers_get_the_full_table():
     np.testing.assert_array_equal(
         saveable.specs[0].tensor.numpy(), source.values.numpy()
     )
-
-
-def test_an_asynchronous_save_raises(tmp_path):
-    """TensorFlow ignores a NotImplementedError of this kind."""
-    checkpoint = tf.train.Checkpoint(table=CountingTable().table)
-    with pytest.raises(RuntimeError, match="do not support asynchronous"):
-        checkpoint.save(
-            str(tmp_path / "saved"),
-            tf.train.CheckpointOptions(enable_async=True),
-        )
-    assert not list(tmp_path.iterdir())

@@ -24,8 +24,8 @@ from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.host import (
     changes,
     multi_process,
-    open_tables,
     processes,
+    resizing,
     step_strings,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
@@ -300,7 +300,7 @@ class HostBackend:
                 f"The capacity in `resize` of table {name!r}", repr(capacity)
             )
         self.flush()
-        spec = open_tables.spec_with_capacity(self._spec, table, capacity)
+        spec = resizing.spec_with_capacity(self._spec, table, capacity)
         engine = self._started
         try:
             engine.retire(
@@ -331,20 +331,20 @@ class HostBackend:
         self._shapes.replace_spec(spec)
         step_strings.use_variables(self.strings, resized.variables)
         for by_name in old:
-            open_tables.empty_variables(by_name)
+            resizing.empty_variables(by_name)
         return resized
 
     def _resized(
         self, spec: config.EmbeddingSpec, table: int
-    ) -> tuple[open_tables.Resized, host_engine.HostEngine]:
+    ) -> tuple[resizing.Resized, host_engine.HostEngine]:
         """Returns resized variables and an engine, and calls `on_evict`."""
         name = spec.tables[table].name
-        with open_tables.resize_scope(self._variables[name]):
-            resized = open_tables.resize(
+        with resizing.resize_scope(self._variables[name]):
+            resized = resizing.resize(
                 spec, table, self._variables, self._partitioner
             )
             new_engine = self._make_engine(
-                open_tables.spec_with_capacity(
+                resizing.spec_with_capacity(
                     self._shapes.fix_spec(),
                     table,
                     spec.tables[table].vocabulary.settings.capacity,

@@ -197,11 +197,7 @@ class StepOps:
                 server.handle = ops.create_server(**described)
             resource_order.register(
                 server.handle,
-                [
-                    handle
-                    for name in _VARIABLES
-                    for handle in described[name]
-                ],
+                [handle for name in _VARIABLES for handle in described[name]],
             )
 
     def plan(
