@@ -65,10 +65,6 @@ NO_KEYS_IN_SHARDS = NotYet(
     'must be None with over_processes="sharded"',
     "Tables that are sharded over processes do not support keys.",
 )
-ONE_PROCESS_HAS_ROWS = NotYet(
-    "sharded over processes",
-    "No process has all rows of a table that is sharded over processes.",
-)
 NO_DELTAS_ON_SERVERS = NotYet(
     "requires the host engine. Received: a TPUEmbedding",
     "Changes of rows on servers are not recorded.",
@@ -130,6 +126,11 @@ RESIZE_ON_SERVERS = NotYet(
     "`resize` of a vocabulary is not supported on parameter",
     "The capacity of a vocabulary on servers is changed in a checkpoint, with "
     "`tlm.convert_vocabularies`.",
+)
+NO_SHARDS_IN_LEGACY_FILES = Impossible(
+    "sharded over processes is not supported in legacy .h5 files",
+    "A legacy `.h5` file can only contain values of `tf.Variable` objects, and "
+    "no process has all rows in a variable. Use `.weights.h5`.",
 )
 NO_TABLES_IN_LEGACY_FILES = Impossible(
     "an instance of `tf.Variable` is not supported in h5, use",
@@ -472,6 +473,7 @@ SECTIONS["tf_keras tpu"] = Section(
             ),
             row(
                 "`.h5` file",
+                sharded=NO_SHARDS_IN_LEGACY_FILES,
                 mesh=LAYER_ON_MESH,
                 tpu=Impossible(
                     "A table on a TPU is not supported in legacy .h5 files",

@@ -183,6 +183,8 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
     one.vocabularies["items"].evict_expired()
     runtime.train(one, batches_of(2, seed=1, keys=30))
     values = runtime.values(one)
+    if not runtime.is_first:  # Only the first process calls `on_evict`.
+        return values
     keys = np.concatenate([part.keys for part in gone])
     order = np.argsort(keys)
     return {
@@ -211,7 +213,7 @@ def rows_with_deltas(
     """Returns a checkpoint that consists of a base and two deltas."""
     runtime.train(one, batches_of(2, keys=keys))
     base = shared_path(runtime, runtime.write(one, "base"))
-    folder = runtime.path("deltas")
+    folder = shared_path(runtime, "deltas")
     writer = tlm.DeltaWriter(one, folder, base=base)
     for seed in (1, 2):
         runtime.train(one, batches_of(1, seed=seed, keys=keys))
@@ -241,7 +243,7 @@ def export(runtime: Runtime) -> dict[str, Array]:
         ],
     )
     ids, _ = batches_of(1, seed=1)[0]
-    return served_rows(path, ids)
+    return served_rows(shared_path(runtime, path), ids)
 
 
 @program("checkpoint")

@@ -173,7 +173,7 @@ def export(runtime: Runtime, version: Any) -> dict[str, Array]:
     path = runtime.path("exported")
     tlm.export(model, path)
     ids, _ = data(1, seed=1)
-    served = tf.saved_model.load(path)
+    served = tf.saved_model.load(steps.shared_path(runtime, path))
     found = served.serve({name: tf.constant(one) for name, one in ids.items()})
     return {"served": found.numpy()}
 
