@@ -148,8 +148,8 @@ MUTATIONS = [
     Mutation(
         "off by one: gradients are applied one step too late",
         "layers/keras3/row_optimizer.py",
-        "(optimizer._iterations.value + 1) % steps, 0",
-        "optimizer._iterations.value % steps, 0",
+        "(counter.value + 1) % steps, 0",
+        "counter.value % steps, 0",
         ("tests/layers/keras3/test_fit.py", "-k", "accumulated"),
     ),
     Mutation(
