@@ -21,14 +21,15 @@ from absl import app
 
 import tf_layoutmap as tlm
 from benchmarks import timing, workloads
+from benchmarks.open_vocabulary import (
+    CAPACITY,
+    DIM,
+    IDS_PER_SAMPLE,
+    LOAD,
+    NUM_NEW,
+    NUM_SAMPLES,
+)
 from benchmarks.vocabularies import memory
-
-CAPACITY = 1_000_000
-LOAD = 0.85
-DIM = 16
-NUM_SAMPLES = 8192
-IDS_PER_SAMPLE = 20
-NUM_NEW = 100_000
 
 
 def _texts(rows: np.ndarray) -> tf.Tensor:

@@ -155,6 +155,13 @@ OF_PROCESSES: dict[str, State] = {
     "sharded": KERAS_3_PROCESSES,
 }
 
+# Cells of rows about open vocabularies in `fit` of Keras 3.
+OF_KEYS: dict[str, State] = {
+    **OF_PROCESSES,
+    "mesh": NO_KEYS_ON_MESH,
+    "tpu": NO_KEYS_ON_TPU,
+}
+
 # Cells of rows that require one replica.
 OF_ONE_REPLICA: dict[str, State] = {
     "mirrored": ONE_REPLICA,
@@ -262,43 +269,31 @@ SECTIONS["sharded"] = Section(
             row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
             row(
                 "`fit`, open vocabulary",
-                **OF_PROCESSES,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
+                **OF_KEYS,
             ),
             row(
                 "`evict`",
-                **OF_PROCESSES,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
+                **OF_KEYS,
             ),
             row(
                 "`resize`",
-                **OF_PROCESSES,
+                **OF_KEYS,
                 servers=RESIZE_ON_SERVERS,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`on_evict`",
-                **OF_PROCESSES,
+                **OF_KEYS,
                 servers=ON_EVICT_ON_SERVERS,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
             ),
             row("`tlm.export`", **OF_ONE_REPLICA),
             row(
                 "`tlm.export`, open vocabulary",
-                **OF_PROCESSES,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
+                **OF_KEYS,
             ),
             row("`.keras` file", **OF_ONE_REPLICA),
             row(
                 "`.keras` file, open vocabulary",
-                **OF_PROCESSES,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
+                **OF_KEYS,
             ),
             row("`.weights.h5` file", **OF_ONE_REPLICA),
             row("checkpoint", **OF_ONE_REPLICA),
@@ -331,9 +326,7 @@ SECTIONS["sharded"] = Section(
             row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
-                **OF_PROCESSES,
-                mesh=NO_KEYS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
+                **OF_KEYS,
             ),
             row("reading a table", **OF_ONE_REPLICA),
             row(

@@ -29,8 +29,8 @@ GROUPS = {
     "tpu": ("tpu",),
 }
 NUM_WORKERS = 2
-# Time limit of one cell. A measurement of another process can suspend a process
-# of a group for some time.
+# Time limit of one cell, in seconds. The limit is long, because other programs
+# can delay a process.
 CELL_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 # Exit code of a process after collectives have failed. TensorFlow cannot use

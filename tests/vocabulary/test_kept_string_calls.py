@@ -135,7 +135,7 @@ def test_written_labels_and_sampled_keys_keep_their_strings():
     assert sorted(vocabulary.keys().numpy().tolist()) == [b"a", b"b", b"c"]
     rows = one({"ids": tf.constant(["b", "c", "a"])})["ids"]
     np.testing.assert_array_equal(rows, np.arange(9).reshape(3, 3))
-    # Of new keys that are only hashes, the strings are not known.
+    # The string of a key that is written as a hash is unknown.
     vocabulary.write(tlm.ops.StoredKeys(tf.constant(hashes(["d"]))))
     assert sorted(strings_of(vocabulary), key=str) == [None, b"a", b"b", b"c"]
     assert vocabulary.stats()["num_collisions"] == 0

@@ -106,8 +106,8 @@ class StepBody:
     def _call_step(self, batch: Any) -> Any:
         if self._condition is None:
             return self._strategy.run(self._step, args=(batch,))
-        # The condition is outside of `strategy.run`, because TensorFlow does
-        # not support variable updates in a condition of a replica.
+        # The condition is outside `strategy.run`, because TensorFlow cannot
+        # update variables in a condition inside `strategy.run`.
         return tf.cond(
             self._condition(),
             lambda: self._strategy.run(self._step, args=(batch, True)),

@@ -80,7 +80,7 @@ struct SearchArgs {
 };
 
 struct SearchResult {
-  // Whether one of the keys is the value that marks empty lanes.
+  // Whether a key equals the value of empty lanes.
   bool has_empty_key = false;
   // Number of buckets that the searches visited.
   int64_t num_probes = 0;

@@ -70,8 +70,8 @@ inline unsigned LanesWith(const int64_t* keys, int64_t key) {
 constexpr int64_t kBlock = 128;
 
 // Computes the upper 32 bits of the hash of up to `kBlock` keys. Returns true
-// if one of the keys is the value that marks empty lanes. The compiler can
-// vectorize both loops, because each loop has values of one size.
+// if a key equals the value of empty lanes. The compiler can vectorize both
+// loops, because each loop has values of one size.
 inline bool HashBlock(const int64_t* keys, int64_t size, uint64_t* bits) {
   for (int64_t i = 0; i < size; ++i) {
     bits[i] = Mix(static_cast<uint64_t>(keys[i])) >> 32;
@@ -171,8 +171,8 @@ struct KeyBlock {
   uint32_t segments[kBlock];
 };
 
-// Computes the block of the keys that start with `first`. Returns true if one
-// of the keys is the value that marks empty lanes.
+// Computes the block of the keys that start with `first`. Returns true if a
+// key equals the value of empty lanes.
 bool MakeBlock(const SearchArgs& args, int64_t first, KeyBlock* block) {
   const auto num_segments = static_cast<uint64_t>(args.num_segments);
   const auto num_buckets = static_cast<uint64_t>(args.buckets_per_segment);

@@ -84,8 +84,8 @@ struct SegmentKeys {
 template <typename Segment>
 class AdmitSegment {
  public:
-  // The constructor's `rows` are the rows of all keys relative to the first row
-  // of their segment, in the order of the search.
+  // `rows` contains one row per key in the order in which the keys are
+  // searched. Each row is relative to the first row of the key's segment.
   AdmitSegment(const BucketLayout& layout, const VocabularyPolicy& policy,
                const VocabularyStep& step, const KeyKernels& kernels,
                const Segment& segment, Span<uint32_t> rows, SegmentKeys* keys)
@@ -120,9 +120,9 @@ class AdmitSegment {
     }
   }
 
-  // Uses the result of a `BatchSearch` instead of finding the keys. `found` are
-  // the rows of the segment's keys, which are overwritten. `keys` are the keys
-  // of the batch.
+  // Uses the result of a `BatchSearch` instead of finding the keys. `found`
+  // contains the rows of the segment's keys, and is overwritten. `keys`
+  // contains all keys in the batch.
   void TakeFound(Span<RowUse> found, Span<const int64_t> keys) {
     s_.uses = found;
     RowUse* const uses = found.data();
