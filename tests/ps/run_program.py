@@ -11,11 +11,12 @@ import pathlib
 import sys
 import unittest.mock
 
+import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
-from tf_layoutmap.ps import rounds
+from tf_layoutmap.ps import step_closure
 
 # `sys.argv` contains no folder if pytest imports this file.
 tpu = tf.tpu.experimental.embedding
@@ -130,7 +131,9 @@ def a_step_without_gradients(strategy):
 
         return step
 
-    with unittest.mock.patch.object(rounds.logging, "warning", warnings.append):
+    with unittest.mock.patch.object(
+        step_closure.logging, "warning", warnings.append
+    ):
         run(strategy, one, "reads", look_up(False)).steps(2)
         run(strategy, one, "forgets", look_up(True)).steps(2)
     return [warnings, is_exact(one, 0)]
@@ -286,6 +289,102 @@ def a_dataset_created_outside(strategy):
     return [errors, is_exact(one, 3)]
 
 
+def closures_of_several_steps(strategy):
+    """Runs closures whose number of steps does not divide the total number."""
+    one = make_embedding(strategy)
+    tested = run(strategy, one, "several", steps_per_closure=3)
+    results = [float(tested.steps(count)) for count in (7, 1, 3)]
+    return [results, tested.num_done, is_exact(one, 11)]
+
+
+# Batches of the cases about prefetched rows. A batch and the next one have
+# different ids; a batch and the one after the next have common ids.
+BATCHES = np.int64([[2, 6, 2], [1, 3, 5], [6, 0, 4], [5, 3, 3]])
+
+
+def train_on(one, batch):
+    one.enqueue(batch)
+    activations = one.dequeue()
+    one.apply_gradients(activations)
+    return activations
+
+
+def adagrad_table(**options):
+    config = tpu.FeatureConfig(
+        tpu.TableConfig(
+            8, 4, initializer=tf.constant_initializer(0.25), name="t"
+        )
+    )
+    return tlm.TPUEmbedding(config, tpu.Adagrad(0.5), **options)
+
+
+def order_on_a_server(graph):
+    """Returns whether each read of rows follows each update, by program order.
+
+    All ops are on the server of the first read.
+    """
+    ops = graph.get_operations()
+    reads = [one for one in ops if one.type == "LayoutMap>FetchServerRows"]
+    updates = [one for one in ops if one.type == "LayoutMap>ApplyRows"]
+
+    def ancestors(op):
+        found, todo = set(), [op]
+        while todo:
+            one = todo.pop()
+            before = {tensor.op for tensor in one.inputs}
+            before.update(one.control_inputs)
+            todo.extend(before - found)
+            found |= before
+        return found
+
+    device = reads[0].device
+    updates = [one for one in updates if one.device == device]
+    # A worker computes the gradients of a step before the update.
+    gradients = [one for one in ops if one.type == "LayoutMap>FoldGradients"]
+    reads = [one for one in reads if one.device == device]
+    for read in reads:
+        before = ancestors(read)
+        assert [one in before for one in updates] == [
+            one in before for one in gradients
+        ]
+    return [[update in ancestors(read) for update in updates] for read in reads]
+
+
+def prefetched_rows(strategy):
+    """Trains with prefetched rows, and returns a list of results for each run.
+
+    A list consists of whether the rows are the rows of the host, the maximum
+    staleness, and the order of reads and updates.
+    """
+    host = adagrad_table()
+    for number in range(12):
+        train_on(host, tf.constant(BATCHES[number % len(BATCHES)]))
+    (expected,) = host.embedding_tables.values()
+    found = {}
+    for prefetch_steps in (0, 1, 3):
+        with strategy.scope():
+            one = adagrad_table(
+                partitioner=tlm.partitioners.FixedShardsPartitioner(2)
+            )
+        tested = run(
+            strategy,
+            one,
+            f"prefetched{prefetch_steps}",
+            lambda batch, one=one: tf.reduce_sum(train_on(one, batch)),
+            lambda: tf.data.Dataset.from_tensor_slices(BATCHES).repeat(),
+            steps_per_closure=5,
+            prefetch_steps=prefetch_steps,
+        )
+        tested.steps(12)
+        (table,) = one.embedding_tables.values()
+        found[prefetch_steps] = [
+            bool((table.numpy() == expected.numpy()).all()),
+            one.stats()["staleness"]["max"],
+            order_on_a_server(tested._rounds._closure._traced[5].graph),
+        ]
+    return found
+
+
 def folder_that_is_a_file(strategy):
     (FOLDER / "file").touch()
     run(strategy, None, "file")
@@ -316,6 +415,8 @@ CASES = {
             changes_between_steps_are_saved,
             a_step_without_a_batch,
             a_dataset_created_outside,
+            closures_of_several_steps,
+            prefetched_rows,
         ]
     },
     "no_objects": refusal(objects={}),
@@ -324,6 +425,7 @@ CASES = {
     "no_time": refusal(save_every="soon"),
     "no_time_to_connect": lambda strategy: tlm.ps.connect(timeout_seconds="a"),
     "nothing_kept": refusal(max_to_keep=0),
+    "too_many_prefetched": refusal(prefetch_steps=1),
     "a_name": refusal(allow_missing="dense"),
     "fewer_steps": lambda strategy: run(
         strategy, make_embedding(strategy), "fewer"

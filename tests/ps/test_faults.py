@@ -28,8 +28,10 @@ def check(found, *, first=0):
 @pytest.mark.parametrize(
     "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
 )
-@pytest.mark.parametrize("steps", [1, 8])
-def test_each_step_counts_once_if_workers_restart(tmp_path, restarts, steps):
+@pytest.mark.parametrize("steps, prefetched", [(1, 0), (8, 0), (8, 1)])
+def test_each_step_counts_once_if_workers_restart(
+    tmp_path, restarts, steps, prefetched
+):
     dice = random.Random(1)
     with Cluster(tmp_path) as cluster:
         # With these options, a closure takes most of its time after its updates
@@ -40,6 +42,7 @@ def test_each_step_counts_once_if_workers_restart(tmp_path, restarts, steps):
                     "work": 30000,
                     "chunk": 4 * steps,
                     "steps_per_closure": steps,
+                    "prefetch_steps": prefetched,
                 }
             )
         )

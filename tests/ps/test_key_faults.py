@@ -12,13 +12,23 @@ from tests.ps.train_keys import RATE
 pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
-def test_keys_counts_and_rows_are_exact_if_workers_restart(tmp_path):
+@pytest.mark.parametrize("steps, prefetched", [(1, 0), (4, 1)])
+def test_keys_counts_and_rows_are_exact_if_workers_restart(
+    tmp_path, steps, prefetched
+):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
         # With these options, a closure takes most of its time after its updates
         # were sent, so workers often die at that time.
         cluster.train(
-            json.dumps({"work": 20000, "chunk": 4}),
+            json.dumps(
+                {
+                    "work": 20000,
+                    "chunk": 4 * steps,
+                    "steps_per_closure": steps,
+                    "prefetch_steps": prefetched,
+                }
+            ),
             module="tests.ps.train_keys",
         )
         cluster.wait_for("DONE", 90)
@@ -29,8 +39,8 @@ def test_keys_counts_and_rows_are_exact_if_workers_restart(tmp_path):
             cluster.restart("worker", dice.randrange(2))
             if deaths >= 5 and "REPEATED" in cluster.log("chief").read_text():
                 break
-        # Each closure inserts 24 keys, so that the table becomes full.
-        cluster.wait_for("DONE 8", 60)
+        # Each step inserts 24 keys, so that the table becomes full.
+        cluster.wait_for(f"DONE {8 * steps}", 60)
         found = cluster.finish(60)
     done = found["num_done"]
     assert found["num_repeated"] > 0

@@ -89,6 +89,27 @@ def test_a_dataset_created_outside_raises_and_later_runs_work(found):
     assert is_right
 
 
+def test_each_step_counts_once_in_closures_of_several_steps(found):
+    results, num_done, is_right = found["closures_of_several_steps"]
+    # The results are sums of the row before the last step.
+    assert results == [-2.0 * 6, -2.0 * 7, -2.0 * 10]
+    assert num_done == 11
+    assert is_right
+
+
+def test_prefetched_rows_miss_only_updates_of_the_last_steps(found):
+    cases = found["prefetched_rows"]
+    for prefetch_steps, (is_right, staleness, follows) in cases.items():
+        most = int(prefetch_steps)
+        # A step and the next step have no common ids.
+        assert is_right or most > 1
+        assert staleness <= most
+        # Whether a read follows an update in the traced closure.
+        assert follows == [
+            [update < read - most for update in range(5)] for read in range(5)
+        ]
+
+
 @pytest.mark.parametrize(
     "case, words",
     [
@@ -102,6 +123,7 @@ def test_a_dataset_created_outside_raises_and_later_runs_work(found):
         ("no_time", "`save_every` must be like"),
         ("no_time_to_connect", "`timeout_seconds` must be like"),
         ("nothing_kept", "`max_to_keep` must be at least 1"),
+        ("too_many_prefetched", "must be less than `steps_per_closure`"),
         ("a_name", "`allow_missing` must be a bool or a list of names"),
         ("fewer_steps", "`count` must be at least 0"),
     ],

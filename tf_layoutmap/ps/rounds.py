@@ -1,6 +1,5 @@
 """Runs closures in rounds. Between two rounds, no closure is pending.
 
-`StepClosure` is the function that a coordinator schedules for one step.
 `Rounds` schedules closures, waits for them, and runs failed closures again.
 `_Failures` decides which failed closures of a round run again.
 """
@@ -13,250 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from absl import logging
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.servers import closures
 from tf_layoutmap.layout import mesh_step
-from tf_layoutmap.ps import datasets, messages, waiting
-
-_APPLY = "LayoutMap>ApplyRows"
-
-# If a CancelledError contains this text, TensorFlow's coordinator runs the
-# closure again, without a limit.
-_RETRIED_ERROR_TEXT = "/job:"
-_MAX_CANCELLED = 3
-
-
-class InputCancelledError(RuntimeError):
-    """The iterator of a worker was cancelled, and returns no more batches."""
-
-
-class StepClosure:
-    """One or more steps, each of which uses the next batch of a worker.
-
-    Each step has a number, also within a closure, so that a repeated closure
-    repeats only the steps that servers have not applied.
-
-    Workers call the closure as a Python function, because a coordinator cannot
-    cancel a Python function. If another closure fails, this closure therefore
-    finishes its steps on all servers. The iterator of this closure remains
-    usable, because TensorFlow does not cancel the iterator.
-    """
-
-    def __init__(
-        self,
-        coordinator: Any,
-        body: Callable[[Any], Any],
-        max_steps: int = 1,
-        *,
-        joins_results: bool = False,
-    ):
-        """Creates the closure. `trace` traces it.
-
-        Args:
-          coordinator: A ClusterCoordinator.
-          body: Function that runs one step, and is called with the iterator of
-            a worker. All functions that `body` calls must be traced inside this
-            closure, because a function that was traced elsewhere does not use
-            the number of the step.
-          max_steps: Maximum number of steps of a call.
-          joins_results: Whether the result of a call contains the results of
-            all its steps. In this case, `body` must return a float64 vector,
-            and the result of a call is the concatenation of these vectors. By
-            default, a call returns the result of its last step.
-        """
-        self._coordinator = coordinator
-        self._max_steps = max_steps
-        self._applied: list[Any] = []
-        self._traced: Any = None
-
-        def step(iterator, epoch_and_number):
-            state = closures.begin(epoch_and_number)
-            result = body(iterator)
-            self._record_trace(state)
-            return result
-
-        def joined(iterator, numbers):
-            num_steps = tf.shape(numbers)[0]
-            results = tf.TensorArray(
-                tf.float64, num_steps, infer_shape=False, element_shape=[None]
-            )
-            for i in tf.range(num_steps):
-                tf.autograph.experimental.set_loop_options(
-                    parallel_iterations=1
-                )
-                results = results.write(i, step(iterator, numbers[i]))
-            return results.concat()
-
-        @tf.function
-        def closure(iterator, numbers):
-            if max_steps > 1 and joins_results:
-                return joined(iterator, numbers)
-            if max_steps > 1:
-                # The loop is sequential, because each step uses the rows that
-                # the previous step has updated.
-                for i in tf.range(tf.shape(numbers)[0] - 1):
-                    tf.autograph.experimental.set_loop_options(
-                        parallel_iterations=1
-                    )
-                    step(iterator, numbers[i])
-            return step(iterator, numbers[-1])
-
-        self._function = closure
-
-    def trace(self, iterator: Any) -> None:
-        """Traces the closure.
-
-        Args:
-          iterator: Per-worker iterator of the coordinator.
-
-        Raises:
-          ValueError: If the step calls a function that applies gradients and
-            was traced outside of the closure.
-        """
-        self._traced = tf_private.trace_for_workers(
-            self._coordinator,
-            self._function,
-            iterator,
-            tf.TensorSpec([1 if self._max_steps == 1 else None, 2], tf.int64),
-        )
-
-    def schedule(
-        self, iterator: Any, epoch: int, numbers: Sequence[int]
-    ) -> Any:
-        """Schedules a call of the closure on any worker.
-
-        Args:
-          iterator: As for `trace`.
-          epoch: An epoch that has not been ended by `move_to_epoch`.
-          numbers: Numbers of the steps in their epoch.
-
-        Returns:
-          The future result of the call. If the iterator of the worker was
-          cancelled, waiting for the result raises `InputCancelledError`.
-        """
-        return tf_private.schedule_call(
-            self._coordinator,
-            self._make_call(),
-            (
-                iterator,
-                tf.constant([[epoch, one] for one in numbers], tf.int64),
-            ),
-        )
-
-    def _make_call(self) -> Callable[[Any, tf.Tensor], Any]:
-        traced = self._traced
-        num_cancelled = 0
-
-        def call(iterator, numbers):
-            nonlocal num_cancelled
-            if tf_private.has_failed_closure(self._coordinator):
-                # The closure must not start. The coordinator removes closures
-                # from its queue only when all workers are idle.
-                raise tf.errors.CancelledError(
-                    None, None, "Not started, because another closure failed."
-                )
-            try:
-                return traced(iterator, numbers)
-            except tf.errors.CancelledError as error:
-                # No code cancels these calls deliberately. This error means
-                # that a connection was interrupted, or that an op of this
-                # worker failed while its iterator was waiting for a batch.
-                num_cancelled += 1
-                if (
-                    _RETRIED_ERROR_TEXT in str(error)
-                    and num_cancelled <= _MAX_CANCELLED
-                ):
-                    raise
-                cause = error
-            raise InputCancelledError(
-                "The dataset of a worker was cancelled, because another "
-                "op of the step failed while the dataset waited for a batch. "
-                "A step must use its batch before any other op in it can "
-                f"fail. Received: {cause}"
-            )
-
-        return call
-
-    def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
-        """Ends an epoch on all servers; see `AppliedClosures`.
-
-        Returns:
-          One set of step numbers for each server of each embedding that the
-          step trains. The set contains the steps that the server has applied in
-          `epoch`. The list is empty if the step trains no embedding.
-        """
-        return [
-            numbers
-            for one in self._applied
-            for numbers in one.move_to_epoch(epoch, next_epoch)
-        ]
-
-    @tf.autograph.experimental.do_not_convert
-    def _record_trace(self, state: closures.Closure) -> None:
-        """Checks and stores the state after a trace of the closure."""
-        _check_tokens(state)
-        # Duplicates are removed, because a step may contain several
-        # `apply_gradients` of the same embedding, for example in branches. A
-        # closure of several steps is traced twice, with the same embeddings.
-        self._applied = list(dict.fromkeys(state.applied))
-
-
-def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
-    """Returns a closure body that runs a step with the worker's next batch.
-
-    Args:
-      strategy: A ParameterServerStrategy.
-      step_fn: Function that is called with a batch; may be a `tf.function`.
-    """
-    traced = getattr(step_fn, "python_function", step_fn)
-
-    def step(batch):
-        # Without this dependency, a step that does not use its batch could run
-        # without a batch.
-        with tf.control_dependencies(
-            tf.nest.flatten(batch, expand_composites=True)
-        ):
-            return traced(batch)
-
-    return lambda iterator: strategy.run(step, args=(next(iterator),))
-
-
-def _check_tokens(state: closures.Closure):
-    """Checks that servers can recognize repeated updates of a step.
-
-    Warns if the step has no updates.
-
-    Raises:
-      ValueError: If the step calls a function that applies gradients and was
-        traced outside of this closure.
-    """
-    if state.applied:
-        return
-    graph = tf.compat.v1.get_default_graph().as_graph_def()
-    nodes = [
-        *graph.node,
-        *(
-            node
-            for function in graph.library.function
-            for node in function.node_def
-        ),
-    ]
-    if any(node.op == _APPLY for node in nodes):
-        raise ValueError(
-            "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
-            "functions that were not traced before; do not decorate it, or the "
-            "functions that it calls, with tf.function. Received: a step that "
-            "calls a function that was traced elsewhere."
-        )
-    if state.num_enqueued:
-        logging.warning(
-            "The step enqueues for training and applies no gradients: closures "
-            "count, but the tables of the TPUEmbedding are not updated. "
-            "Call `apply_gradients`, or `enqueue(..., training=False)`."
-        )
-
+from tf_layoutmap.ps import datasets, messages, step_closure, waiting
 
 # Maximum number of steps in a round. This number must not exceed the window of
 # numbers that a server accepts.
@@ -310,6 +69,7 @@ class Rounds:
         deadline: float,
         seconds: float,
         steps_per_closure: int = 1,
+        prefetch_steps: int = 0,
         joins_results: bool = False,
     ):
         """Creates the object.
@@ -324,15 +84,17 @@ class Rounds:
             shorter.
           steps_per_closure: Number of steps that a worker runs per closure, at
             most `MAX_STEPS`.
+          prefetch_steps: As for `StepClosure`.
           joins_results: As for `StepClosure`.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
         )
-        self._closure = StepClosure(
+        self._closure = step_closure.StepClosure(
             self._coordinator,
             body,
             steps_per_closure,
+            prefetch_steps=prefetch_steps,
             joins_results=joins_results,
         )
         self._steps_per_closure = steps_per_closure
@@ -566,7 +328,7 @@ class _Failures:
         self._num_closures += _MAX_FAILURES + 1 if comes_again else len(failed)
         self._num_rounds += was_enough
         if self.batch_error is None and not isinstance(
-            error, InputCancelledError
+            error, step_closure.InputCancelledError
         ):
             self.batch_error = error
         self.last = error
@@ -584,7 +346,7 @@ class _Failures:
     @property
     def needs_new_iterators(self) -> bool:
         """Whether the workers must restart their datasets."""
-        return isinstance(self.last, InputCancelledError) or (
+        return isinstance(self.last, step_closure.InputCancelledError) or (
             self._num_rounds >= _MAX_NEXT_BATCHES
         )
 

@@ -19,6 +19,7 @@ from tf_layoutmap.ps import (
     guard,
     restarts,
     rounds,
+    step_closure,
     waiting,
 )
 
@@ -76,6 +77,7 @@ class Run:
         max_to_keep: int = 3,
         allow_missing: bool | Sequence[str] = False,
         steps_per_closure: int = 1,
+        prefetch_steps: int = 0,
     ):
         """Creates the run, and restores the newest checkpoint, if any.
 
@@ -109,6 +111,13 @@ class Run:
             less time per step, and `step_deadline` limits the time of more
             steps. At most 512 steps are in flight, so `512 / steps_per_closure`
             workers have work. Each update is still applied exactly once.
+          prefetch_steps: With 1, a worker reads the rows of the next step of a
+            closure from the tables of a `tlm.TPUEmbedding` while it computes
+            the current step. The rows can then miss the update of the current
+            step, and `embedding.stats()["staleness"]` counts this update. All
+            other variables are read and updated in the order of the steps. With
+            a larger number, rows are read that many steps earlier. Must be less
+            than `steps_per_closure`.
 
         Raises:
           TypeError: If a function is not callable, or an argument has a wrong
@@ -148,6 +157,14 @@ class Run:
             lowest=1,
             highest=rounds.MAX_STEPS,
         )
+        checks.check_int("prefetch_steps", prefetch_steps, lowest=0)
+        if prefetch_steps >= steps_per_closure:
+            raise ValueError(
+                "Argument `prefetch_steps` must be less than "
+                "`steps_per_closure`, because a worker prefetches only rows of "
+                "the same closure. Received: prefetch_steps="
+                f"{prefetch_steps}, steps_per_closure={steps_per_closure}."
+            )
         if isinstance(allow_missing, str):
             raise TypeError(
                 "Argument `allow_missing` must be a bool or a list of names. "
@@ -166,12 +183,13 @@ class Run:
         num_workers = sum(one.job == "worker" for one in all_processes)
         self._rounds = rounds.Rounds(
             strategy,
-            rounds.step_of_batch(strategy, step_fn),
+            step_closure.step_of_batch(strategy, step_fn),
             datasets.worker_dataset_function(dataset_fn, num_workers),
             num_workers=num_workers,
             deadline=self._deadline,
             seconds=min(_ROUND_SECONDS, self._save_seconds),
             steps_per_closure=steps_per_closure,
+            prefetch_steps=prefetch_steps,
         )
         self.num_done = self._restore(allow_missing)
         self._target = 0

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.ps import rounds
+from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.ps import step_closure
 
 
 class Traced:
@@ -31,9 +32,8 @@ def make_call(monkeypatch):
     )
 
     def make(*errors):
-        closure = rounds.StepClosure(None, lambda iterator: iterator)
-        closure._traced = Traced(*errors)
-        return closure._make_call(), has_failed
+        closure = step_closure.StepClosure(None, lambda iterator: iterator)
+        return closure._make_call(Traced(*errors)), has_failed
 
     return make
 
@@ -45,14 +45,14 @@ def test_a_lost_connection_is_retried_a_limited_number_of_times(
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):
             call(1, 2)
-    with pytest.raises(rounds.InputCancelledError, match="of /job:ps"):
+    with pytest.raises(step_closure.InputCancelledError, match="of /job:ps"):
         call(1, 2)
     assert call(1, 2) == (1, 2)
 
 
 def test_other_cancellations_are_attributed_to_the_iterator(make_call):
     call, _ = make_call(cancelled("GetNext"))
-    with pytest.raises(rounds.InputCancelledError, match="GetNext"):
+    with pytest.raises(step_closure.InputCancelledError, match="GetNext"):
         call(1, 2)
 
 
@@ -61,3 +61,61 @@ def test_a_closure_does_not_start_after_another_has_failed(make_call):
     has_failed.append(True)
     with pytest.raises(tf.errors.CancelledError, match="Not started"):
         call(1, 2)
+
+
+def traced_steps(max_steps, num_steps, monkeypatch, **limits):
+    """Returns the batch and the token of each step of a call."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(step_closure, name, limit)
+
+    def body(iterator):
+        batch = tf.cast(next(iterator), tf.float64)
+        token = tf.cast(closures.token_to_fetch()[:2], tf.float64)
+        return tf.concat([[batch], token], axis=0)
+
+    closure = step_closure.StepClosure(
+        None, body, max_steps, joins_results=True
+    )
+    numbers = tf.constant([[9, 100 + one] for one in range(num_steps)])
+    iterator = iter(tf.data.Dataset.range(1000))
+    function = (
+        closure._all_steps if num_steps == max_steps else closure._some_steps
+    )
+    return function(iterator, numbers).numpy().reshape(-1, 3).tolist()
+
+
+@pytest.mark.parametrize(
+    "max_steps, num_steps",
+    [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3), (7, 7), (8, 8), (9, 9), (20, 20)],
+)
+def test_a_closure_runs_each_step_once_in_order(
+    max_steps, num_steps, monkeypatch
+):
+    expected = [[one, 9, 100 + one] for one in range(num_steps)]
+    assert traced_steps(max_steps, num_steps, monkeypatch) == expected
+    # Groups of two steps run in a loop.
+    assert (
+        traced_steps(max_steps, num_steps, monkeypatch, _MAX_GROUP=2)
+        == expected
+    )
+    # Groups have one step.
+    assert (
+        traced_steps(max_steps, num_steps, monkeypatch, _MAX_GROUP_OPS=1)
+        == expected
+    )
+
+
+def test_the_number_of_copies_of_a_step_is_limited():
+    for max_steps in (1, 16, 17, 18, 25, 200):
+        num_traces = 0
+
+        def body(iterator):
+            nonlocal num_traces
+            del iterator
+            num_traces += 1
+
+        closure = step_closure.StepClosure(None, body, max_steps)
+        closure._all_steps.get_concrete_function(
+            tf.constant(0), tf.zeros([max_steps, 2], tf.int64)
+        )
+        assert num_traces <= 2 * step_closure._MAX_GROUP + 1

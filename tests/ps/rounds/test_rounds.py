@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.ps import datasets, rounds
+from tf_layoutmap.ps import datasets, rounds, step_closure
 
 BAD = tf.errors.InvalidArgumentError(None, None, "a bad id")
 CANCELLED = tf.errors.CancelledError(None, None, "cancelled")
@@ -90,8 +90,8 @@ class Coordinator:
 class Closure:
     """Stand-in for StepClosure that calls the servers of the coordinator."""
 
-    def __init__(self, coordinator, body, max_steps, *, joins_results):
-        del body, joins_results
+    def __init__(self, coordinator, body, max_steps, **options):
+        del body, options
         self.coordinator = coordinator
         self.max_steps = max_steps
 
@@ -119,7 +119,7 @@ def make_rounds(monkeypatch):
             "ClusterCoordinator",
             lambda strategy: coordinator,
         )
-        monkeypatch.setattr(rounds, "StepClosure", Closure)
+        monkeypatch.setattr(step_closure, "StepClosure", Closure)
         monkeypatch.setattr(
             datasets, "check_worker_dataset_function", lambda traced: None
         )
@@ -289,7 +289,7 @@ def test_saving_an_interrupted_run_raises(make_rounds):
 
 
 def test_cancelled_iterators_are_created_again(make_rounds):
-    cancelled = rounds.InputCancelledError("its iterator was cancelled")
+    cancelled = step_closure.InputCancelledError("its iterator was cancelled")
     coordinator, tested = make_rounds(
         drawn_from([(cancelled, False, False, False)])
     )
@@ -300,7 +300,7 @@ def test_cancelled_iterators_are_created_again(make_rounds):
 
 
 def test_cancelled_iterators_are_created_a_limited_number_of_times(make_rounds):
-    cancelled = rounds.InputCancelledError("its iterator was cancelled")
+    cancelled = step_closure.InputCancelledError("its iterator was cancelled")
     coordinator, tested = make_rounds(lambda: (cancelled, True, False, False))
     ended = tested.run(3)
     assert ended.error is cancelled

@@ -119,9 +119,12 @@ class Closure:
       applied: For each call of `apply_gradients` so far, the records of the
         embedding's servers.
       num_enqueued: Number of calls of `enqueue` with `training=True` so far.
+      prefetch_steps: Number of earlier steps whose updates the rows of a step
+        may miss.
     """
 
     token: tf.Tensor
+    prefetch_steps: int = 0
     applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
     num_enqueued: int = 0
 
@@ -131,19 +134,23 @@ class Closure:
 _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
-def begin(numbers: tf.Tensor) -> Closure:
-    """Marks the function that is being traced as a closure.
+def begin(numbers: tf.Tensor, prefetch_steps: int = 0) -> Closure:
+    """Begins a step of a closure in the function that is being traced.
+
+    If the function contains several steps, the next call ends the step.
 
     Args:
       numbers: int64 `[2]` tensor with the epoch (at least 1) and the number of
-        the closure.
+        the step.
+      prefetch_steps: As for `tlm.ps.Run`.
     """
     # Each run of the function reads the time once, so the attempt is unique.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
     closure = Closure(
         tf.concat(
             [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0
-        )
+        ),
+        prefetch_steps,
     )
     setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
     return closure
@@ -176,6 +183,15 @@ def token_to_fetch() -> tf.Tensor:
     """Returns the token with which keys are looked up."""
     closure = _enclosing_closure()
     return tf.constant(_NONE, tf.int64) if closure is None else closure.token
+
+
+def prefetch_steps() -> int:
+    """Returns the `prefetch_steps` of the function that is being traced.
+
+    The result is 0 in functions inside of the closure, such as branches.
+    """
+    closure = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, None)
+    return 0 if closure is None else closure.prefetch_steps
 
 
 def _enclosing_closure() -> Closure | None:

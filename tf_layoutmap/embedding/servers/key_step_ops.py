@@ -183,15 +183,7 @@ class KeyStepOps(step_ops.StepOps):
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Looks up keys and reads rows, with one call per server."""
-        fetched = []
-        for server, request in zip(self.servers, requests):
-            with tf.device(server.device):
-                fetched.append(
-                    step_ops.end_on_server(
-                        ops.fetch_keys(server=server.handle, request=request)
-                    )
-                )
-        return fetched
+        return self._read(ops.fetch_keys, requests)
 
     def placed(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,11 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.host import engine
-from tf_layoutmap.embedding.servers import closures, resource_order
+from tf_layoutmap.embedding.servers import (
+    closures,
+    prefetching,
+    resource_order,
+)
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 
@@ -98,6 +102,7 @@ class StepOps:
         """
         self.spec = spec
         self._rounding_seed = rounding_seed
+        self._reads = prefetching.Reads()
         self.servers: list[Server] = []
         shard_servers = []
         for number, table in enumerate(spec.tables):
@@ -250,15 +255,22 @@ class StepOps:
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Reads the rows of a step, with one call per server."""
+        return self._read(ops.fetch_server_rows, requests)
+
+    def _read(
+        self, op: Callable[..., tf.Tensor], requests: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Calls an op with the resource and the request of each server."""
         fetched = []
-        for server, request in zip(self.servers, requests):
-            with tf.device(server.device):
+        for index, (server, request) in enumerate(zip(self.servers, requests)):
+            with (
+                tf.device(server.device),
+                self._reads.reading(
+                    index, server.device, server.handle
+                ) as handle,
+            ):
                 fetched.append(
-                    end_on_server(
-                        ops.fetch_server_rows(
-                            server=server.handle, request=request
-                        )
-                    )
+                    end_on_server(op(server=handle, request=request))
                 )
         return fetched
 
@@ -299,11 +311,15 @@ class StepOps:
             hyperparameters=list(hyperparameters),
             token=token,
         )
+        applied = []
         for server, request in zip(self.servers, requests):
             with tf.device(server.device):
-                end_on_server(
-                    ops.apply_rows(server=server.handle, request=request)
+                applied.append(
+                    end_on_server(
+                        ops.apply_rows(server=server.handle, request=request)
+                    )
                 )
+        self._reads.record_update(applied)
 
     def count(self) -> dict[str, Counts]:
         """Returns the counters of all servers, by device."""

@@ -1,0 +1,296 @@
+"""`StepClosure`, the function that a coordinator schedules for its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_layoutmap._core import tf_private
+from tf_layoutmap.embedding.servers import closures
+
+_APPLY = "LayoutMap>ApplyRows"
+
+# If a CancelledError contains this text, TensorFlow's coordinator runs the
+# closure again, without a limit.
+_RETRIED_ERROR_TEXT = "/job:"
+_MAX_CANCELLED = 3
+
+# A traced closure contains at most `2 * _MAX_GROUP` copies of a step, and fewer
+# if they would have more ops than `2 * _MAX_GROUP_OPS`.
+_MAX_GROUP = 8
+_MAX_GROUP_OPS = 4000
+
+
+class InputCancelledError(RuntimeError):
+    """The iterator of a worker was cancelled, and returns no more batches."""
+
+
+class StepClosure:
+    """One or more steps, each of which uses the next batch of a worker.
+
+    Each step has a number, also within a closure, so that a repeated closure
+    repeats only the steps that servers have not applied.
+
+    Workers call the closure as a Python function, because a coordinator cannot
+    cancel a Python function. If another closure fails, this closure therefore
+    finishes its steps on all servers. The iterator of this closure remains
+    usable, because TensorFlow does not cancel the iterator.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        body: Callable[[Any], Any],
+        max_steps: int = 1,
+        *,
+        prefetch_steps: int = 0,
+        joins_results: bool = False,
+    ):
+        """Creates the closure. `trace` traces it.
+
+        Args:
+          coordinator: A ClusterCoordinator.
+          body: Function that runs one step, and is called with the iterator of
+            a worker. All functions that `body` calls must be traced inside this
+            closure, because a function that was traced elsewhere does not use
+            the number of the step.
+          max_steps: Maximum number of steps of a call.
+          prefetch_steps: Number of earlier steps of the same call whose updates
+            the rows of a step may miss, because the rows are read while these
+            steps run. Must be less than `max_steps`.
+          joins_results: Whether the result of a call contains the results of
+            all its steps. In this case, `body` must return a float64 vector,
+            and the result of a call is the concatenation of these vectors. By
+            default, a call returns the result of its last step.
+        """
+        self._coordinator = coordinator
+        self._max_steps = max_steps
+        self._applied: list[Any] = []
+        # Maps the number of steps of a call to a concrete function. The key
+        # None is for all numbers other than `max_steps`.
+        self._traced: dict[int | None, Any] = {}
+
+        def step(iterator, epoch_and_number):
+            state = closures.begin(epoch_and_number, prefetch_steps)
+            result = body(iterator)
+            self._record_trace(state)
+            return result
+
+        def repeated(iterator, numbers, first, num_groups, size):
+            # Groups run one after the other.
+            results = tf.TensorArray(
+                tf.float64, num_groups, infer_shape=False, element_shape=[None]
+            )
+            for group in tf.range(num_groups):
+                tf.autograph.experimental.set_loop_options(
+                    parallel_iterations=1
+                )
+                parts = []
+                for place in range(size):
+                    number = numbers[first + group * size + place]
+                    parts.append(step(iterator, number))
+                if joins_results:
+                    results = results.write(group, tf.concat(parts, axis=0))
+            return results.concat() if joins_results else None
+
+        @tf.function
+        def all_steps(iterator, numbers):
+            results = [step(iterator, numbers[0])]
+            size = _group_size(max_steps, prefetch_steps)
+            num_groups = (max_steps - 2) // size
+            # A loop over steps on several devices costs more calls per step
+            # than separate copies of the step.
+            if num_groups < 2:
+                num_groups = 0
+            else:
+                results.append(repeated(iterator, numbers, 1, num_groups, size))
+            for place in range(1 + num_groups * size, max_steps):
+                results.append(step(iterator, numbers[place]))
+            return tf.concat(results, axis=0) if joins_results else results[-1]
+
+        @tf.function
+        def some_steps(iterator, numbers):
+            last = tf.shape(numbers)[0] - 1
+            results = [
+                repeated(iterator, numbers, 0, last, 1),
+                step(iterator, numbers[last]),
+            ]
+            return tf.concat(results, axis=0) if joins_results else results[-1]
+
+        self._all_steps, self._some_steps = all_steps, some_steps
+
+    def trace(self, iterator: Any) -> None:
+        """Traces the closure.
+
+        Args:
+          iterator: Per-worker iterator of the coordinator.
+
+        Raises:
+          ValueError: If the step calls a function that applies gradients and
+            was traced outside of the closure.
+        """
+        self._traced.clear()
+        self._trace(iterator, self._max_steps)
+
+    def schedule(
+        self, iterator: Any, epoch: int, numbers: Sequence[int]
+    ) -> Any:
+        """Schedules a call of the closure on any worker.
+
+        Args:
+          iterator: As for `trace`.
+          epoch: An epoch that has not been ended by `move_to_epoch`.
+          numbers: Numbers of the steps in their epoch.
+
+        Returns:
+          The future result of the call. If the iterator of the worker was
+          cancelled, waiting for the result raises `InputCancelledError`.
+        """
+        return tf_private.schedule_call(
+            self._coordinator,
+            self._make_call(self._trace(iterator, len(numbers))),
+            (
+                iterator,
+                tf.constant([[epoch, one] for one in numbers], tf.int64),
+            ),
+        )
+
+    def _trace(self, iterator: Any, num_steps: int) -> Any:
+        """Returns the concrete function for a number of steps."""
+        is_full = num_steps == self._max_steps
+        key = num_steps if is_full else None
+        if key not in self._traced:
+            self._traced[key] = tf_private.trace_for_workers(
+                self._coordinator,
+                self._all_steps if is_full else self._some_steps,
+                iterator,
+                tf.TensorSpec([key, 2], tf.int64),
+            )
+        return self._traced[key]
+
+    def _make_call(self, traced: Any) -> Callable[[Any, tf.Tensor], Any]:
+        num_cancelled = 0
+
+        def call(iterator, numbers):
+            nonlocal num_cancelled
+            if tf_private.has_failed_closure(self._coordinator):
+                # The closure must not start. The coordinator removes closures
+                # from its queue only when all workers are idle.
+                raise tf.errors.CancelledError(
+                    None, None, "Not started, because another closure failed."
+                )
+            try:
+                return traced(iterator, numbers)
+            except tf.errors.CancelledError as error:
+                # No code cancels these calls deliberately. This error means
+                # that a connection was interrupted, or that an op of this
+                # worker failed while its iterator was waiting for a batch.
+                num_cancelled += 1
+                if (
+                    _RETRIED_ERROR_TEXT in str(error)
+                    and num_cancelled <= _MAX_CANCELLED
+                ):
+                    raise
+                cause = error
+            raise InputCancelledError(
+                "The dataset of a worker was cancelled, because another "
+                "op of the step failed while the dataset waited for a batch. "
+                "A step must use its batch before any other op in it can "
+                f"fail. Received: {cause}"
+            )
+
+        return call
+
+    def move_to_epoch(self, epoch: int, next_epoch: int) -> list[set[int]]:
+        """Ends an epoch on all servers; see `AppliedClosures`.
+
+        Returns:
+          One set of step numbers for each server of each embedding that the
+          step trains. The set contains the steps that the server has applied in
+          `epoch`. The list is empty if the step trains no embedding.
+        """
+        return [
+            numbers
+            for one in self._applied
+            for numbers in one.move_to_epoch(epoch, next_epoch)
+        ]
+
+    @tf.autograph.experimental.do_not_convert
+    def _record_trace(self, state: closures.Closure) -> None:
+        """Checks and stores the state after a trace of the step."""
+        _check_tokens(state)
+        # Duplicates are removed, because a step may contain several
+        # `apply_gradients` of the same embedding, for example in branches. All
+        # traces of the step use the same embeddings.
+        self._applied = list(dict.fromkeys(state.applied))
+
+
+def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
+    """Returns a closure body that runs a step with the worker's next batch.
+
+    Args:
+      strategy: A ParameterServerStrategy.
+      step_fn: Function that is called with a batch; may be a `tf.function`.
+    """
+    traced = getattr(step_fn, "python_function", step_fn)
+
+    def step(batch):
+        # Without this dependency, a step that does not use its batch could run
+        # without a batch.
+        with tf.control_dependencies(
+            tf.nest.flatten(batch, expand_composites=True)
+        ):
+            return traced(batch)
+
+    return lambda iterator: strategy.run(step, args=(next(iterator),))
+
+
+@tf.autograph.experimental.do_not_convert
+def _group_size(max_steps: int, prefetch_steps: int) -> int:
+    """Returns the number of steps in an iteration of a loop over steps.
+
+    Args:
+      max_steps: Number of steps of the closure whose first step was traced.
+      prefetch_steps: As for `StepClosure`.
+    """
+    ops_per_step = len(tf.compat.v1.get_default_graph().get_operations())
+    size = min(_MAX_GROUP, _MAX_GROUP_OPS // ops_per_step, max_steps)
+    return max(1 + prefetch_steps, size)
+
+
+def _check_tokens(state: closures.Closure):
+    """Checks that servers can recognize repeated updates of a step.
+
+    Warns if the step has no updates.
+
+    Raises:
+      ValueError: If the step calls a function that applies gradients and was
+        traced outside of this closure.
+    """
+    if state.applied:
+        return
+    graph = tf.compat.v1.get_default_graph().as_graph_def()
+    nodes = [
+        *graph.node,
+        *(
+            node
+            for function in graph.library.function
+            for node in function.node_def
+        ),
+    ]
+    if any(node.op == _APPLY for node in nodes):
+        raise ValueError(
+            "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
+            "functions that were not traced before; do not decorate it, or the "
+            "functions that it calls, with tf.function. Received: a step that "
+            "calls a function that was traced elsewhere."
+        )
+    if state.num_enqueued:
+        logging.warning(
+            "The step enqueues for training and applies no gradients: closures "
+            "count, but the tables of the TPUEmbedding are not updated. "
+            "Call `apply_gradients`, or `enqueue(..., training=False)`."
+        )
