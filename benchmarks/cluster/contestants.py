@@ -33,6 +33,9 @@ WORKLOADS = {
         workloads.Workload("8 tables", (10_000,) * 8, 16, 1024, 1, 1),
         workloads.Workload("64 tables", (10_000,) * 64, 16, 1024, 1, 1),
         workloads.Workload("1 M rows", (1_000_000,), 16, 4096, 1, 1),
+        workloads.Workload(
+            "8 tables, 2,048 samples", (10_000,) * 8, 16, 2048, 1, 1
+        ),
         # Steps with few ids, whose time is the time of the calls.
         workloads.Workload("tiny steps", (10_000,) * 8, 16, 8, 1, 1),
         # The number of ids, and the number of rows of all tables, is the same.

@@ -8,7 +8,10 @@ input is a command in JSON, and each line of the standard output is a result in
 JSON:
 
 * `["open", workload, distribution, contestants]` creates the tables of the
-  contestants, and deletes the tables of the previous `open` command.
+  contestants, and deletes the tables of the previous `open` command. By
+  default, each step is scheduled as a function. The steps of a contestant such
+  as `"ours:16:1"` are run by a `tlm.ps.Run` with 16 steps per closure and one
+  prefetched step.
 * `["steps", contestant, count]` runs `count` steps of a contestant and returns
   their duration in milliseconds.
 """
@@ -16,6 +19,7 @@ JSON:
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -57,6 +61,41 @@ class _Steps:
         return 1e3 * (time.perf_counter() - start)
 
 
+class _RunWithoutCheckpoints(tlm.ps.Run):
+    def save(self):
+        pass
+
+
+class _RunSteps:
+    """Runs steps of a contestant in the closures of a `tlm.ps.Run`."""
+
+    def __init__(
+        self,
+        step: Callable,
+        ids: np.ndarray,
+        strategy,
+        *,
+        steps_per_closure: int,
+        prefetch_steps: int = 0,
+    ):
+        # An earlier version of tlm.ps.Run may not have the argument.
+        options = {"prefetch_steps": prefetch_steps} if prefetch_steps else {}
+        self._run = _RunWithoutCheckpoints(
+            strategy,
+            step,
+            lambda: tf.data.Dataset.from_tensor_slices(ids).repeat(),
+            tempfile.mkdtemp(),
+            objects={"step": tf.train.Checkpoint()},
+            steps_per_closure=steps_per_closure,
+            **options,
+        )
+
+    def run(self, count: int) -> float:
+        start = time.perf_counter()
+        self._run.steps(count)
+        return 1e3 * (time.perf_counter() - start)
+
+
 class _Commands:
     """Runs commands; each public method implements the command of its name."""
 
@@ -73,7 +112,7 @@ class _Commands:
             self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
                 self._strategy
             )
-        self._steps: dict[str, _Steps] = {}
+        self._steps: dict[str, _Steps | _RunSteps] = {}
 
     def open(self, name: str, distribution: str, names: list[str]) -> None:
         workload = contestants.WORKLOADS[name]
@@ -90,13 +129,26 @@ class _Commands:
             ]
         )
         self._steps.clear()
-        for one in names:
+        for name in names:
+            one, *options = name.split(":")
             with (self._strategy or tf.distribute.get_strategy()).scope():
                 made = contestants.CONTESTANTS[one](workload)
             batches = ids
             if hasattr(made, "prepare"):
                 batches = np.stack([made.prepare(batch) for batch in ids])
-            self._steps[one] = _Steps(made.step, batches, self._coordinator)
+            if not options:
+                self._steps[name] = _Steps(
+                    made.step, batches, self._coordinator
+                )
+                continue
+            steps_per_closure, prefetch_steps = map(int, options)
+            self._steps[name] = _RunSteps(
+                made.step,
+                batches,
+                self._strategy,
+                steps_per_closure=steps_per_closure,
+                prefetch_steps=prefetch_steps,
+            )
 
     def steps(self, name: str, count: int) -> float:
         return self._steps[name].run(count)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from benchmarks.cluster import proxy
@@ -43,7 +44,12 @@ class Cluster:
     """
 
     def __init__(
-        self, num_workers: int, num_servers: int, *, counts: bool = False
+        self,
+        num_workers: int,
+        num_servers: int,
+        *,
+        counts: bool = False,
+        package: pathlib.Path | None = None,
     ):
         """Configures the cluster.
 
@@ -53,7 +59,11 @@ class Cluster:
           num_servers: Number of parameter servers; 0 without a cluster.
           counts: Whether proxies count the traffic. Workers have proxies, too,
             because servers fetch data from workers.
+          package: Folder that contains the package `tf_layoutmap` of the
+            processes. Default: the folder of this package.
         """
+        self._package = package
+        self._environment = dict(_ENVIRONMENT)
         self._sizes = {"ps": num_servers, "worker": num_workers}
         self._counts = counts
         self._proxies: list[proxy.Proxy] = []
@@ -62,6 +72,21 @@ class Cluster:
 
     def __enter__(self) -> "Cluster":
         with contextlib.ExitStack() as stack:
+            if self._package is not None:
+                # All processes use this version of the benchmarks.
+                folder = pathlib.Path(
+                    stack.enter_context(tempfile.TemporaryDirectory())
+                )
+                for name, root in [
+                    ("tf_layoutmap", self._package),
+                    ("benchmarks", _ROOT),
+                ]:
+                    (folder / name).symlink_to(root.resolve() / name)
+                self._environment |= {
+                    "PYTHONPATH": str(folder),
+                    # Modules of the current folder are not imported.
+                    "PYTHONSAFEPATH": "1",
+                }
             self._coordinator = self._start(stack)
             stack.callback(self._coordinator.close)
             self._stack = stack.pop_all()
@@ -95,7 +120,7 @@ class Cluster:
         return sum((one.traffic() for one in self._proxies), proxy.Traffic())
 
     def _start(self, stack: contextlib.ExitStack) -> process.Peer:
-        environment = dict(_ENVIRONMENT)
+        environment = dict(self._environment)
         if self._sizes["worker"]:
             environment["TF_CONFIG"] = self._start_servers(stack)
         return process.Peer(
@@ -116,7 +141,7 @@ class Cluster:
                     [sys.executable, "-m", "tf_layoutmap.server"],
                     {
                         **os.environ,
-                        **_ENVIRONMENT,
+                        **self._environment,
                         "TF_CONFIG": _tf_config(jobs, job, index),
                     },
                 )

@@ -31,13 +31,6 @@ from benchmarks import timing
 from benchmarks.cluster import contestants, processes, proxy
 from benchmarks.cluster import sizes as step_sizes
 
-# Number of workers and number of servers of each cluster.
-SHAPES = {
-    "1 process": (0, 0),
-    "1 + 1": (1, 1),
-    "1 + 2": (1, 2),
-    "2 + 2": (2, 2),
-}
 NUM_STEPS = 10  # Number of steps of each contestant in a round.
 # Waiting time before traffic is read, so that all bytes of a step have passed
 # the proxies.
@@ -72,7 +65,7 @@ def measure_speed(
     with contextlib.ExitStack() as stack:
         clusters = {
             shape: stack.enter_context(processes.Cluster(*sizes))
-            for shape, sizes in SHAPES.items()
+            for shape, sizes in step_sizes.SHAPES.items()
         }
         for shape, cluster in clusters.items():
             names = contestants_of(shape)
@@ -161,7 +154,7 @@ def report(
                 shape: 1e3
                 * NUM_STEPS
                 / float(np.median(times[f"{shape}.empty"]))
-                for shape in SHAPES
+                for shape in step_sizes.SHAPES
                 if f"{shape}.empty" in times
             },
         },
@@ -198,7 +191,7 @@ def _speed_table(
         ratios = times[f"{shape}.stock"] / times[f"{shape}.{name}"]
         return f"{np.median(ratios):.2f}"
 
-    for shape in SHAPES:
+    for shape in step_sizes.SHAPES:
         table.add_row(
             shape,
             *(cell(shape, one) for one in _TABLES),

@@ -1,88 +1,265 @@
-"""Step times for different numbers of tables and servers.
+"""Step times for different numbers of tables, servers and steps per closure.
 
-The benchmark measures packed batches of `tlm.TPUEmbedding`. It consists of two
-parts:
+The benchmark consists of three parts:
 
 * Steps with 16,384 ids in 8, 64 and 512 tables, with 1 worker and 2 servers.
   All tables together have the same number of rows.
-* Steps with 64 ids in 8 tables, with 1 worker and 2 or 8 servers. Each server
-  has shards of the tables, so each step calls all servers.
+* Steps with 64 ids in 8 tables, with 1 worker and 2, 8 or 24 servers. Each
+  server has shards of the tables, so each step calls all servers.
+* Steps of a model with 8 tables and 2,048 samples, in one process and in
+  clusters.
+
+The second and third part are measured with one step per closure, with 16 steps
+per closure, and with 16 steps per closure and one prefetched step. With the
+flag `--cluster_before`, an earlier version is measured in the same rounds.
 """
 
 import contextlib
+import pathlib
+from collections.abc import Iterable
 
 import numpy as np
+import rich.console
 import rich.table
+from absl import flags
 
 from benchmarks import timing
-from benchmarks.cluster import processes
+from benchmarks.cluster import contestants, processes
+
+_BEFORE = flags.DEFINE_string(
+    "cluster_before",
+    None,
+    "Folder of an earlier version with built ops, which the benchmark `cluster`"
+    " compares with this version.",
+)
 
 TABLES = (8, 64, 512)
-SERVERS = (2, 8)
-_CONTESTANT = "packed"
-_NUM_STEPS = 20  # Number of steps in a round.
+SERVERS = (2, 8, 24)
+# Number of workers and number of servers of each cluster.
+SHAPES = {
+    "1 process": (0, 0),
+    "1 + 1": (1, 1),
+    "1 + 2": (1, 2),
+    "2 + 2": (2, 2),
+}
+_SPEED = "8 tables, 2,048 samples"
+# Number of steps in a round, which is a multiple of the steps per closure.
+_NUM_STEPS = 64
+# Suffixes of contestants; see coordinator.py.
+_CLOSURES = {
+    "1 step per closure": ":1:0",
+    "16 steps per closure": ":16:0",
+    "16 steps, 1 prefetched": ":16:1",
+}
+# Time of closures without tables, from which the limit of the coordinator
+# follows.
+_EMPTY = "empty"
 
 
-def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
-    """Returns the milliseconds of a step, `[rounds]`.
+class _Clusters:
+    """Clusters of this version and of an earlier version."""
 
-    The keys of the result are keys such as `"64 tables"` and `"8 servers"`.
-    """
-    # A cluster has the tables of one workload, so that each workload requires a
-    # separate cluster.
-    workloads = {
-        f"{one} tables": (2, f"16,384 ids, {one} tables") for one in TABLES
-    } | {f"{one} servers": (one, "tiny steps") for one in SERVERS}
-    times = {}
-    for keys in (
-        [f"{one} tables" for one in TABLES],
-        [f"{one} servers" for one in SERVERS],
-    ):
+    def __init__(self, distribution: str):
+        self._distribution = distribution
+        self._versions: dict[str, pathlib.Path | None] = {"": None}
+        if _BEFORE.value:
+            self._versions["before, "] = pathlib.Path(_BEFORE.value)
+
+    def measure(
+        self,
+        cases: dict[str, tuple[tuple[int, int], str, Iterable[str]]],
+        rounds: int,
+    ) -> dict[str, np.ndarray]:
+        """Measures contestants of several clusters in the same rounds.
+
+        Args:
+          cases: Maps the name of each cluster to its number of workers and
+            servers, its workload, and its contestants.
+          rounds: Number of rounds.
+
+        Returns:
+          Maps names such as `"8 servers.packed:16:0"` to the milliseconds of a
+          step, `[rounds]`. The names of the earlier version start with
+          `"before, "`.
+        """
+        timed = {}
         with contextlib.ExitStack() as stack:
-            timed = {}
-            for key in keys:
-                num_servers, workload = workloads[key]
-                cluster = stack.enter_context(processes.Cluster(1, num_servers))
-                cluster.open(workload, distribution, [_CONTESTANT])
-                timed[key] = lambda _, cluster=cluster: timing.Milliseconds(
-                    cluster.steps(_CONTESTANT, _NUM_STEPS) / _NUM_STEPS
-                )
-            times |= timing.interleave(timed, rounds)
-    return times
+            for name, (sizes, workload, names) in cases.items():
+                for prefix, package in self._versions.items():
+                    known = [
+                        one
+                        for one in names
+                        if not (package and one.endswith(":1"))
+                    ]
+                    cluster = stack.enter_context(
+                        processes.Cluster(*sizes, package=package)
+                    )
+                    cluster.open(workload, self._distribution, known)
+                    for one in known:
+                        timed[f"{prefix}{name}.{one}"] = (
+                            lambda _, cluster=cluster, one=one: (
+                                timing.Milliseconds(
+                                    cluster.steps(one, _NUM_STEPS) / _NUM_STEPS
+                                )
+                            )
+                        )
+            return timing.interleave(timed, rounds)
 
 
-def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
-    """Runs the benchmark and returns its table and results."""
-    times = measure(distribution, rounds)
-    medians = {key: float(np.median(values)) for key, values in times.items()}
-    first, last = TABLES[0], TABLES[-1]
-    few, many = SERVERS
-    found = {
-        "step_ms": medians,
-        "tables_ratio": float(
-            np.median(times[f"{last} tables"] / times[f"{first} tables"])
-        ),
-        "us_per_table": 1e3
-        * (medians[f"{last} tables"] - medians[f"{first} tables"])
-        / (last - first),
-        "ms_per_server": float(
-            np.median(times[f"{many} servers"] - times[f"{few} servers"])
+def report(
+    distribution: str, rounds: int
+) -> tuple[rich.console.Group, dict[str, dict[str, float]]]:
+    """Runs the benchmark and returns its tables and medians."""
+    clusters = _Clusters(distribution)
+    by_tables = clusters.measure(
+        {
+            f"{one} tables": ((1, 2), f"16,384 ids, {one} tables", ["packed"])
+            for one in TABLES
+        },
+        rounds,
+    )
+    by_servers: dict[str, np.ndarray] = {}
+    closures = [f"packed{one}" for one in _CLOSURES.values()]
+    for group in (SERVERS[:2], SERVERS[2:]):  # Limits the memory.
+        by_servers |= clusters.measure(
+            {
+                f"{one} servers": ((1, one), "tiny steps", closures)
+                for one in group
+            },
+            rounds,
         )
-        / (many - few),
+    by_shape = clusters.measure(
+        {
+            name: (
+                sizes,
+                _SPEED,
+                [
+                    *(f"ours{one}" for one in _CLOSURES.values()),
+                    *(f"{_EMPTY}{one}" for one in _CLOSURES.values()),
+                ]
+                if sizes[0]
+                else ["ours"],
+            )
+            for name, sizes in SHAPES.items()
+        },
+        rounds,
+    )
+    return rich.console.Group(
+        _tables_table(distribution, by_tables),
+        _servers_table(distribution, by_servers),
+        _shapes_table(distribution, by_shape),
+    ), {
+        part: {name: float(np.median(one)) for name, one in times.items()}
+        for part, times in [
+            ("tables", by_tables),
+            ("servers", by_servers),
+            ("shapes", by_shape),
+        ]
     }
-    table = rich.table.Table(
-        title=f"Milliseconds of a step, {distribution} ids: 16,384 ids with 1 "
-        "worker and 2 servers, and 64 ids with 1 worker"
+
+
+def _prefixes(times: dict[str, np.ndarray]) -> list[str]:
+    return [
+        one
+        for one in ("before, ", "")
+        if any(name.startswith(one) for name in times)
+    ]
+
+
+def _table(title: str, first: str, columns: Iterable[str]) -> rich.table.Table:
+    table = rich.table.Table(title=title)
+    table.add_column(first)
+    for one in columns:
+        table.add_column(one, justify="right")
+    return table
+
+
+def _tables_table(
+    distribution: str, times: dict[str, np.ndarray]
+) -> rich.table.Table:
+    low, high = TABLES[0], TABLES[-1]
+    table = _table(
+        f"Milliseconds of a step with 16,384 {distribution} ids, 1 worker and "
+        "2 servers",
+        "version",
+        [
+            *(f"{one} tables" for one in TABLES),
+            f"{high} / {low}",
+            "us per table",
+        ],
     )
-    for key in medians:
-        table.add_column(key, justify="right")
-    table.add_column(f"{last} / {first} tables", justify="right")
-    table.add_column("us per table", justify="right")
-    table.add_column("ms per server", justify="right")
-    table.add_row(
-        *(f"{one:.1f}" for one in medians.values()),
-        f"{found['tables_ratio']:.2f}",
-        f"{found['us_per_table']:.1f}",
-        f"{found['ms_per_server']:.2f}",
+    for prefix in _prefixes(times):
+        of = {one: times[f"{prefix}{one} tables.packed"] for one in TABLES}
+        table.add_row(
+            prefix.rstrip(", ") or "now",
+            *(f"{np.median(one):.2f}" for one in of.values()),
+            f"{np.median(of[high] / of[low]):.2f}",
+            f"{1e3 * np.median(of[high] - of[low]) / (high - low):.1f}",
+        )
+    return table
+
+
+def _servers_table(
+    distribution: str, times: dict[str, np.ndarray]
+) -> rich.table.Table:
+    table = _table(
+        f"Milliseconds of a step with 64 {distribution} ids and 1 worker",
+        "closures",
+        [
+            *(f"{one} servers" for one in SERVERS),
+            f"ms per server, {SERVERS[0]} to {SERVERS[1]}",
+            f"ms per server, {SERVERS[0]} to {SERVERS[2]}",
+        ],
     )
-    return table, found
+    for prefix in _prefixes(times):
+        for name, suffix in _CLOSURES.items():
+            keys = [f"{prefix}{one} servers.packed{suffix}" for one in SERVERS]
+            if keys[0] not in times:
+                continue
+            medians = [float(np.median(times[key])) for key in keys]
+            table.add_row(
+                prefix + name,
+                *(f"{one:.2f}" for one in medians),
+                *(
+                    f"{(median - medians[0]) / (size - SERVERS[0]):.2f}"
+                    for median, size in zip(medians[1:], SERVERS[1:])
+                ),
+            )
+    return table
+
+
+def _shapes_table(
+    distribution: str, times: dict[str, np.ndarray]
+) -> rich.table.Table:
+    samples = contestants.WORKLOADS[_SPEED].num_samples
+    single = times["1 process.ours"]
+    table = _table(
+        f"{_SPEED}, {distribution} ids: thousands of examples per second (and "
+        f"relative to one process, {samples / np.median(single):.0f}), and "
+        "thousands of empty steps per second",
+        "closures",
+        [one for one in SHAPES if SHAPES[one][0]]
+        + [f"empty, {one}" for one in SHAPES if SHAPES[one][0]],
+    )
+    for prefix in _prefixes(times):
+        for name, suffix in _CLOSURES.items():
+            keys = [
+                f"{prefix}{one}.ours{suffix}"
+                for one in SHAPES
+                if SHAPES[one][0]
+            ]
+            if keys[0] not in times:
+                continue
+            table.add_row(
+                prefix + name,
+                *(
+                    f"{samples / np.median(times[key]):.0f} "
+                    f"({np.median(single / times[key]):.2f})"
+                    for key in keys
+                ),
+                *(
+                    f"{1 / np.median(times[key]):.1f}"
+                    for key in (one.replace("ours", _EMPTY) for one in keys)
+                ),
+            )
+    return table

@@ -234,9 +234,9 @@ SECTIONS["loop"] = Section(
                     "must be False with over_processes=",
                     "The exchange of sharded tables is not pipelined.",
                 ),
-                servers=NotYet(
+                servers=Impossible(
                     "must be False under ParameterServerStrategy",
-                    "Workers overlap their steps without this argument.",
+                    "Use `prefetch_steps=1` of `tlm.ps.Run`.",
                 ),
             ),
             row(

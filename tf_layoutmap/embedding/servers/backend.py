@@ -64,8 +64,9 @@ class ServersBackend:
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
-                "under ParameterServerStrategy, whose workers always overlap "
-                "their steps. Received: True."
+                "under ParameterServerStrategy. To read the rows of a step "
+                "while the previous step runs, use "
+                "tlm.ps.Run(prefetch_steps=1). Received: True."
             )
         with_on_evict = [
             one.name
