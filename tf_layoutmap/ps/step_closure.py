@@ -256,9 +256,26 @@ def _group_size(max_steps: int, prefetch_steps: int) -> int:
       max_steps: Number of steps of the closure whose first step was traced.
       prefetch_steps: As for `StepClosure`.
     """
-    ops_per_step = len(tf.compat.v1.get_default_graph().get_operations())
-    size = min(_MAX_GROUP, _MAX_GROUP_OPS // ops_per_step, max_steps)
+    if max_steps == 1:
+        return 1
+    size = min(_MAX_GROUP, _MAX_GROUP_OPS // len(_nodes_of_closure()))
     return max(1 + prefetch_steps, size)
+
+
+def _nodes_of_closure() -> list[Any]:
+    """Returns the nodes of the closure that is being traced.
+
+    The nodes of functions, such as branches, are included.
+    """
+    graph = tf.compat.v1.get_default_graph().as_graph_def()
+    return [
+        *graph.node,
+        *(
+            node
+            for function in graph.library.function
+            for node in function.node_def
+        ),
+    ]
 
 
 def _check_tokens(state: closures.Closure):
@@ -272,16 +289,7 @@ def _check_tokens(state: closures.Closure):
     """
     if state.applied:
         return
-    graph = tf.compat.v1.get_default_graph().as_graph_def()
-    nodes = [
-        *graph.node,
-        *(
-            node
-            for function in graph.library.function
-            for node in function.node_def
-        ),
-    ]
-    if any(node.op == _APPLY for node in nodes):
+    if any(node.op == _APPLY for node in _nodes_of_closure()):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
             "functions that were not traced before; do not decorate it, or the "

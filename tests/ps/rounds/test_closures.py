@@ -119,3 +119,22 @@ def test_the_number_of_copies_of_a_step_is_limited():
             tf.constant(0), tf.zeros([max_steps, 2], tf.int64)
         )
         assert num_traces <= 2 * step_closure._MAX_GROUP + 1
+
+
+def test_a_large_step_has_fewer_copies_also_if_its_ops_are_in_branches():
+    def body(iterator):
+        del iterator
+        bodies.append(1)
+        return tf.cond(
+            tf.random.uniform([]) < 1.0,
+            lambda: tf.add_n([tf.random.uniform([]) for _ in range(1000)]),
+            lambda: tf.constant(0.0),
+        )
+
+    bodies = []
+    closure = step_closure.StepClosure(None, body, 100)
+    closure._all_steps.get_concrete_function(
+        tf.constant(0), tf.zeros([100, 2], tf.int64)
+    )
+    ops_per_step = 2000  # At least two ops for each random value.
+    assert len(bodies) <= 1 + 2 * (step_closure._MAX_GROUP_OPS // ops_per_step)
