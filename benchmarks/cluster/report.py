@@ -10,14 +10,15 @@ servers. All processes run on the local machine. Contestants:
 * `stock`: `tf.nn.embedding_lookup_sparse` under the same strategy and
   partitioner, and `ResourceSparseApplyAdagradV2` on the device of each shard.
 * `keras`: `keras.layers.Embedding` with a table of 1 M rows and Adagrad.
+* `ours:16:0`: `ours` with 16 steps per closure.
 * `empty`: a step without tables. The calls of all other contestants include
   the calls of an empty step.
 
 In separate runs, proxies in front of all servers and workers count bytes and
 calls. The runs that measure time do not use proxies.
 
-`sizes.py` measures how the time of a step depends on the number of tables and
-servers.
+`sizes.py` measures how the time of a step depends on the number of tables,
+servers, and steps per closure.
 """
 
 import contextlib
@@ -40,11 +41,13 @@ _TABLES = ("ours", "bfloat16", "stock")
 _COUNTED = {
     (1, 2): {
         "26 tables": ("empty", *_TABLES),
-        "8 tables": ("ours", "stock"),
-        "64 tables": ("ours", "stock"),
+        "8 tables": ("ours", "ours:16:0", "stock"),
+        "64 tables": ("ours", "ours:16:0", "stock"),
     },
     (1, 1): {"1 M rows": (*_TABLES, "keras")},
 }
+# Number of steps whose traffic is counted, a multiple of the steps per closure.
+_COUNTED_STEPS = 32
 # The cluster in which processor time is measured, and the number of steps.
 _BUSY_SHAPE, _BUSY_STEPS = "1 + 2", 50
 
@@ -107,18 +110,18 @@ def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
                 for name in names:
                     one = _count(cluster, name)
                     found[f"{workload}.{name}"] = {
-                        "bytes": one.num_bytes / NUM_STEPS,
-                        "calls": one.num_calls / NUM_STEPS,
+                        "bytes": one.num_bytes / _COUNTED_STEPS,
+                        "calls": one.num_calls / _COUNTED_STEPS,
                     }
     return found
 
 
 def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
     # The first steps trace the function and connect the processes.
-    cluster.steps(name, 2)
+    cluster.steps(name, _COUNTED_STEPS)
     time.sleep(_QUIET_SECONDS)
     before = cluster.traffic()
-    cluster.steps(name, NUM_STEPS)
+    cluster.steps(name, _COUNTED_STEPS)
     time.sleep(_QUIET_SECONDS)
     return cluster.traffic() - before
 

@@ -45,6 +45,8 @@ SHAPES = {
 _SPEED = "8 tables, 2,048 samples"
 # Number of steps in a round, which is a multiple of the steps per closure.
 _NUM_STEPS = 64
+# Number of steps in which processor time is measured, in units of 10 ms.
+_BUSY_STEPS = 256
 # Suffixes of contestants; see coordinator.py.
 _CLOSURES = {
     "1 step per closure": ":1:0",
@@ -61,6 +63,8 @@ class _Clusters:
 
     def __init__(self, distribution: str):
         self._distribution = distribution
+        # Processor time of the workers in the measured steps; see `measure`.
+        self.worker_milliseconds: dict[str, float] = {}
         self._versions: dict[str, pathlib.Path | None] = {"": None}
         if _BEFORE.value:
             self._versions["before, "] = pathlib.Path(_BEFORE.value)
@@ -80,9 +84,10 @@ class _Clusters:
         Returns:
           Maps names such as `"8 servers.packed:16:0"` to the milliseconds of a
           step, `[rounds]`. The names of the earlier version start with
-          `"before, "`.
+          `"before, "`. `worker_milliseconds` contains the processor time of
+          the worker per step under the same names.
         """
-        timed = {}
+        timed, opened = {}, {}
         with contextlib.ExitStack() as stack:
             for name, (sizes, workload, names) in cases.items():
                 for prefix, package in self._versions.items():
@@ -96,14 +101,23 @@ class _Clusters:
                     )
                     cluster.open(workload, self._distribution, known)
                     for one in known:
-                        timed[f"{prefix}{name}.{one}"] = (
-                            lambda _, cluster=cluster, one=one: (
-                                timing.Milliseconds(
-                                    cluster.steps(one, _NUM_STEPS) / _NUM_STEPS
-                                )
-                            )
-                        )
-            return timing.interleave(timed, rounds)
+                        opened[f"{prefix}{name}.{one}"] = cluster, one
+            for key, (cluster, one) in opened.items():
+                timed[key] = lambda _, cluster=cluster, one=one: (
+                    timing.Milliseconds(
+                        cluster.steps(one, _NUM_STEPS) / _NUM_STEPS
+                    )
+                )
+            times = timing.interleave(timed, rounds)
+            for key, (cluster, one) in opened.items():
+                before = cluster.processor_milliseconds()
+                cluster.steps(one, _BUSY_STEPS)
+                after = cluster.processor_milliseconds()
+                if "worker" in after:
+                    self.worker_milliseconds[key] = (
+                        after["worker"] - before["worker"]
+                    ) / _BUSY_STEPS
+            return times
 
 
 def report(
@@ -146,7 +160,7 @@ def report(
     )
     return rich.console.Group(
         _tables_table(distribution, by_tables),
-        _servers_table(distribution, by_servers),
+        _servers_table(distribution, by_servers, clusters.worker_milliseconds),
         _shapes_table(distribution, by_shape),
     ), {
         part: {name: float(np.median(one)) for name, one in times.items()}
@@ -155,7 +169,7 @@ def report(
             ("servers", by_servers),
             ("shapes", by_shape),
         ]
-    }
+    } | {"worker": clusters.worker_milliseconds}
 
 
 def _prefixes(times: dict[str, np.ndarray]) -> list[str]:
@@ -200,15 +214,16 @@ def _tables_table(
 
 
 def _servers_table(
-    distribution: str, times: dict[str, np.ndarray]
+    distribution: str, times: dict[str, np.ndarray], busy: dict[str, float]
 ) -> rich.table.Table:
+    few, *more = SERVERS
     table = _table(
-        f"Milliseconds of a step with 64 {distribution} ids and 1 worker",
+        f"Milliseconds of a step with 64 {distribution} ids and 1 worker, and "
+        "processor time of the worker in brackets",
         "closures",
         [
             *(f"{one} servers" for one in SERVERS),
-            f"ms per server, {SERVERS[0]} to {SERVERS[1]}",
-            f"ms per server, {SERVERS[0]} to {SERVERS[2]}",
+            *(f"ms per server, {few} to {one}" for one in more),
         ],
     )
     for prefix in _prefixes(times):
@@ -216,13 +231,17 @@ def _servers_table(
             keys = [f"{prefix}{one} servers.packed{suffix}" for one in SERVERS]
             if keys[0] not in times:
                 continue
-            medians = [float(np.median(times[key])) for key in keys]
+            columns = [
+                (float(np.median(times[key])), busy[key]) for key in keys
+            ]
+            first, *others = columns
             table.add_row(
                 prefix + name,
-                *(f"{one:.2f}" for one in medians),
+                *(f"{one:.2f} ({used:.2f})" for one, used in columns),
                 *(
-                    f"{(median - medians[0]) / (size - SERVERS[0]):.2f}"
-                    for median, size in zip(medians[1:], SERVERS[1:])
+                    f"{(one - first[0]) / (size - few):.2f} "
+                    f"({(used - first[1]) / (size - few):.2f})"
+                    for (one, used), size in zip(others, more)
                 ),
             )
     return table
