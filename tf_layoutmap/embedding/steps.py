@@ -84,6 +84,9 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
     the function calls the callable once.
     """
     called: list[tuple[Any, tf.Tensor]] = []
+    # Tables with equal hyperparameters share a tensor, because each tensor of a
+    # step costs time.
+    shared: dict[Any, tf.Tensor] = {}
     vectors = []
     for table in tables:
         optimizer = table.optimizer
@@ -97,11 +100,15 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
                 known = [current_learning_rate(rate, table)]
                 called.append((rate, known[0]))
             rate = known[0]
-        vectors.append(
-            tf.stack(
+        key = (
+            id(rate) if optimizer.has_dynamic_rate else rate,
+            *optimizer.constants,
+        )
+        if key not in shared:
+            shared[key] = tf.stack(
                 [tf.cast(cast("float", rate), tf.float32), *optimizer.constants]
             )
-        )
+        vectors.append(shared[key])
     return vectors
 
 

@@ -9,6 +9,7 @@
 
 #include "cc/core/base/item_loops.h"
 #include "cc/core/base/parallel_for.h"
+#include "cc/core/base/row_queue.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
 #include "cc/core/optimizers/optimizer.h"
@@ -132,6 +133,25 @@ struct Settings {
   Modifiers modifiers = {};
 };
 
+// Prefetches rows [begin, end). A kernel only prefetches rows after its first
+// rows, so all rows of a small range would otherwise be read from memory one
+// after the other.
+template <typename T>
+void PrefetchRows(const ShardedView<T>& view, Span<const uint32_t> rows,
+                  int64_t begin, int64_t end) {
+  const int64_t row_bytes = view.dim * static_cast<int64_t>(sizeof(T));
+  view.WithRow([&](auto row) {
+    for (int64_t i = begin; i < end; ++i) PrefetchRow(row(rows[i]), row_bytes);
+  });
+}
+
+const ShardedView<float>& RowsOf(const ShardedView<float>& table) {
+  return table;
+}
+const ShardedView<uint16_t>& RowsOf(const HalfTable& table) {
+  return table.rows;
+}
+
 template <typename Tile, typename Table>
 void ApplyToRange(const TableUpdate& update, const Settings& settings,
                   const RowGradients& gradients, const Table& table,
@@ -140,6 +160,11 @@ void ApplyToRange(const TableUpdate& update, const Settings& settings,
   const RowTuning tuning = update.tuning.tile > 0
                                ? update.tuning
                                : UpdateTuning(Tile::kRowType, dim);
+  const int64_t first_end = std::min(end, begin + kAhead);
+  PrefetchRows(RowsOf(table), gradients.rows, begin, first_end);
+  for (const ShardedView<float>& slot : update.slots) {
+    PrefetchRows(slot, gradients.rows, begin, first_end);
+  }
   Tile tile(table, tuning);
   std::vector<float*> slot_of[kMaxSlots];
   std::vector<float> scratch(dim);

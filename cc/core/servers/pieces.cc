@@ -63,6 +63,8 @@ Grouped Group(const PieceUpdate& update, int64_t dim) {
   grouped.gradient_of.resize(count);
   std::iota(grouped.gradient_of.begin(), grouped.gradient_of.end(), 0);
   grouped.gradient_rows.reserve(count);
+  grouped.rows.reserve(count);
+  grouped.splits.reserve(count + 1);
   for (int64_t i = 0; i < count; ++i) {
     grouped.gradient_rows.push_back(update.gradients.data() + i * dim);
     if (i + 1 < count && update.rows[i] == update.rows[i + 1]) continue;
