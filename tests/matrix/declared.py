@@ -89,11 +89,6 @@ ROWS_ON_TPU = Impossible(
     "the rows are on the TPU. Save a checkpoint",
     "The rows are on the TPU. Save a checkpoint, and restore it on the host.",
 )
-NO_KEYS_ON_MESH = NotYet(
-    "open vocabulary is on the host and is not supported on a mesh",
-    "A table with an open vocabulary is on the host, and DTensor has no rules "
-    "for the operations that assign rows to keys.",
-)
 LAYER_ON_MESH = Impossible(
     "is not supported on a mesh, because DTensor cannot run the steps",
     "The tables of a `TPUEmbedding` are on the host. "
@@ -103,10 +98,10 @@ TF_KERAS_ON_MESH = Impossible(
     "tf_keras.ShardedEmbedding is not supported on a mesh; use",
     "On a mesh, a `ShardedEmbedding` requires Keras 3.",
 )
-NO_CONSTRAINT_ON_MESH = NotYet(
-    "must be None on a mesh for a table with an `optimizer`",
-    "On a mesh, a table with a separate optimizer supports neither a "
-    "constraint nor a regularizer. Use `optimizer=None`.",
+SUMS_ON_MESH = Works(
+    "Products over a sharded dimension are summed in another order, so that "
+    "last bits differ.",
+    tolerance=1e-6,
 )
 NO_ACCUMULATION = Impossible(
     "optimizer must not accumulate gradients: the optimizers of the tables",
@@ -158,7 +153,6 @@ OF_PROCESSES: dict[str, State] = {
 # Cells of rows about open vocabularies in `fit` of Keras 3.
 OF_KEYS: dict[str, State] = {
     **OF_PROCESSES,
-    "mesh": NO_KEYS_ON_MESH,
     "tpu": NO_KEYS_ON_TPU,
 }
 
@@ -301,18 +295,12 @@ SECTIONS["sharded"] = Section(
             row(
                 "optimizer with gradient accumulation",
                 **OF_ONE_REPLICA,
-                mesh=NotYet(
-                    "must not accumulate gradients of a table",
-                    "On a mesh, gradients of a table with a separate optimizer "
-                    "are not accumulated. Use `optimizer=None`.",
-                ),
             ),
             row(
                 "constraint",
                 **OF_ONE_REPLICA,
-                mesh=NO_CONSTRAINT_ON_MESH,
             ),
-            row("regularizer", **OF_ONE_REPLICA, mesh=NO_CONSTRAINT_ON_MESH),
+            row("regularizer", **OF_ONE_REPLICA),
             row("several calls of the layer in a step", **OF_ONE_REPLICA),
             row(
                 "several local replicas",
@@ -332,20 +320,12 @@ SECTIONS["sharded"] = Section(
             row(
                 "tied weights",
                 **OF_ONE_REPLICA,
-                mesh=Works(
-                    "Products over a sharded dimension are summed in another "
-                    "order, so that last bits differ.",
-                    tolerance=1e-6,
-                ),
+                mesh=SUMS_ON_MESH,
             ),
             row(
                 "tied weights in `tlm.export`",
                 **OF_ONE_REPLICA,
-                mesh=NotYet(
-                    "must not be read other than by calling its layer",
-                    "Direct reads of a table on a mesh are not exported. Use "
-                    "`model.export`.",
-                ),
+                mesh=SUMS_ON_MESH,
             ),
         ]
     ),

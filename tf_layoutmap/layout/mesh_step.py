@@ -92,6 +92,14 @@ class MeshStep:
         """
         return self.model_step(batch)
 
+    def finish(self, outputs: Any) -> Any:
+        """Returns the results of the model's step; ends the step on the host.
+
+        Args:
+          outputs: Results of `run`, on the host.
+        """
+        return outputs
+
     def num_variables(self) -> int:
         """Returns how many variables the model has, if traces draw seeds."""
         return 0
@@ -155,7 +163,8 @@ class MeshStep:
                     self._trace_id = 1
                 outputs = self._run(batch, self._trace_id)
             # If the step failed, reading the results raises the error.
-            return self.map_structure(transfer.to_host_tensor, outputs)
+            outputs = self.map_structure(transfer.to_host_tensor, outputs)
+        return self.finish(outputs)
 
     def _warn_of_settings(self, batch: Any) -> None:
         """Warns once about settings that have no effect on a mesh."""

@@ -114,8 +114,8 @@ def _check_no_direct_reads(sources: Sequence[Source]) -> None:
                 f"Table {source.name!r} must not be read other than by "
                 "calling its layer, because it is exported as rows for "
                 "lookups. For a model with tied weights, use a "
-                "tlm.layers.ShardedEmbedding that is not on a mesh and has no "
-                "open vocabulary, or use `model.export`."
+                "tlm.layers.ShardedEmbedding without an open vocabulary, or "
+                "use `model.export`."
             )
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, literals, tf_private
@@ -335,15 +336,19 @@ def _prepare(
         )
         for holder in holders
     ]
-    # A `ShardedVariable` that the model reads without a lookup, for example for
-    # tied weights, is read from the stored table.
+    # A table that the model reads without a lookup, for example for tied
+    # weights, is read from the stored table.
     replaced += [
         (
             variable,
-            functools.partial(stored_tables.read_all, table, variable.dtype),
+            functools.partial(
+                stored_tables.read_all, table, tf.as_dtype(variable.dtype)
+            ),
         )
         for source, table in zip(sources, tables)
-        if isinstance(variable := source.variable(), ShardedVariable)
+        if isinstance(
+            variable := source.direct_reads(), ShardedVariable | keras.Variable
+        )
     ]
 
     module, signatures = endpoints.make_endpoints(

@@ -34,6 +34,8 @@ class Source:
         `tf.Variable`, a `ShardedVariable`, a variable on a mesh, or a table
         that is sharded over processes.
       aliases: Objects that identify the table in `rows=`.
+      weight: Function that returns the object that a model reads without a
+        lookup, or None if this object is the variable.
     """
 
     name: str
@@ -42,6 +44,11 @@ class Source:
     dtype: str
     variable: Callable[[], Any]
     aliases: tuple[object, ...] = ()
+    weight: Callable[[], Any] | None = None
+
+    def direct_reads(self) -> Any:
+        """Returns the object that a model reads without a lookup."""
+        return (self.weight or self.variable)()
 
     def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
         """Yields all rows in order, in blocks `[rows of the block, dim]`.

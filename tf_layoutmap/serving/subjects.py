@@ -116,6 +116,7 @@ def _holder_of(one: Any) -> Holder | None:
                 tf.as_dtype(one.variable_dtype).name,
                 lambda: _variable_of(one.embeddings),
                 (one,),
+                lambda: one.embeddings,
             ),
         ),
         lambda tables: RowLookup(tables[0], one.name),

@@ -430,13 +430,152 @@ def test_float_ids_raise_on_a_mesh():
         table_of(meshed)(np.zeros([2, 3], np.float32))
 
 
-def test_accumulated_gradients_raise():
-    meshed = on_mesh(mesh_of(batch=2, model=2), RULES["sgd"]())
-    meshed.compile(
-        keras.optimizers.SGD(gradient_accumulation_steps=2), loss=weighted_sum
-    )
-    with pytest.raises(ValueError, match="must not accumulate gradients"):
-        meshed.fit(IDS[:8], Y[:8], verbose=0)
+def accumulating(steps):
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("steps", [2, 3])
+def test_accumulated_gradients_are_those_of_a_table_on_the_host(
+    mesh, rule, steps
+):
+    """The last batch of an epoch has fewer samples."""
+    host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
+    for model in (host, meshed):
+        model.compile(accumulating(steps), loss=weighted_sum)
+        for samples in (5 * BATCH + 4, 3 * BATCH + 1):
+            model.fit(
+                IDS[:samples],
+                Y[:samples],
+                batch_size=BATCH,
+                epochs=2,
+                shuffle=False,
+                verbose=0,
+            )
+    assert int(table_of(meshed).optimizer.iterations) == 20 // steps
+    assert_same_tables(host, meshed)
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_batches_of_accumulated_gradients_may_grow(mesh, scale):
+    host = model_of(RULES["adagrad"](), calls=2)
+    meshed = on_mesh(mesh, RULES["adagrad"](), calls=2)
+    for model in (host, meshed):
+        model.compile(
+            keras.optimizers.SGD(
+                0.1, gradient_accumulation_steps=4, loss_scale_factor=scale
+            ),
+            loss=weighted_sum,
+        )
+        for size in (2, 4, 2, 8, 1, 16, 2, 4, 16):
+            model.train_on_batch(IDS[:size], Y[:size])
+    assert int(table_of(meshed).optimizer.iterations) == 2
+    assert_same_tables(host, meshed)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("in_a_function", [True, False])
+def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
+    host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
+    for model in (host, meshed):
+        optimizer = accumulating(2)
+
+        def step(ids, y, model=model, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(weighted_sum(y, model(ids)))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+        run = tf.function(step) if in_a_function else step
+        for start in range(0, 5 * BATCH, BATCH):
+            batch = slice(start, start + BATCH)
+            values = IDS[batch], Y[batch]
+            if model is meshed:
+                values = [
+                    tlm.layout.to_mesh(
+                        one,
+                        dtensor.Layout.batch_sharded(mesh, "batch", one.ndim),
+                    )
+                    for one in values
+                ]
+            else:
+                values = [tf.constant(one) for one in values]
+            with (
+                dtensor.default_mesh(mesh)
+                if model is meshed and not in_a_function
+                else contextlib.nullcontext()
+            ):
+                run(*values)
+    assert int(table_of(meshed).optimizer.iterations) == 2
+    assert_same_tables(host, meshed)
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "save, load",
+    [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
+)
+@pytest.mark.parametrize(
+    "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]
+)
+def test_accumulated_gradients_are_saved(save, load, start, end, tmp_path):
+    def make(where):
+        model = (
+            model_of(RULES["adam"](), num_shards=3)
+            if where == "host"
+            else on_mesh(mesh_of(**MESHES["2x2"]), RULES["adam"]())
+        )
+        model.compile(accumulating(4), loss=weighted_sum)
+        return model
+
+    def train(model, first, last):
+        for i in range(first, last):
+            batch = slice(i * BATCH, (i + 1) * BATCH - i % 3)
+            model.train_on_batch(IDS[batch], Y[batch])
+
+    host, first, second = make("host"), make(start), make(end)
+    train(host, 0, 12)
+    train(first, 0, 6)
+    # Creates the variables of the optimizer and of the accumulators.
+    train(second, 0, 1)
+    save(first, tmp_path)
+    load(second, tmp_path)
+    train(second, 6, 12)
+    assert int(table_of(second).optimizer.iterations) == 3
+    assert_same_tables(host, second)
+
+
+def test_a_trace_with_smaller_accumulators_raises():
+    """The first trace writes to variables that larger ones have replaced."""
+    mesh = mesh_of(batch=2, model=2)
+    meshed = on_mesh(mesh, RULES["sgd"]())
+    optimizer = accumulating(2)
+
+    @tf.function
+    def step(ids, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(weighted_sum(y, meshed(ids)))
+        gradients = tape.gradient(loss, meshed.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, meshed.trainable_variables))
+
+    def run(size):
+        step(
+            *(
+                tlm.layout.to_mesh(
+                    one, dtensor.Layout.replicated(mesh, one.ndim)
+                )
+                for one in (IDS[:size], Y[:size])
+            )
+        )
+
+    run(2)
+    run(4)
+    with pytest.raises(tf.errors.OpError):
+        run(2)
+        table_of(meshed).embeddings.numpy()
+    with contextlib.suppress(tf.errors.OpError):
+        table_of(meshed).embeddings.numpy()
 
 
 def test_explain_shows_the_table_and_its_problems():
@@ -468,13 +607,96 @@ def test_rules_apply_on_a_mesh_if_the_models_optimizer_trains():
     np.testing.assert_allclose(np.linalg.norm(tables[0], axis=1), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rule", RULES_OF_ROWS)
-def test_rules_raise_on_a_mesh_if_the_table_trains_itself(rule):
-    with (
-        scope(mesh_of(batch=2, model=2)),
-        pytest.raises(ValueError, match="must be None on a mesh"),
+CONSTRAINTS = {
+    "unit norm": keras.constraints.UnitNorm(axis=1),
+    "max norm": keras.constraints.MaxNorm(0.1, axis=1),
+    "non-negative": keras.constraints.NonNeg(),
+    "function": lambda rows: tf.clip_by_value(rows, -0.01, 0.03),
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("steps", [None, 2])
+def test_constraints_apply_to_the_rows_of_a_step(mesh, constraint, rule, steps):
+    options = {"embeddings_constraint": CONSTRAINTS[constraint]}
+    host = model_of(RULES[rule](), **options)
+    meshed = on_mesh(mesh, RULES[rule](), **options)
+    for model in (host, meshed):
+        model.compile(accumulating(steps), loss=weighted_sum)
+        for size in (8, 8, 5, 1):
+            model.fit(
+                IDS[:size], Y[:size], batch_size=4, shuffle=False, verbose=0
+            )
+    assert_same_tables(host, meshed)
+
+
+def test_constraints_leave_other_rows_unchanged(mesh):
+    meshed = on_mesh(
+        mesh,
+        RULES["sgd"](),
+        embeddings_constraint=lambda rows: tf.ones_like(rows) * 0.3,
+    )
+    before = table_of(meshed).embeddings.numpy()
+    meshed.compile("sgd", loss=weighted_sum)
+    meshed.train_on_batch(
+        np.full([4, LENGTH], NUM_ROWS - 1),
+        np.ones([4, LENGTH, DIM], np.float32),
+    )
+    after = table_of(meshed).embeddings.numpy()
+    np.testing.assert_array_equal(after[:-1], before[:-1])
+    np.testing.assert_array_equal(after[-1], np.float32(0.3))
+
+
+REGULARIZERS = {
+    "L1": keras.regularizers.L1(0.25),
+    "L2": keras.regularizers.L2(0.125),
+    "L1L2": keras.regularizers.L1L2(0.25, 0.125),
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("rule", ["sgd", "adagrad"])
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("steps", [None, 2])
+def test_regularizers_apply_to_the_rows_of_a_step(
+    mesh, regularizer, rule, calls, steps
+):
+    options = {
+        "calls": calls,
+        "embeddings_regularizer": REGULARIZERS[regularizer],
+    }
+    host = model_of(RULES[rule](), **options)
+    meshed = on_mesh(mesh, RULES[rule](), **options)
+    losses = []
+    for model in (host, meshed):
+        model.compile(accumulating(steps), loss=weighted_sum)
+        for size in (8, 8, 5, 1):
+            history = model.fit(
+                IDS[:size], Y[:size], batch_size=4, shuffle=False, verbose=0
+            )
+            losses.append(history.history["loss"][0])
+        losses.append(model.evaluate(IDS[:8], Y[:8], verbose=0))
+    # The terms of a loss are summed in a different order.
+    np.testing.assert_allclose(losses[:5], losses[5:], rtol=1e-5)
+    assert_same_tables(host, meshed)
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    [keras.regularizers.OrthogonalRegularizer(), lambda rows: tf.norm(rows)],
+)
+def test_regularizers_of_unknown_sums_raise_on_a_mesh(regularizer):
+    with pytest.raises(
+        ValueError, match="must be a .*L1, L2 or L1L2 on a mesh"
     ):
-        model_of("sgd", **{rule: RULES_OF_ROWS[rule]})
+        on_mesh(
+            mesh_of(batch=2, model=2),
+            "sgd",
+            embeddings_regularizer=regularizer,
+        )
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd"])

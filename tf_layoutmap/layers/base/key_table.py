@@ -164,13 +164,54 @@ class KeyTable:
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
+        if not (is_trained and steps.may_be_recorded(marks_variable, None)):
+            return self.rows_of(keys)
+        self._access.check_can_train(self.layer_name)
+        record_gradients, found = self._access.open(self._samples(keys), None)
+        (rows,) = steps.connect_mark(
+            record_gradients,
+            tf.convert_to_tensor(marks_variable),
+            found,
+            self.num_replicas,
+        )
+        return self._shaped_like(keys, rows)
+
+    def rows_of(self, keys: tf.Tensor | stored_keys.StoredKeys) -> tf.Tensor:
+        """Returns the rows of keys by TensorFlow's ops, and adds no key."""
+        ids = self._samples(keys)
+        tables.watch_table(self.embedding)
+        return self._shaped_like(keys, self.embedding(ids))
+
+    def open(self, keys: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Runs a training step of the vocabulary without a gradient tape.
+
+        Args:
+          keys: Keys of any shape, int64 or strings.
+
+        Returns:
+          The rows, and a function that stores the gradients of the rows and
+          returns their mark.
+        """
+        self._access.check_can_train(self.layer_name)
+        record_gradients, (found,) = self._access.open(
+            self._samples(keys), None
+        )
+
+        def store_gradients(gradients: tf.Tensor) -> tf.Tensor:
+            return record_gradients([tf.reshape(gradients, [-1, self._dim])])
+
+        return self._shaped_like(keys, found), store_gradients
+
+    def _samples(self, keys: Any) -> Any:
+        """Returns the input of the embedding: one sample for each key.
+
+        A sample has one id, or no id if the key is padding.
+        """
         is_stored = isinstance(keys, stored_keys.StoredKeys)
         values: Any = keys.values if is_stored else keys
         ids: Any = tf.reshape(values, [-1])
         if self._mask_zero:
             is_key = tf.reshape(is_not_padding(keys), [-1])
-            # Each element of `keys` is one sample. The sample has one id, or no
-            # id if the element is padding.
             splits = tf.concat(
                 [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
                 axis=0,
@@ -180,18 +221,11 @@ class KeyTable:
             )
         if is_stored:
             ids = stored_keys.StoredKeys(ids, keys.kind, keys.strings)
-        if is_trained and steps.may_be_recorded(marks_variable, None):
-            self._access.check_can_train(self.layer_name)
-            record_gradients, found = self._access.open(ids, None)
-            (rows,) = steps.connect_mark(
-                record_gradients,
-                tf.convert_to_tensor(marks_variable),
-                found,
-                self.num_replicas,
-            )
-        else:
-            tables.watch_table(self.embedding)
-            rows = self.embedding(ids)
+        return ids
+
+    def _shaped_like(self, keys: Any, rows: tf.Tensor) -> tf.Tensor:
+        is_stored = isinstance(keys, stored_keys.StoredKeys)
+        values: Any = keys.values if is_stored else keys
         rows = tf.reshape(rows, tf.concat([tf.shape(values), [self._dim]], 0))
         rows.set_shape(values.shape.concatenate([self._dim]))
         return rows

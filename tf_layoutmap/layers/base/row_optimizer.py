@@ -310,11 +310,19 @@ class RowUpdates(RowOptimizerSaving):
                 "function that XLA compiles, because XLA has no kernel for its "
                 f"step; use jit_compile=False (table {self._table.name!r})."
             )
-        ids, values = _rows_of(gradient)
+        self.update_rows(*rows_of_gradient(gradient))
+        self.iterations.assign_add(1)
+
+    def update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
+        """Applies the rule and the constraint to rows.
+
+        Args:
+          ids: `[num_ids]`, ids of the rows.
+          values: `[num_ids, dim]` float32, their gradients.
+        """
         self._apply_rule(ids, values, tf.cast(self.learning_rate, tf.float32))
         if self.row_constraint is not None:
             self._table.constrain(ids, self.row_constraint)
-        self.iterations.assign_add(1)
 
     def _apply_rule(
         self, ids: tf.Tensor, values: tf.Tensor, learning_rate: tf.Tensor
@@ -333,6 +341,7 @@ class RowUpdates(RowOptimizerSaving):
         gradient: tf.IndexedSlices | tf.Tensor,
         steps: int,
         is_last: bool | tf.Tensor,
+        position: tf.Tensor | None = None,
     ) -> None:
         """Accumulates a gradient; applies the mean after the last gradient.
 
@@ -344,6 +353,8 @@ class RowUpdates(RowOptimizerSaving):
           steps: Divisor of the mean: the number of gradients, including missing
             gradients, which count as zeros.
           is_last: A bool or a `[]` bool tensor: whether to apply the step now.
+          position: `[]` integer tensor, number of earlier gradients of this
+            step. If it is 0, gradients of an earlier optimizer are discarded.
 
         Raises:
           NotImplementedError: If the table is on parameter servers, and the
@@ -357,10 +368,14 @@ class RowUpdates(RowOptimizerSaving):
                 f"gradient_accumulation_steps={steps} (table "
                 f"{self._table.name!r})."
             )
-        ids, values = _rows_of(gradient)
+        ids, values = rows_of_gradient(gradient)
         kept_ids, kept = self._accumulators(cast("int", values.shape[-1]))
-        ids = tf.concat([kept_ids.value(), tf.cast(ids, tf.int64)], axis=0)
-        values = tf.concat([kept.value(), values], axis=0)
+        old_ids, old_values = kept_ids.value(), kept.value()
+        if position is not None:
+            num_kept = tf.where(tf.equal(position, 0), 0, tf.size(old_ids))
+            old_ids, old_values = old_ids[:num_kept], old_values[:num_kept]
+        ids = tf.concat([old_ids, tf.cast(ids, tf.int64)], axis=0)
+        values = tf.concat([old_values, values], axis=0)
 
         def take() -> tf.Tensor:
             self.update(tf.IndexedSlices(values / steps, ids))
@@ -416,7 +431,7 @@ class RowUpdates(RowOptimizerSaving):
         )
 
 
-def _rows_of(
+def rows_of_gradient(
     gradient: tf.IndexedSlices | tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the ids of a gradient, and a float32 gradient row for each id."""

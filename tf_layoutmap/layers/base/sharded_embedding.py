@@ -7,6 +7,7 @@ ids.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -277,7 +278,8 @@ class EmbeddingCore(LayerBase):
         self.embeddings_initializer = self._keras.initializers.get(
             embeddings_initializer
         )
-        self.optimizer = self._row_optimizer.read(optimizer, self.name)
+        with self._host_objects() if settings else contextlib.nullcontext():
+            self.optimizer = self._row_optimizer.read(optimizer, self.name)
         self.embeddings_regularizer = tables.check_callable(
             "embeddings_regularizer",
             self._keras.regularizers.get(embeddings_regularizer),
@@ -342,6 +344,10 @@ class EmbeddingCore(LayerBase):
         self._track_embedding(table.embedding)
         if table.num_replicas > 1:
             self._support_string_batches()
+
+    def _host_objects(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which new Keras variables are on the host."""
+        return contextlib.nullcontext()
 
     def _support_string_batches(self) -> None:
         """Enables batches of strings for models on several replicas."""

@@ -1,15 +1,21 @@
 """Keras 3 weights for tables with rows that DTensor shards over a mesh."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private
-from tf_layoutmap.layers.base import tables
-from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
-from tf_layoutmap.layout.keras3 import optimizers
+from tf_layoutmap.layers.base.row_optimizer import rows_of_gradient
+from tf_layoutmap.layers.keras3.mesh_accumulation import MeshAccumulators
+from tf_layoutmap.layers.keras3.row_optimizer import (
+    RowOptimizer,
+    TrainsItself,
+    unscaled,
+)
+from tf_layoutmap.layout.keras3 import embedding_rows, optimizers
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
@@ -54,38 +60,67 @@ class MeshTableWeight(TrainsItself, MeshVariable):
             optimizers.move_variable(variable, context)
         optimizer.create_slots(MeshTable(self))
 
-    @property
-    def value(self) -> Any:
-        """The DVariable of the weight, which the first access creates."""
-        # The setting is checked in this property, because an optimizer's
-        # `build` reads `value` before it creates variables.
-        steps = getattr(
-            keras_private.applying_optimizer(),
-            "gradient_accumulation_steps",
-            None,
-        )
-        if steps:
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients of a "
-                "table that has an `optimizer` on a mesh; use bigger batches, "
-                "or optimizer=None. Received: "
-                "optimizer=None. Received: "
-                f"gradient_accumulation_steps={steps} (weight {self.path!r})."
-            )
-        return super().value
-
     def assign(self, value: Any) -> Any:
         """Assigns a value, or applies a gradient in `Optimizer.apply`."""
-        if (
-            keras_private.applying_optimizer() is not None
-            and isinstance(self._value, PaddedVariable)
-            and isinstance(value, tf.Tensor)
-        ):
-            value = value[: self.shape[0]]  # Without the padding.
+        if keras_private.applying_optimizer() is not None:
+            value = self._without_padding(value)
         return super().assign(value)
+
+    def _without_padding(self, gradient: Any) -> Any:
+        """Returns a gradient without the rows of padding."""
+        is_padded = isinstance(self._value, PaddedVariable)
+        if is_padded and isinstance(gradient, tf.Tensor):
+            return gradient[: self.shape[0]]
+        return gradient
 
     def _write(self, value: Any) -> Any:
         return MeshVariable.assign(self, value)
+
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
+        """Accumulates a gradient; applies the mean after the last gradient.
+
+        Args:
+          gradient: Gradient of the table.
+          steps: The model's `gradient_accumulation_steps`.
+          is_last: `[]` bool tensor: whether this is the last of `steps`
+            gradients.
+          position: `[]` integer tensor, number of earlier gradients of these
+            `steps`.
+        """
+        model_optimizer = keras_private.applying_optimizer()
+        assert model_optimizer is not None  # An optimizer calls this method.
+        optimizer, mesh = self._optimizer, self.mesh
+        optimizer._accumulators(self.shape[1])
+        accumulators = optimizer._table.accumulators
+        ids, values = rows_of_gradient(
+            unscaled(
+                self._without_padding(gradient),
+                model_optimizer.loss_scale_factor,
+            )
+        )
+        ids, values = accumulators.append(
+            dtensor.relayout(
+                tf.cast(ids, tf.int64), Layout.replicated(mesh, 1)
+            ),
+            dtensor.relayout(values, Layout.replicated(mesh, 2)),
+            steps,
+            position,
+        )
+
+        def update() -> tf.Tensor:
+            with optimizer._table.skipping_unowned_ids():
+                optimizer.update_rows(ids, values / steps)
+            optimizer.iterations.assign_add(1)
+            return tf.constant(True)
+
+        tf.cond(
+            accumulators.must_apply(ids, is_last),
+            update,
+            lambda: tf.constant(True),
+        )
+        accumulators.write(ids, values, is_last)
 
 
 class MeshTable:
@@ -94,6 +129,8 @@ class MeshTable:
     def __init__(self, weight: MeshTableWeight):
         """Creates the object for a weight."""
         self._weight = weight
+        self._skips_unowned_ids = False
+        self.accumulators = MeshAccumulators(weight)
 
     @property
     def name(self) -> str:
@@ -101,8 +138,11 @@ class MeshTable:
         return self._weight.path
 
     def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
-        """Creates a variable on the host whose values have any first size."""
-        return tables.new_host_accumulator(initial_value, name)
+        """Returns the accumulated ids, or the accumulated gradients."""
+        del name
+        is_ids = initial_value.shape.rank == 1
+        accumulators = self.accumulators
+        return accumulators.ids if is_ids else accumulators.gradients
 
     def new_slot(self, name: str, initial: float) -> MeshVariable:
         """Creates a slot variable with the layout of the table."""
@@ -111,6 +151,21 @@ class MeshTable:
     def fill_slot(self, slot: MeshVariable, value: float) -> None:
         """Sets all values of a slot variable."""
         slot.fill(value)
+
+    @contextlib.contextmanager
+    def skipping_unowned_ids(self) -> Iterator[None]:
+        """Context in which `update` ignores `embedding_rows.unowned_id`."""
+        self._skips_unowned_ids = True
+        try:
+            yield
+        finally:
+            self._skips_unowned_ids = False
+
+    def constrain(
+        self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
+    ) -> None:
+        """Applies `constraint` to the rows of `ids`."""
+        embedding_rows.apply_by_row(self._weight, ids, constraint)
 
     def update(
         self,
@@ -130,7 +185,11 @@ class MeshTable:
             gradients,
             optimizer=optimizer,
             name=weight.path,
-            num_rows=weight.shape[0],
+            num_rows=(
+                embedding_rows.unowned_id(weight) + 1
+                if self._skips_unowned_ids
+                else weight.shape[0]
+            ),
             hyperparameters=dtensor.relayout(
                 hyperparameters, dtensor.Layout.replicated(weight.mesh, 1)
             ),
@@ -183,6 +242,31 @@ def _set_mesh_attributes(
     variable._mesh_context = context
     variable._mesh_owner = owner
     variable._mesh_is_state = False
+
+
+# Regularizers for which rows of zeros add nothing to the loss.
+_SUMS_OF_ROWS = (
+    keras.regularizers.L1,
+    keras.regularizers.L2,
+    keras.regularizers.L1L2,
+)
+
+
+def check_regularizer(regularizer: Any, layer: str) -> None:
+    """Checks that a table on a mesh supports a regularizer.
+
+    Raises:
+      ValueError: If rows of zeros could change the loss. A table with a
+        separate optimizer replaces the repetitions of a row by zeros.
+    """
+    if type(regularizer) not in _SUMS_OF_ROWS:
+        raise ValueError(
+            "Argument `embeddings_regularizer` must be a "
+            "keras.regularizers.L1, L2 or L1L2 on a mesh for a table with an "
+            "`optimizer`. The number of distinct rows of a batch is unknown "
+            "during tracing, and DTensor requires static sizes. Received: "
+            f"{regularizer!r} (layer {layer!r}). Use optimizer=None."
+        )
 
 
 def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:

@@ -124,9 +124,7 @@ class TrainsItself(TakesGradients):
         if optimizer is None:
             return self._write(value)
         scale = optimizer.loss_scale_factor
-        self._optimizer.update(
-            value if scale is None else _divide(value, scale)
-        )
+        self._optimizer.update(unscaled(value, scale))
         return value
 
     def num_slot_bytes(self, local_shape: Sequence[int]) -> int:
@@ -143,7 +141,9 @@ class TrainsItself(TakesGradients):
         """Returns the error message for a step without a gradient."""
         return base_steps.missing_gradient_message(self.path, ())
 
-    def accumulate(self, gradient: Any, steps: int, is_last: Any) -> None:
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
         """Accumulates a gradient; applies the mean after the last gradient.
 
         Args:
@@ -151,22 +151,25 @@ class TrainsItself(TakesGradients):
           steps: The model's `gradient_accumulation_steps`.
           is_last: A bool or a `[]` bool tensor: whether this is the last of
             `steps` gradients.
+          position: `[]` integer tensor, number of earlier gradients of these
+            `steps`; None on parameter servers.
         """
         optimizer = keras_private.applying_optimizer()
         assert optimizer is not None  # An optimizer calls this method.
         scale = optimizer.loss_scale_factor
         self._optimizer.accumulate(
-            gradient if scale is None else _divide(gradient, scale),
-            steps,
-            is_last,
+            unscaled(gradient, scale), steps, is_last, position
         )
 
 
-def _divide(gradient: Any, divisor: float) -> Any:
+def unscaled(gradient: Any, scale: float | None) -> Any:
+    """Returns a gradient divided by a loss scale; None is no scale."""
+    if scale is None:
+        return gradient
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient / divisor
+        return gradient / scale
     return tf.IndexedSlices(
-        gradient.values / divisor, gradient.indices, gradient.dense_shape
+        gradient.values / scale, gradient.indices, gradient.dense_shape
     )
 
 
@@ -242,13 +245,15 @@ def overwrite_or_accumulate(
     steps = optimizer.gradient_accumulation_steps
     if steps:
         is_last = accumulation.fixed_value()
+        position = None
         if is_last is None:
             counter = keras_private.step_counter_of(optimizer)
             is_last = tf.equal((counter.value + 1) % steps, 0)
+            position = counter.value % steps
         rest = []
         for gradient, variable in zip(grads, trainable_variables):
             if isinstance(variable, TrainsItself):
-                variable.accumulate(gradient, steps, is_last)
+                variable.accumulate(gradient, steps, is_last, position)
             else:
                 rest.append((gradient, variable))
         grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
@@ -22,12 +24,17 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
-from tf_layoutmap.layers.keras3 import mesh_weights
+from tf_layoutmap.layers.keras3 import mesh_keys, mesh_weights
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
-from tf_layoutmap.layout.keras3 import backend_ops, embedding_rows
+from tf_layoutmap.layout.keras3 import (
+    backend_ops,
+    embedding_rows,
+    host_lookups,
+)
 from tf_layoutmap.layout.keras3 import context as mesh_context
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
@@ -101,7 +108,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
 
     Under `tlm.layout_map_scope` the table is one weight on the mesh. The layout
-    of `<layer>.embeddings` shards the rows over the devices.
+    of `<layer>.embeddings` shards the rows over the devices. A table with an
+    open vocabulary stays on the host, and the mesh receives its rows.
 
     If `input_dim` is a `tlm.OpenVocabulary`, ids are keys: any int64 values or
     strings. A call that a tape records is a training step of the vocabulary, in
@@ -199,15 +207,23 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self.built = True
 
     def _build_key_table(self, table: KeyTable) -> None:
-        if self._is_on_mesh:
+        context, owner, _ = mesh_context.context_of_new_variable()
+        if context is None:
+            table.build()
+            self._marks = StepWeight(table)
+            return
+        if context.mesh.num_local_devices() < context.mesh.size:
             raise NotImplementedError(
-                "A table with an open vocabulary is on the host and is not "
-                "supported on a mesh: build the layer outside of "
-                "`layout_map_scope`, or use a tlm.TPUEmbedding in a custom "
-                f"training loop. Received: layer {self.name!r} in a scope."
+                "All devices of a mesh must belong to this process if a table "
+                "has an open vocabulary, which is on the host of one process. "
+                f"Received: a mesh with {context.mesh.num_local_devices()} of "
+                f"{context.mesh.size} devices in this process (layer "
+                f"{self.name!r})."
             )
-        table.build()
-        self._marks = StepWeight(table)
+        with mesh_context.activated(None), tf.device(tables.HOST):
+            table.build()
+        self._mesh_steps = mesh_keys.MeshSteps(table)
+        self._marks = mesh_keys.MeshStepWeight(self._mesh_steps, context, owner)
 
     def _support_string_batches(self) -> None:
         engine.ensure("keras3_string_batches")
@@ -233,15 +249,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "mesh, where the LayoutMap shards tables. Received: "
                 f"num_shards={self.num_shards} (layer {self.name!r})."
             )
-        if self.optimizer and (
-            self.embeddings_regularizer or self.embeddings_constraint
-        ):
-            raise ValueError(
-                "Arguments `embeddings_regularizer` and "
-                "`embeddings_constraint` must be None on a mesh for a table "
-                "with an `optimizer`; use optimizer=None. Received: "
-                f"{self.embeddings_regularizer!r} and "
-                f"{self.embeddings_constraint!r} (layer {self.name!r})."
+        if self.optimizer and self.embeddings_regularizer is not None:
+            mesh_weights.check_regularizer(
+                self.embeddings_regularizer, self.name
             )
         initializer = self._full_table_initializer()
         if self.optimizer:
@@ -280,6 +290,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
         """Returns the reasons why the table cannot have the layout `axes`."""
+        if self._key_table is not None:
+            return []  # The table is on the host.
         return mesh_weights.layout_problems(self, axes)
 
     @property
@@ -287,9 +299,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """The table, `[input_dim, output_dim]`.
 
         The type of the table is `ShardedVariable`, or `keras.Variable` on a
-        mesh.
+        mesh. A table with an open vocabulary is never on a mesh.
         """
-        return self._embeddings if self._is_on_mesh else super().embeddings
+        if self._is_on_mesh and self._key_table is None:
+            return self._embeddings
+        return super().embeddings
 
     def call(
         self, inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor
@@ -302,11 +316,16 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             # The planner derives the layouts of the table from this op.
             rows = tf.gather(self._embeddings.value, self._ids(inputs))
             return tf.cast(rows, self.compute_dtype)
+        if self._is_on_mesh and self._key_table is not None:
+            return self._rows_of_keys_on_mesh(inputs, self._key_table)
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
 
     call.__doc__ = EmbeddingCore.call.__doc__
+
+    def _host_objects(self) -> AbstractContextManager[Any]:
+        return mesh_context.activated(None)
 
     def _is_abstract(self) -> bool:
         return keras_private.is_abstract()
@@ -319,6 +338,62 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def _check_keras_version(self, inputs: Any) -> None:
         keras_version_guard.check_not_tf_keras(self, inputs)
+
+    # The next members are the interface of `host_lookups`.
+
+    @property
+    def looks_up_on_host(self) -> bool:
+        """Whether the layer is on a mesh, and its table is on the host."""
+        return self._is_on_mesh and self._key_table is not None
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of the mark weight."""
+        return self._mesh_steps.mark_shape
+
+    def look_up_on_host(
+        self, keys: Any, *, is_training: bool
+    ) -> host_lookups.HostLookup:
+        """Returns the rows of keys, which are on the host or on the mesh."""
+        assert self._key_table is not None
+        return mesh_keys.look_up(
+            self, self._key_table, keys, is_training and self.trainable
+        )
+
+    def start_step(self) -> None:
+        """Prepares for a step whose lookups have gradients."""
+        self._mesh_steps.start_step()
+
+    def finish_step(self, gradients: Any) -> None:
+        """Applies the gradients of a step, if its optimizer was applied."""
+        self._mesh_steps.finish_step(gradients)
+
+    def _rows_of_keys_on_mesh(self, inputs: Any, table: KeyTable) -> Any:
+        if keras_private.is_abstract() or not (
+            tf.executing_eagerly() or tracing.traced_for_mesh()
+        ):
+            # Without a mesh, for example in an exported model, TensorFlow's ops
+            # look up the rows.
+            return super().call(inputs)
+        found = host_lookups.rows_for(self, inputs)
+        if found is None:
+            if not tf.executing_eagerly():
+                raise NotImplementedError(
+                    mesh_keys.traced_keys_error(self.name)
+                )
+            if not isinstance(inputs, tf.Tensor | np.ndarray):
+                raise TypeError(
+                    "On a mesh, keys must be a dense tensor of integers or "
+                    f"strings. Received: {type(inputs).__name__} (layer "
+                    f"{self.name!r})."
+                )
+            lookup = self.look_up_on_host(
+                inputs, is_training=tf_private.could_possibly_record()
+            )
+            found = host_lookups.RowsOnMesh(
+                lookup, transfer.to_replicated(lookup.rows, self._marks.mesh)
+            )
+        return mesh_keys.connect(found, self._marks.value, self.compute_dtype)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
         ids = (
@@ -344,16 +419,36 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         elif tf_private.in_save_context() or (not ids.shape.is_fully_defined()):
             # TensorFlow's ops are used here, because DTensor does not support
             # unknown sizes, which occur in an export.
-            rows = tables.stock_gather(
-                [self._variable_on_mesh()], ids, self.name, self.input_dim
-            )
+            rows = self._stock_rows(ids)
+            if not tf_private.in_save_context() and (
+                self.optimizer and self.embeddings_regularizer is not None
+            ):
+                distinct, _ = tf.unique(tf.reshape(ids, [-1]))
+                self.add_loss(
+                    self.embeddings_regularizer(self._stock_rows(distinct))
+                )
         elif self.optimizer:
+            self._add_loss_of_rows(ids)
             rows = embedding_rows.lookup(self._embeddings, ids)
         else:
             rows = tables.stock_gather_with_dense_gradient(
                 self._embeddings.value, ids
             )
         return tf.cast(rows, self.compute_dtype)
+
+    def _stock_rows(self, ids: tf.Tensor) -> tf.Tensor:
+        return tables.stock_gather(
+            [self._variable_on_mesh()], ids, self.name, self.input_dim
+        )
+
+    def _add_loss_of_rows(self, ids: tf.Tensor) -> None:
+        """Adds the regularizer's loss of the rows that a call looks up."""
+        if self.embeddings_regularizer is not None:
+            self.add_loss(
+                self.embeddings_regularizer(
+                    embedding_rows.distinct_rows(self._embeddings, ids)
+                )
+            )
 
     def _variable_on_mesh(self) -> Any:
         return (
@@ -378,6 +473,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             return None
         if isinstance(inputs, StoredKeys):
             return key_table.is_not_padding(inputs)
+        if self.looks_up_on_host and isinstance(inputs, tf.Tensor):
+            return mesh_keys.mask_of(inputs, self._marks.mesh)
         is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
             inputs, "sparse", False
         )
@@ -420,12 +517,21 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
         config = super().get_config()
-        return {**config, "num_shards": None} if self._is_on_mesh else config
+        if self._is_on_mesh and self._key_table is None:
+            return {**config, "num_shards": None}
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Creates a layer from the result of `get_config`."""
         if mesh_context.active_context() is not None:
+            if isinstance(config["input_dim"], Mapping):
+                # A table with an open vocabulary is on the host.
+                with mesh_context.activated(None):
+                    optimizer = keras.saving.deserialize_keras_object(
+                        config["optimizer"]
+                    )
+                return super().from_config({**config, "optimizer": optimizer})
             # On a mesh, the layout determines the shards, and the saved number
             # is ignored.
             config = {**config, "num_shards": None}

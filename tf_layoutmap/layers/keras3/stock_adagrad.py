@@ -48,6 +48,7 @@ class StockAdagrad(RowOptimizer):
         gradient: tf.IndexedSlices | tf.Tensor,
         steps: int,
         is_last: tf.Tensor,
+        position: tf.Tensor | None = None,
     ) -> None:
         """Accumulates a gradient, and applies the mean if it is the last one.
 
@@ -57,9 +58,10 @@ class StockAdagrad(RowOptimizer):
           gradient: As for `update`.
           steps: Number of gradients in the mean.
           is_last: `[]` bool: whether to apply the step now.
+          position: As for `RowOptimizer.accumulate`.
         """
         self._sums_equal_ids = True
         try:
-            super().accumulate(gradient, steps, is_last)
+            super().accumulate(gradient, steps, is_last, position)
         finally:
             self._sums_equal_ids = False

@@ -34,6 +34,8 @@ class Registry:
         self.matched: set[str] = set()
         self.shadowed: set[str] = set()
         self.warned: set[str] = set()
+        # Number of calls of `MeshContext.discard_traces`.
+        self.num_discarded_traces = 0
 
     def record(self, assigned: assignments.LayoutAssignment) -> None:
         """Records which key matched a variable, and which keys it shadows."""
@@ -101,6 +103,13 @@ class MeshContext:
             variable._given_layout = self.layout_of(variable)
         with self.registry.lock:
             self.registry.pending.append(weakref.ref(variable))
+
+    def discard_traces(self) -> None:
+        """Makes the steps of all models trace their functions again.
+
+        Called after a variable that traced functions use was replaced.
+        """
+        self.registry.num_discarded_traces += 1
 
     def _pending(self) -> list[Any]:
         found = (ref() for ref in self.registry.pending)

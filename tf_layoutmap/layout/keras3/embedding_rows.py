@@ -15,6 +15,7 @@ from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
 from tf_layoutmap.layout.keras3 import sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.replication import captured_tensors
 
 dtensor = tf.experimental.dtensor
@@ -150,6 +151,86 @@ def lookup(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
     return tf.reshape(rows, [*ids.shape, weight.shape[1]])
 
 
+def unowned_id(weight: MeshVariable) -> int:
+    """Returns an id that no device owns.
+
+    Kernels read zeros for this id, and do not update any row, if their argument
+    `num_rows` is larger than the id.
+    """
+    # The mesh pads the table by fewer rows than it has devices.
+    return weight.shape[0] + weight.mesh.size
+
+
+def sorted_ids(ids: tf.Tensor, mesh: Mesh) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the ids in descending order, and which of them are distinct.
+
+    The number of distinct ids is known only at run time, and DTensor requires
+    static sizes. Therefore, the results have the size of `ids`.
+
+    Args:
+      ids: Ids on `mesh`, with a static shape.
+      mesh: The mesh.
+
+    Returns:
+      `[num_ids]` int64, and a bool for each id, which is true for the first of
+      several equal ids.
+    """
+    ids = dtensor.relayout(ids, Layout.replicated(mesh, ids.shape.rank))
+    ids = tf.cast(tf.reshape(ids, [-1]), tf.int64)
+    ids = dtensor.relayout(
+        tf.math.top_k(ids, ids.shape[0]).values, Layout.replicated(mesh, 1)
+    )
+    is_first = tf.concat(
+        [tf.ones_like(ids[:1], tf.bool), ids[1:] != ids[:-1]], axis=0
+    )
+    return ids, is_first
+
+
+def distinct_rows(weight: MeshVariable, ids: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of `ids`; each row occurs once, and the rest are zeros.
+
+    Args:
+      weight: As in `lookup`.
+      ids: As in `lookup`, with a static shape.
+
+    Returns:
+      `[num_ids, dim]`. A row of zeros replaces each repetition of a row.
+    """
+    ids, is_first = sorted_ids(ids, weight.mesh)
+    rows = lookup(weight, ids)
+    return tf.where(is_first[:, tf.newaxis], rows, tf.zeros_like(rows))
+
+
+def apply_by_row(
+    weight: MeshVariable,
+    ids: tf.Tensor,
+    function: Callable[[tf.Tensor], tf.Tensor],
+) -> None:
+    """Replaces the rows of `ids` by `function(rows)`.
+
+    Args:
+      weight: Table for which `axis_of` returns a mesh axis.
+      ids: `[num_ids]` on the mesh. Ids that no device owns are ignored.
+      function: Function that processes each row independently.
+    """
+    ids, is_first = sorted_ids(ids, weight.mesh)
+    unowned = unowned_id(weight)
+    table, num_ids = weight.divided_value, unowned + 1
+    rows = dtensor_ops.lookup_rows(
+        table, ids, name=weight.path, num_rows=num_ids
+    )
+    new_rows = tf.cast(function(rows), rows.dtype)
+    ids = tf.where(
+        is_first, ids, tf.fill(ids.shape, tf.cast(unowned, ids.dtype))
+    )
+    # The kernels can only add to rows. The second addition corrects the
+    # rounding error of the first one, so that the result is exact.
+    difference = new_rows - rows
+    correction = new_rows - (rows + difference)
+    for value in (difference, correction):
+        _subtract(table, ids, -value, name=weight.path, num_rows=num_ids)
+
+
 def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
     """Adds rows to a table, or subtracts them if `sign` is -1.
 
@@ -163,14 +244,21 @@ def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:
         if isinstance(variable, MeshVariable)
         else variable
     )
-    # The rows are added by a step of gradient descent with learning rate 1.
+    _subtract(table, slices.indices, tf.cast(slices.values, tf.float32) * -sign)
+
+
+def _subtract(
+    table: Any, ids: tf.Tensor, values: tf.Tensor, **options: Any
+) -> None:
+    """Subtracts rows by a step of gradient descent with learning rate 1."""
     dtensor_ops.update_rows(
         table,
         [],
-        slices.indices,
-        tf.cast(slices.values, tf.float32) * -sign,
+        ids,
+        values,
         optimizer="sgd",
         hyperparameters=dtensor.relayout(
-            tf.ones([1]), dtensor.Layout.replicated(table.layout.mesh, 1)
+            tf.ones([1]), Layout.replicated(table.layout.mesh, 1)
         ),
+        **options,
     )

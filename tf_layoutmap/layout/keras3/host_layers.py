@@ -9,17 +9,24 @@ batch, if these layers directly follow the inputs of the model:
 * layers that were adapted before the model was created, such as the
   `Normalization` layer of a `FeatureSpace`.
 
+The host also looks up the rows of layers with open vocabularies, if their keys
+are available on the host (`host_lookups`).
+
 The results are copied to the mesh, where the rest of the model runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
+from tf_layoutmap.layout.keras3 import host_lookups
+from tf_layoutmap.layout.keras3.host_lookups import HostLookup, RowsOnMesh
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
@@ -38,10 +45,11 @@ _LOOKUPS = (
 # Layers whose weights are created by `adapt` and are not trainable.
 _ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
-# The `HostLayers` of the model that this thread runs, and the host results.
-_active_split: ThreadValue[tuple[HostLayers | None, list[Any]]] = ThreadValue(
-    (None, [])
-)
+# The `HostLayers` of the model that this thread runs, the host results, and the
+# lookups.
+_active_split: ThreadValue[
+    tuple[HostLayers | None, list[Any], list[HostLookup]]
+] = ThreadValue((None, [], []))
 
 
 class HostLayers:
@@ -53,7 +61,13 @@ class HostLayers:
       on_mesh: The rest of the model, a `keras.Function`.
     """
 
-    def __init__(self, functional: Any, layers: list[Any], results: list[Any]):
+    def __init__(
+        self,
+        functional: Any,
+        layers: list[Any],
+        results: list[Any],
+        lookups: list[tuple[Any, Any]],
+    ):
         """Splits a model.
 
         Args:
@@ -61,37 +75,80 @@ class HostLayers:
           layers: The layers that run on the host.
           results: Symbolic tensors that the host passes to the mesh. The
             results include inputs of the model that the mesh uses directly.
+          lookups: Layer and symbolic keys of each lookup that the host runs.
+            `results` contains the keys.
         """
         self.functional = functional
         self.layers = layers
         self._on_host = keras.Function(functional.inputs, results)
         self.on_mesh = keras.Function(results, functional._outputs_struct)
+        places = {id(x): place for place, x in enumerate(results)}
+        self._lookups = [(layer, places[id(keys)]) for layer, keys in lookups]
 
-    def compute(self, inputs: Any) -> list[Any]:
+    def compute(
+        self, inputs: Any, *, is_training: bool
+    ) -> tuple[list[Any], list[HostLookup]]:
         """Returns the host results that the mesh uses for a batch.
 
         Args:
           inputs: Inputs of the model, as host values.
+          is_training: Whether gradients of the rows will be computed.
+
+        Returns:
+          The results, followed by the rows of each lookup; and the lookups.
         """
         results: Any = self._on_host(
             self.functional._standardize_inputs(inputs)
         )
-        return list(results)
+        results = list(results)
+        lookups = host_lookups.run(
+            [(layer, results[place]) for layer, place in self._lookups],
+            is_training=is_training,
+        )
+        # The mesh does not use the values of strings, except which keys are
+        # padding.
+        results = [tf.not_equal(x, "") if _is_string(x) else x for x in results]
+        return [*results, *(one.rows for one in lookups)], lookups
+
+    def run_on_mesh(
+        self,
+        run: Callable[..., Any],
+        results: list[Any],
+        lookups: list[HostLookup],
+    ) -> Any:
+        """Runs the part of the model that is on the mesh.
+
+        Args:
+          run: Function that runs `on_mesh` for a list of tensors.
+          results: Results of `compute`, copied to the mesh.
+          lookups: Lookups of `compute`.
+        """
+        count = len(results) - len(lookups)
+        # Each run attaches the rows to new tensors, because the rows of a
+        # tensor are used once.
+        tensors = [tf.identity(x) for x in results[:count]]
+        for index, (lookup, (_, place)) in enumerate(
+            zip(lookups, self._lookups)
+        ):
+            rows = results[count + index]
+            host_lookups.attach(tensors[place], RowsOnMesh(lookup, rows, index))
+        return run(self.on_mesh, tensors)
 
 
 def use_host_results(
-    split: HostLayers | None, results: list[Any]
+    split: HostLayers | None, results: list[Any], lookups: list[HostLookup]
 ) -> AbstractContextManager[None]:
     """Returns a context manager in which calls of a model use `results`.
 
     Args:
       split: Host layers of the model, or None if it has none.
       results: Results of `split.compute`, copied to the mesh.
+      lookups: Lookups of `split.compute`.
     """
     return (
         nullcontext()
         if split is None
-        else _active_split.set_to((split, results))
+        else _active_split.set_to((split, results, lookups))
     )
 
 
@@ -127,10 +184,14 @@ def run_through_graph(
     original: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Runs a Functional model; on a mesh, it uses the current host results."""
-    split, results = _active_split.get()
+    split, results, lookups = _active_split.get()
     if split is None or split.functional is not model:
         return original(model, inputs, *args, **kwargs)
-    return original(split.on_mesh, results, *args, **kwargs)
+    return split.run_on_mesh(
+        lambda on_mesh, tensors: original(on_mesh, tensors, *args, **kwargs),
+        results,
+        lookups,
+    )
 
 
 def _is_called_once(model: Any) -> bool:
@@ -162,22 +223,30 @@ def _split(functional: Any) -> HostLayers | None:
     given = {id(x) for x in functional.inputs}
     on_host = {*given}
     layers: list[Any] = []
+    lookups: list[tuple[Any, Any]] = []
     used: dict[int, Any] = {}
+    keys: dict[int, Any] = {}
     for depth in sorted(functional._nodes_by_depth, reverse=True):
         for node in functional._nodes_by_depth[depth]:
             if node.is_input:
                 continue
+            layer, inputs = node.operation, node.input_tensors
             if _runs_on_host(node, on_host, on_host - given):
-                layers.append(node.operation)
+                layers.append(layer)
                 on_host.update(map(id, node.outputs))
+            elif host_lookups.looks_up_on_host(layer) and (
+                id(inputs[0]) in on_host
+            ):
+                lookups.append((layer, inputs[0]))
+                keys[id(inputs[0])] = inputs[0]
             else:
-                used.update(
-                    (id(x), x) for x in node.input_tensors if id(x) in on_host
-                )
+                used.update((id(x), x) for x in inputs if id(x) in on_host)
     used.update((id(x), x) for x in functional.outputs if id(x) in on_host)
-    if not layers or any(_is_string(x) for x in used.values()):
+    if not (layers or lookups) or any(_is_string(x) for x in used.values()):
         return None
-    return HostLayers(functional, layers, list(used.values()))
+    return HostLayers(
+        functional, layers, list({**used, **keys}.values()), lookups
+    )
 
 
 def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
@@ -190,8 +259,10 @@ def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
     """
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])
-    if any(isinstance(weight, MeshVariable) for weight in weights) or any(
-        id(x) not in on_host for x in inputs
+    if (
+        host_lookups.looks_up_on_host(layer)
+        or any(isinstance(weight, MeshVariable) for weight in weights)
+        or any(id(x) not in on_host for x in inputs)
     ):
         return False
     if weights:

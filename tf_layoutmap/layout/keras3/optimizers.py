@@ -165,7 +165,13 @@ def apply(
             # Keras adds each gradient to a dense accumulator in a branch of a
             # conditional. The size of the table is not a constant there, so a
             # sparse gradient would become a dense tensor of the full size.
-            grads = [_dense_for_mesh(v, g) for g, v in zip(grads, variables)]
+            # A table with a separate optimizer accumulates its rows itself.
+            grads = [
+                g
+                if getattr(v, "overwrite_with_gradient", False)
+                else _dense_for_mesh(v, g)
+                for g, v in zip(grads, variables)
+            ]
         grads = [_with_layout_of_weight(g, v) for g, v in zip(grads, variables)]
     mesh = None if context is None else context.mesh
     with (

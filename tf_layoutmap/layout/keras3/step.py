@@ -21,9 +21,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layout import assignments, mesh_step
-from tf_layoutmap.layout.keras3 import host_layers, optimizers
+from tf_layoutmap.layout.keras3 import host_layers, host_lookups, optimizers
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
@@ -74,9 +74,12 @@ def call(
     from_host = any(transfer.is_host_value(x) for x in flat)
     split = host_layers.host_layers_of(layer) if from_host and args else None
     results: list[Any] = []
+    lookups: list[Any] = []
     if split is not None:
         with call_on_host():
-            results = split.compute(args[0])
+            results, lookups = split.compute(
+                args[0], is_training=tf_private.could_possibly_record()
+            )
     with (
         _is_inside.set_to(True),
         tracing.default_mesh(context.mesh),
@@ -85,18 +88,24 @@ def call(
         if from_host:
             # Strings stay on the host, because devices cannot exchange strings,
             # and no layer on the mesh uses them.
+            keeps_strings = split is not None or (
+                host_lookups.looks_up_on_host(layer)
+            )
             args, kwargs, results = cast(
                 Any,
                 keras.tree.map_structure(
                     lambda x: (
                         x
-                        if split is not None and _is_string(x)
+                        if keeps_strings and _is_string(x)
                         else transfer.to_replicated(x, context.mesh)
                     ),
                     (args, kwargs, results),
                 ),
             )
-        with host_layers.use_host_results(split, results), _on_shards(layer):
+        with (
+            host_layers.use_host_results(split, results, lookups),
+            _on_shards(layer),
+        ):
             outputs = original(layer, *args, **kwargs)
         if from_host:
             outputs = keras.tree.map_structure(
@@ -186,28 +195,55 @@ _thread = threading.local()
 class _Step(MeshStep):
     """One step of a Keras 3 model on its mesh."""
 
+    def __init__(self, model: Any, context: Any, kind: str):
+        """Initializes the step; see `MeshStep`."""
+        super().__init__(model, context, kind)
+        # Lookups that the host has run for the current batch.
+        self._lookups: list[host_lookups.HostLookup] = []
+        self._num_discarded = context.registry.num_discarded_traces
+
     def map_structure(
         self, function: Callable[[Any], Any], structure: Any
     ) -> Any:
         return keras.tree.map_structure(function, structure)
 
     def __call__(self, batch: Any) -> Any:
+        num_discarded = self.context.registry.num_discarded_traces
+        if num_discarded != self._num_discarded:
+            self._num_discarded = num_discarded
+            if not self.model.run_eagerly:
+                self._run.discard_traces()
         return super().__call__(self.map_structure(_without_optional, batch))
 
     def with_host_results(self, batch: Any) -> Any:
+        self._lookups = []
         split = host_layers.host_layers_of(self.model)
         if split is None:
             return batch, []
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         with call_on_host():
-            return batch, split.compute(x)
+            results, self._lookups = split.compute(
+                x, is_training=self.kind == "train"
+            )
+        return batch, results
 
     def run(self, batch: Any) -> Any:
         batch, results = batch
-        with host_layers.use_host_results(
-            host_layers.host_layers_of(self.model), results
+        gradients = host_lookups.StepGradients()
+        with (
+            host_layers.use_host_results(
+                host_layers.host_layers_of(self.model), results, self._lookups
+            ),
+            host_lookups.collecting(gradients),
         ):
-            return super().run(batch)
+            outputs = super().run(batch)
+        return outputs, gradients.tensors()
+
+    def finish(self, outputs: Any) -> Any:
+        outputs, (gradients, indices) = outputs
+        host_lookups.apply_gradients(self._lookups, gradients, indices)
+        self._lookups = []
+        return outputs
 
     def prepare(self, batch: Any) -> None:
         planner = self.context.planner

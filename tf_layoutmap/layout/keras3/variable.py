@@ -30,6 +30,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.serving import report
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -98,8 +99,12 @@ class MeshVariable(keras.Variable):
         In the call of a layer, a variable that is sharded along the batch axis
         is returned as a tensor that is gathered along this axis. The batch then
         stays sharded along the axis. If a layer or function requires the full
-        weight, the returned tensor is gathered along all axes.
+        weight, the returned tensor is gathered along all axes. While a program
+        exports a model, the stored table can replace the variable.
         """
+        placeholder = report.placeholder_of(self)
+        if placeholder is not None:
+            return placeholder()
         self._initialize_if_pending()
         value = super().value
         if self._value is None:
