@@ -72,6 +72,12 @@ BaseTrainer = _private("trainers.trainer", "Trainer")
 # batches of all replicas, which fails for strings.
 _method(TensorFlowTrainer, "_maybe_symbolic_build", "iterator", "data_batch")
 
+# The module whose functions reduce the results of all replicas after a step.
+# Under `MultiWorkerMirroredStrategy`, `reduce_per_replica` averages axis 0 of
+# the metrics.
+trainer_module = importlib.import_module(TensorFlowTrainer.__module__)
+_method(trainer_module, "reduce_per_replica", "values", "strategy", "reduction")
+
 # All steps of an epoch run inside `catch_stop_iteration`. When this context
 # ends, the end of the epoch is reported to the other processes.
 TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
