@@ -189,7 +189,7 @@ def process_rows() -> list[Patch]:
         row(
             "TensorFlowTrainer",
             "_maybe_symbolic_build",
-            process_fit.build_with_local_batch,
+            process_fit.build_from_specs,
             "Before the first step, Keras computes the mean of the batches of "
             "all processes, which raises an error outside of a `tf.function`.",
         ),
@@ -199,6 +199,20 @@ def process_rows() -> list[Patch]:
             process_fit.reduce_metrics,
             "Keras averages axis 0 of the metrics of all processes, which "
             "raises an error for scalars.",
+        ),
+        row(
+            "TFEpochIterator",
+            "__init__",
+            process_fit.create_epochs,
+            "Each process shuffles arrays in a different order, so that an "
+            "epoch contains some samples twice and others not at all.",
+        ),
+        row(
+            "TensorFlowTrainer",
+            "_make_function",
+            process_fit.make_function,
+            "With several steps per execution, the keys of collectives are "
+            "placeholders without a value.",
         ),
     ]
 
