@@ -108,11 +108,6 @@ NO_ACCUMULATION = Impossible(
     "The optimizers of the tables apply each gradient as one step. A "
     "`ShardedEmbedding` supports gradient accumulation.",
 )
-KERAS_3_PROCESSES = NotYet(
-    "Attempt to convert a value",
-    "`fit` of Keras 3.15 does not support `MultiWorkerMirroredStrategy`, not "
-    "even for models without tables. `fit` of tf_keras does.",
-)
 ON_EVICT_ON_SERVERS = NotYet(
     "`on_evict` of tlm.OpenVocabulary must be None under Param",
     "Servers evict keys, and cannot call a function of the coordinator.",
@@ -144,15 +139,8 @@ ONE_CALL_ON_TPU = Impossible(
     "in one call.",
 )
 
-# Cells of rows that require `fit` of Keras 3 in several processes.
-OF_PROCESSES: dict[str, State] = {
-    "replicated": KERAS_3_PROCESSES,
-    "sharded": KERAS_3_PROCESSES,
-}
-
 # Cells of rows about open vocabularies in `fit` of Keras 3.
 OF_KEYS: dict[str, State] = {
-    **OF_PROCESSES,
     "tpu": NO_KEYS_ON_TPU,
 }
 
@@ -337,42 +325,40 @@ SECTIONS["tpu"] = Section(
     ALL,
     dict(
         [
-            row("`fit`, closed table", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row("`fit`, closed table", mesh=LAYER_ON_MESH),
             row(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
-                replicated=KERAS_3_PROCESSES,
+                replicated=STEPS_OF_REPLICAS,
                 sharded=NO_KEYS_IN_SHARDS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`tlm.export`",
-                **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
                 tpu=ROWS_ON_TPU,
             ),
-            row("`.keras` file", **OF_PROCESSES, mesh=LAYER_ON_MESH),
-            row("`.weights.h5` file", **OF_PROCESSES, mesh=LAYER_ON_MESH),
-            row("checkpoint", **OF_PROCESSES, mesh=LAYER_ON_MESH),
+            row("`.keras` file", mesh=LAYER_ON_MESH),
+            row("`.weights.h5` file", mesh=LAYER_ON_MESH),
+            row("checkpoint", mesh=LAYER_ON_MESH),
             row(
                 "optimizer with gradient accumulation",
                 host=NO_ACCUMULATION,
                 mirrored=NO_ACCUMULATION,
+                replicated=NO_ACCUMULATION,
+                sharded=NO_ACCUMULATION,
                 servers=NO_ACCUMULATION,
-                **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_ACCUMULATION,
             ),
             row(
                 "several calls of the layer in a step",
-                **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
-                **OF_PROCESSES,
                 mesh=LAYER_ON_MESH,
             ),
         ]
@@ -462,10 +448,6 @@ SECTIONS["tf_keras tpu"] = Section(
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
-                sharded=NotYet(
-                    "whose tables are not Keras weights",
-                    "No process has all rows that the callback would copy.",
-                ),
                 mesh=LAYER_ON_MESH,
             ),
         ]

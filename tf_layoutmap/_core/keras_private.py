@@ -72,6 +72,16 @@ BaseTrainer = _private("trainers.trainer", "Trainer")
 # batches of all replicas, which fails for strings.
 _method(TensorFlowTrainer, "_maybe_symbolic_build", "iterator", "data_batch")
 
+# Creates the function that runs the steps of an execution. The function loops
+# over the steps in a graph.
+_method(TensorFlowTrainer, "_make_function", "step_function")
+
+# The module whose functions reduce the results of all replicas after a step.
+# Under `MultiWorkerMirroredStrategy`, `reduce_per_replica` averages axis 0 of
+# the metrics.
+trainer_module = importlib.import_module(TensorFlowTrainer.__module__)
+_method(trainer_module, "reduce_per_replica", "values", "strategy", "reduction")
+
 # All steps of an epoch run inside `catch_stop_iteration`. When this context
 # ends, the end of the epoch is reported to the other processes.
 TFEpochIterator = _private("backend.tensorflow.trainer", "TFEpochIterator")
@@ -79,9 +89,28 @@ _private("backend.tensorflow.trainer", "TFEpochIterator.catch_stop_iteration")
 
 # The data of an epoch, created from arrays or by user code.
 _private("backend.tensorflow.trainer", "TFEpochIterator._get_iterator")
+_method(TFEpochIterator, "__init__", "distribute_strategy")
 ArrayDataAdapter = _private(
     "trainers.data_adapters.array_data_adapter", "ArrayDataAdapter"
 )
+
+# These names select samples of arrays for a batch. Keras shuffles arrays in a
+# different order in each process.
+_method(ArrayDataAdapter, "get_tf_dataset")
+can_convert_arrays = _private(
+    "trainers.data_adapters.array_data_adapter", "can_convert_arrays"
+)
+_array_slicing = importlib.import_module(
+    "keras.src.trainers.data_adapters.array_slicing"
+)
+_method(_array_slicing, "convert_to_sliceable", "arrays", "target_backend")
+_method(
+    _array_slicing,
+    "slice_tensorflow_sparse_wrapper",
+    "sparse_wrapper",
+    "indices",
+)
+_private("trainers.data_adapters.array_slicing", "TensorflowSparseWrapper")
 
 # The base class of all optimizers. Its methods receive the variables and
 # gradients.
@@ -377,6 +406,52 @@ def build_all(model: keras.Model, element_spec: Any) -> None:
       element_spec: Specs of a batch.
     """
     model._symbolic_build(data_batch=element_spec)
+
+
+def distributed_dataset(epochs: Any) -> Any:
+    """Returns the `tf.distribute.DistributedDataset` of a `TFEpochIterator`."""
+    return epochs._distributed_dataset
+
+
+def sizes_of_arrays(adapter: Any) -> tuple[int, int]:
+    """Returns the number of samples and the batch size of arrays.
+
+    Args:
+      adapter: An `ArrayDataAdapter`.
+    """
+    return adapter._num_samples, adapter._batch_size
+
+
+def batches_at(adapter: Any, indices: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches of the samples of arrays.
+
+    The values are converted as in Keras, for example float64 to float32.
+
+    Args:
+      adapter: An `ArrayDataAdapter`.
+      indices: Dataset of int64 vectors, the indices of the samples of a batch.
+    """
+    arrays = keras.tree.lists_to_tuples(
+        _array_slicing.convert_to_sliceable(
+            adapter._inputs, target_backend="tensorflow"
+        )
+    )
+
+    def select(array: Any, where: tf.Tensor) -> Any:
+        if isinstance(array, _array_slicing.TensorflowSparseWrapper):
+            return _array_slicing.slice_tensorflow_sparse_wrapper(array, where)
+        if isinstance(array, list | tuple | dict):
+            return None  # `traverse` visits the elements.
+        return tf.gather(array, where) if tf.is_tensor(array) else array
+
+    return tf.data.Dataset.zip(
+        indices, tf.data.Dataset.from_tensors(arrays).repeat()
+    ).map(
+        lambda where, values: keras.tree.traverse(
+            lambda one: select(one, where), values
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    )
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.Layer]:

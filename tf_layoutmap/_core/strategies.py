@@ -29,6 +29,19 @@ def on_servers(strategy: Any = None) -> bool:
     )
 
 
+def has_processes(strategy: Any) -> bool:
+    """Returns whether the replicas of a strategy are in several processes.
+
+    The result is False for a `MultiWorkerMirroredStrategy` with one process.
+
+    Args:
+      strategy: Strategy to check, or None.
+    """
+    return isinstance(
+        strategy, tf.distribute.MultiWorkerMirroredStrategy
+    ) and strategy.num_replicas_in_sync > len(strategy.extended.worker_devices)
+
+
 def register_our_ops(strategy: Any) -> None:
     """Records that the servers of a strategy have the ops of this package."""
     _with_our_ops.add(strategy)

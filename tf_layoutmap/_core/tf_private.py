@@ -829,6 +829,52 @@ _DTENSOR.check_method(
 for _name in ("captures", "outer_graph"):
     _private("framework.func_graph", f"FuncGraph.{_name}")
 
+# The type of a value with one component per replica, such as a batch of a
+# distributed dataset.
+_PerReplicaSpec = _private("distribute.values", "PerReplicaSpec")
+_DTENSOR.check_method(_PerReplicaSpec, "__init__", "value_specs")
+
+
+def spec_of_first_replica(spec: Any) -> Any:
+    """Returns the type of the first local component of a distributed value."""
+    return spec._value_specs[0] if isinstance(spec, _PerReplicaSpec) else spec
+
+
+# The datasets from which a dataset was created, and classes of datasets that
+# shuffle samples or read files. If each process shuffles in a different order,
+# the processes do not train on all samples.
+_private("data.ops.dataset_ops", "DatasetV2._inputs")
+_ShuffleDataset = _private("data.ops.shuffle_op", "_ShuffleDataset")
+_FILE_DATASETS = (
+    _private("data.ops.flat_map_op", "_FlatMapDataset"),
+    _private("data.ops.interleave_op", "_InterleaveDataset"),
+    _private("data.ops.interleave_op", "_ParallelInterleaveDataset"),
+    tf.data.FixedLengthRecordDataset,
+    tf.data.TextLineDataset,
+    tf.data.TFRecordDataset,
+)
+
+
+def has_random_order(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset in memory is shuffled without a seed.
+
+    The result is False for datasets that may read files, because TensorFlow can
+    shard the files instead of the samples.
+    """
+    datasets = [dataset]
+    for one in datasets:
+        datasets += one._inputs()
+    if any(isinstance(one, _FILE_DATASETS) for one in datasets):
+        return False
+    # TensorFlow stores two zeros if the program has set no seed.
+    return any(
+        isinstance(one, _ShuffleDataset)
+        and not any(
+            tf.get_static_value(seed) for seed in (one._seed, one._seed2)
+        )
+        for one in datasets
+    )
+
 
 # Used to split a function at a loop: functions for the parts of the graph, with
 # the order of stateful ops that `tf.function` gives them.

@@ -14,6 +14,7 @@ KERAS3_EMBEDDINGS = "keras3_embedding_creation"
 TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
 STRING_BATCHES = "keras3_string_batches"
+PROCESSES = "keras3_processes"
 
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
@@ -166,6 +167,53 @@ def string_batch_rows() -> list[Patch]:
             KERAS,
             "tests/layers/base/test_open_tables.py",
         )
+    ]
+
+
+def process_rows() -> list[Patch]:
+    """Returns the rows for `fit` of Keras 3 in several processes."""
+    from tf_layoutmap.layers.keras3 import process_fit
+
+    def row(owner: str, name: str, ours: Replacement, why: str) -> Patch:
+        return Patch(
+            PROCESSES,
+            f"_core.keras_private:{owner}",
+            name,
+            ours,
+            why,
+            KERAS,
+            _LAYER_TESTS + "keras3/test_processes.py",
+        )
+
+    return [
+        row(
+            "TensorFlowTrainer",
+            "_maybe_symbolic_build",
+            process_fit.build_from_specs,
+            "Before the first step, Keras computes the mean of the batches of "
+            "all processes, which raises an error outside of a `tf.function`.",
+        ),
+        row(
+            "trainer_module",
+            "reduce_per_replica",
+            process_fit.reduce_metrics,
+            "Keras averages axis 0 of the metrics of all processes, which "
+            "raises an error for scalars.",
+        ),
+        row(
+            "TFEpochIterator",
+            "__init__",
+            process_fit.create_epochs,
+            "Each process shuffles arrays in a different order, so that an "
+            "epoch contains some samples twice and others not at all.",
+        ),
+        row(
+            "TensorFlowTrainer",
+            "_make_function",
+            process_fit.make_function,
+            "With several steps per execution, the keys of collectives are "
+            "placeholders without a value.",
+        ),
     ]
 
 

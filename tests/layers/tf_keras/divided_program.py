@@ -61,7 +61,10 @@ def refusals(model, folder):
     embedding = plan.embedding_of(model)
     uses = {
         "h5": lambda: model.save_weights(str(folder / "model.h5")),
-        "set_weights": lambda: model.set_weights(model.get_weights()),
+        "set_weights": lambda: model.set_weights(
+            # A copy of the array does not hold the rows.
+            [np.array(one) for one in model.get_weights()]
+        ),
         "saved_model": lambda: tf.saved_model.save(
             embedding, str(folder / "saved")
         ),
@@ -74,6 +77,11 @@ def refusals(model, folder):
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found
+
+
+def clear(tables):
+    for one in tables:
+        one.block.assign(tf.zeros_like(one.block))
 
 
 def main(folder, how):
@@ -93,10 +101,14 @@ def main(folder, how):
         model.save_weights(own_folder / "model.weights.h5")
         embedding = plan.embedding_of(model)
         tables = embedding.embedding_tables.values()
+        weights = model.get_weights()
+        clear(tables)
+        # `EarlyStopping` restores the best weights in this way.
+        model.set_weights(weights)
+        np.savez(folder / f"set_{worker}.npz", *[one.numpy() for one in tables])
         store = {}
         weight_files.save_tables(embedding, store)
-        for one in tables:
-            one.block.assign(tf.zeros_like(one.block))
+        clear(tables)
         # `load_weights` of tf_keras fails for the metrics of a strategy.
         weight_files.load_tables(embedding, store, layer="layer")
         np.savez(

@@ -82,10 +82,11 @@ def check_files(folder, model, expected):
         tables = embedding.embedding_tables.values()
         for one, rows in zip(tables, expected, strict=True):
             np.testing.assert_array_equal(one.numpy(), rows)
-        # The process has loaded its own tables again.
-        loaded = np.load(folder / f"loaded_{worker}.npz")
-        for number, rows in enumerate(expected):
-            np.testing.assert_array_equal(loaded[f"arr_{number}"], rows)
+        # The process has restored its own tables in both ways.
+        for how in ("set", "loaded"):
+            loaded = np.load(folder / f"{how}_{worker}.npz")
+            for number, rows in enumerate(expected):
+                np.testing.assert_array_equal(loaded[f"arr_{number}"], rows)
 
 
 def check_errors(folder):

@@ -304,6 +304,7 @@ class EmbeddingCore(LayerBase):
         self.supports_masking = self.mask_zero
         if settings is not None:
             self._create_key_table(settings)
+        self._support_processes()
 
     def _create_key_table(self, settings: OpenVocabulary) -> None:
         """Creates the `KeyTable` of a layer with an open vocabulary."""
@@ -351,6 +352,9 @@ class EmbeddingCore(LayerBase):
 
     def _support_string_batches(self) -> None:
         """Enables batches of strings for models on several replicas."""
+
+    def _support_processes(self) -> None:
+        """Enables `fit` of models in several processes."""
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
         """Tracks the `KeyTable`, so that checkpoints contain its variables."""

@@ -431,17 +431,24 @@ class EmbeddingSteps:
     @property
     def has_copies(self) -> bool:
         """Whether this process can copy the tables now."""
-        if self.access.is_divided:
-            return False
         return not self.is_on_tpu or self.access.is_built
 
     def save(self, store: Any) -> None:
-        """Writes tables and slot variables, each as one array."""
-        weight_files.save_tables(self.embedding, store)
+        """Writes tables and slot variables, each as one array.
+
+        If tables are sharded over processes, each process writes its rows.
+        """
+        if self.access.is_divided:
+            weight_files.save_shards(self.embedding, store)
+        else:
+            weight_files.save_tables(self.embedding, store)
 
     def load(self, store: Any) -> None:
-        """Reads what `save` wrote; the number of shards may differ."""
-        weight_files.load_tables(self.embedding, store, layer=self._layer)
+        """Reads what `save` wrote; the number of local shards may differ."""
+        if self.access.is_divided:
+            weight_files.load_shards(self.embedding, store)
+        else:
+            weight_files.load_tables(self.embedding, store, layer=self._layer)
 
     def apply(self, sum_of_marks: tf.Tensor):
         """Applies a step to the tables when the last replica calls.
@@ -634,7 +641,7 @@ def set_weights_error(layer: str) -> str:
     return (
         "`set_weights` must receive an array that `get_weights` returned in "
         f"this process for layer {layer!r}, whose tables are not Keras "
-        "weights: this array holds a copy of the tables, unless they are "
-        "sharded over processes. Received: an array without a copy. Use "
-        "`save_weights` and `load_weights`, or ModelCheckpoint."
+        "weights: this array holds a copy of the tables. Received: an array "
+        "without a copy. Use `save_weights` and `load_weights`, or "
+        "ModelCheckpoint."
     )

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, user_warnings
+from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -230,6 +231,28 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
     LayerAccess(embedding).load_variables()
     for one in moved.values():
         one.warn_if_dropped(layer)
+
+
+def save_shards(embedding: TPUEmbedding, store: Weights):
+    """Writes the rows of this process, if tables are sharded over processes.
+
+    Files must not contain these arrays, because their rows depend on the number
+    of processes.
+    """
+    for key, variable in variables_by_key(embedding).items():
+        store[key] = _local_part(variable).numpy()
+
+
+def load_shards(embedding: TPUEmbedding, store: Weights):
+    """Reads what `save_shards` wrote in this process."""
+    for key, variable in variables_by_key(embedding).items():
+        _local_part(variable).assign(store[key])
+    LayerAccess(embedding).load_variables()
+
+
+def _local_part(variable: Any) -> Any:
+    """Returns the variable with the rows of this process."""
+    return variable.block if isinstance(variable, DividedTable) else variable
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

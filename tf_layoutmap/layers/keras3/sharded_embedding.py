@@ -24,7 +24,11 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
-from tf_layoutmap.layers.keras3 import mesh_keys, mesh_weights
+from tf_layoutmap.layers.keras3 import (
+    mesh_keys,
+    mesh_weights,
+    process_fit,
+)
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
@@ -227,6 +231,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def _support_string_batches(self) -> None:
         engine.ensure("keras3_string_batches")
+
+    def _support_processes(self) -> None:
+        process_fit.enable_in_processes()
 
     def _set_regularizer_and_constraint(self) -> None:
         """Sets the regularizer and the constraint of the last shard."""

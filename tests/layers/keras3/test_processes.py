@@ -1,0 +1,154 @@
+"""Tests `fit` of Keras 3 models in several processes."""
+
+import functools
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes, strategies
+from tests.layers.keras3 import process_program as program
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._patches import engine, layer_rows
+from tf_layoutmap.layers.keras3 import process_fit
+
+DEADLINE_SECONDS = 400
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """Returns the folder with the results of two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    processes.run_workers(
+        pathlib.Path(program.__file__),
+        [[str(folder)]] * 2,
+        folder,
+        DEADLINE_SECONDS,
+    )
+    return folder
+
+
+def results_of(folder, name, how):
+    """Returns the results of each process."""
+    return [
+        dict(np.load(folder / f"{name} {how} {worker}.npz"))
+        for worker in range(2)
+    ]
+
+
+@functools.cache
+def expected_results(name, num_replicas):
+    return program.PROGRAMS[name](strategies.mirrored(num_replicas), {})
+
+
+def assert_equal(found, expected, compare=np.testing.assert_array_equal):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        compare(found[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "how"), program.CASES)
+def test_two_processes_equal_two_replicas_of_one_process(
+    name, how, two_processes
+):
+    first, second = results_of(two_processes, name, how)
+    assert_equal(first, second)
+    if name in program.WITHOUT_REFERENCE:
+        return
+    expected = expected_results(name, 2)
+    for key, value in expected.items():
+        assert np.all(np.isfinite(value)), key
+    assert_equal(first, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        case
+        for case in program.CASES
+        if case[0]
+        in ("two steps per execution", "data of unknown size", "generator")
+    ],
+)
+def test_tables_are_bitwise_equal_to_those_of_one_replica(
+    name, how, two_processes
+):
+    found, _ = results_of(two_processes, name, how)
+    expected = expected_results(name, 1)
+    tables = [key for key in expected if key.startswith("table/")]
+    assert tables
+    for key in tables:
+        np.testing.assert_array_equal(found[key], expected[key], key)
+
+
+@pytest.mark.slow
+def test_each_epoch_contains_each_sample_once(two_processes):
+    found, _ = results_of(two_processes, "order of arrays", program.COPIED)
+    for shuffle in (True, "batch"):
+        after_three, after_six = found[f"counts {shuffle}"]
+        np.testing.assert_array_equal(after_three, 3)
+        np.testing.assert_array_equal(after_six, 6)
+
+
+@pytest.mark.slow
+def test_batches_that_keras_would_shuffle_raise(two_processes):
+    found, _ = results_of(two_processes, "order of arrays", program.COPIED)
+    assert "`shuffle` must be False under Multi" in str(found["error"])
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_models_of_one_process_do_not_change(num_replicas):
+    name = "model without tables"
+    expected = expected_results(name, num_replicas)
+    engine.install(layer_rows.PROCESSES)
+    try:
+        found = program.PROGRAMS[name](strategies.mirrored(num_replicas), {})
+    finally:
+        engine.uninstall(layer_rows.PROCESSES)
+    assert_equal(found, expected)
+
+
+def in_memory():
+    return tf.data.Dataset.range(8)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_random"),
+    [
+        (lambda: in_memory().batch(2), False),
+        (lambda: in_memory().shuffle(8).batch(2).prefetch(1), True),
+        (lambda: in_memory().shuffle(8, seed=3).batch(2), False),
+        (
+            lambda: tf.data.Dataset.zip(in_memory().shuffle(8), in_memory()),
+            True,
+        ),
+        # TensorFlow can shard the files of such a dataset.
+        (
+            lambda: (
+                in_memory()
+                .shuffle(8)
+                .interleave(lambda _: tf.data.TFRecordDataset("file"))
+            ),
+            False,
+        ),
+    ],
+    ids=["no shuffle", "no seed", "seed", "zip", "files"],
+)
+def test_datasets_that_are_shuffled_without_a_seed_are_found(make, is_random):
+    assert tf_private.has_random_order(make()) == is_random
+
+
+def test_the_global_seed_determines_the_order_of_a_dataset():
+    tf.random.set_seed(3)
+    try:
+        assert not tf_private.has_random_order(in_memory().shuffle(8))
+    finally:
+        tf.random.set_seed(None)
+
+
+def test_a_dataset_that_is_shuffled_without_a_seed_warns():
+    with pytest.warns(UserWarning, match="same `seed` in all processes"):
+        process_fit.warn_of_random_order(in_memory().shuffle(8).batch(2))
