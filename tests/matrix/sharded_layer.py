@@ -156,10 +156,13 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
     runtime.fit(model, *data(keys=20))
     vocabulary = model.get_layer("words").vocabulary
     vocabulary.evict(np.sort(vocabulary.keys())[::3])
+    values = values_of(model)
+    if not runtime.is_first:  # Only the first process calls `on_evict`.
+        return values
     keys = np.concatenate([one.keys for one in gone])
     order = np.argsort(keys)
     return {
-        **values_of(model),
+        **values,
         "evicted": keys[order],
         "evicted rows": np.concatenate([one.rows for one in gone])[order],
     }

@@ -855,25 +855,23 @@ _FILE_DATASETS = (
 )
 
 
-def has_random_order(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset in memory is shuffled without a seed.
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
+    """Returns the seeds of all shuffles of a dataset in memory.
 
-    The result is False for datasets that may read files, because TensorFlow can
-    shard the files instead of the samples.
+    A shuffle without a seed has two zeros. The result is empty for datasets
+    that may read files, because TensorFlow can shard the files instead of the
+    samples.
     """
     datasets = [dataset]
     for one in datasets:
         datasets += one._inputs()
     if any(isinstance(one, _FILE_DATASETS) for one in datasets):
-        return False
-    # TensorFlow stores two zeros if the program has set no seed.
-    return any(
-        isinstance(one, _ShuffleDataset)
-        and not any(
-            tf.get_static_value(seed) for seed in (one._seed, one._seed2)
-        )
+        return []
+    return [
+        (int(one._seed), int(one._seed2))
         for one in datasets
-    )
+        if isinstance(one, _ShuffleDataset)
+    ]
 
 
 # Used to split a function at a loop: functions for the parts of the graph, with

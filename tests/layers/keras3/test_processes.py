@@ -1,5 +1,6 @@
 """Tests `fit` of Keras 3 models in several processes."""
 
+import contextlib
 import functools
 import pathlib
 
@@ -9,11 +10,10 @@ import tensorflow as tf
 
 from tests import processes, strategies
 from tests.layers.keras3 import process_program as program
-from tf_layoutmap._core import tf_private
 from tf_layoutmap._patches import engine, layer_rows
 from tf_layoutmap.layers.keras3 import process_fit
 
-DEADLINE_SECONDS = 400
+DEADLINE_SECONDS = 500
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,49 @@ def test_models_of_one_process_do_not_change(num_replicas):
     assert_equal(found, expected)
 
 
+@pytest.fixture(autouse=True)
+def no_global_seed():
+    tf.random.set_seed(None)
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_the_order_of_arrays_depends_only_on_the_seed(shuffle):
+    def orders(seed, global_seed):
+        tf.random.set_seed(global_seed)
+        arrays = process_fit.ShuffledArrays(
+            seed, np.arange(11), batch_size=4, shuffle=shuffle
+        )
+        batches = arrays.get_tf_dataset()
+        return [[one.numpy().tolist() for one in batches] for _ in range(2)]
+
+    first, second = orders(5, 1)
+    for epoch in (first, second):
+        assert [len(one) for one in epoch] == [4, 4, 3]
+        samples = [sorted(one) for one in epoch]
+        if shuffle is True:
+            samples = [sorted(sum(samples, []))]
+            assert samples == [list(range(11))]
+        else:
+            assert samples == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert first != second
+    assert orders(5, 2) == [first, second]
+    assert orders(6, 1) != [first, second]
+
+
 def in_memory():
     return tf.data.Dataset.range(8)
+
+
+class OtherProcesses:
+    """Stands in for processes, the second of which sends a given text."""
+
+    def __init__(self, text=None):
+        self._text = text
+
+    def gather_texts(self, text):
+        return [text, self._text or text]
 
 
 @pytest.mark.parametrize(
@@ -137,18 +178,26 @@ def in_memory():
     ],
     ids=["no shuffle", "no seed", "seed", "zip", "files"],
 )
-def test_datasets_that_are_shuffled_without_a_seed_are_found(make, is_random):
-    assert tf_private.has_random_order(make()) == is_random
+def test_a_dataset_that_is_shuffled_without_a_seed_warns(make, is_random):
+    with (
+        pytest.warns(UserWarning, match="same seed in all processes")
+        if is_random
+        else contextlib.nullcontext()
+    ):
+        process_fit.warn_of_random_order(OtherProcesses(), make())
 
 
-def test_the_global_seed_determines_the_order_of_a_dataset():
-    tf.random.set_seed(3)
-    try:
-        assert not tf_private.has_random_order(in_memory().shuffle(8))
-    finally:
-        tf.random.set_seed(None)
+def test_a_dataset_with_another_seed_in_another_process_warns():
+    other = OtherProcesses("[(2, 3)]")
+    with pytest.warns(UserWarning, match="same seed in all processes"):
+        process_fit.warn_of_random_order(other, in_memory().shuffle(8, seed=3))
 
 
-def test_a_dataset_that_is_shuffled_without_a_seed_warns():
-    with pytest.warns(UserWarning, match="same `seed` in all processes"):
-        process_fit.warn_of_random_order(in_memory().shuffle(8).batch(2))
+def test_a_dataset_that_tensorflow_does_not_shard_does_not_warn():
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    process_fit.warn_of_random_order(
+        OtherProcesses(), in_memory().shuffle(8).with_options(options)
+    )

@@ -175,9 +175,10 @@ def create_epochs(
       ValueError: If `x` is a `keras.utils.PyDataset` that `fit` shuffles.
     """
     if strategies.has_processes(distribute_strategy):
+        group = processes.of_strategy(distribute_strategy)
         x, shuffle = options.get("x"), options.get("shuffle", False)
         if isinstance(x, tf.data.Dataset):
-            warn_of_random_order(x)
+            warn_of_random_order(group, x)
         elif shuffle and isinstance(x, keras.utils.PyDataset):
             raise ValueError(
                 "Argument `shuffle` must be False under "
@@ -191,8 +192,11 @@ def create_epochs(
         elif shuffle and keras_private.can_convert_arrays(
             (x, options.get("y"), options.get("sample_weight"))
         ):
+            # `keras.utils.set_random_seed` determines this number. All
+            # processes use the number of the first process.
+            seeds = group.gather_texts(str(random.getrandbits(31)))
             options["x"] = ShuffledArrays(
-                _common_seed(distribute_strategy),
+                int(seeds[0]),
                 x,
                 options.pop("y", None),
                 sample_weight=options.pop("sample_weight", None),
@@ -204,31 +208,33 @@ def create_epochs(
     original(epochs, distribute_strategy, *args, **options)
 
 
-def warn_of_random_order(dataset: tf.data.Dataset) -> None:
-    """Warns if each process shuffles the samples in a different order."""
-    policies = tf.data.experimental.AutoShardPolicy
-    if dataset.options().experimental_distribute.auto_shard_policy in (
-        policies.AUTO,
-        policies.DATA,
-    ) and tf_private.has_random_order(dataset):
-        user_warnings.warn(
-            "A dataset must be shuffled with the same `seed` in all processes "
-            "of a MultiWorkerMirroredStrategy, because each process uses a "
-            "part of each batch. Without a seed, the processes use some "
-            "samples of an epoch twice and others not at all. Pass `seed` to "
-            "`Dataset.shuffle`."
-        )
+def warn_of_random_order(
+    group: processes.Processes, dataset: tf.data.Dataset
+) -> None:
+    """Warns if each process shuffles the samples in a different order.
 
-
-def _common_seed(strategy: tf.distribute.Strategy) -> int:
-    """Returns a random number of the first process, in all processes.
-
-    `keras.utils.set_random_seed` determines the number.
+    Args:
+      group: The processes.
+      dataset: Dataset that TensorFlow distributes over the processes.
     """
-    seeds = processes.of_strategy(strategy).gather_texts(
-        str(random.getrandbits(31))
+    policies = tf.data.experimental.AutoShardPolicy
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    seeds = (
+        tf_private.shuffle_seeds(dataset)
+        if policy in (policies.AUTO, policies.DATA)
+        else []
     )
-    return int(seeds[0])
+    # The global seed is a part of these seeds.
+    first, *others = group.gather_texts(repr(seeds))
+    if (0, 0) in seeds or any(one != first for one in others):
+        user_warnings.warn(
+            "A dataset must be shuffled in the same order in all processes of "
+            "a MultiWorkerMirroredStrategy, because each process uses a part "
+            "of each batch. This dataset has a different order in each "
+            "process, so the processes use some samples of an epoch twice and "
+            "others not at all. Pass `seed` to `Dataset.shuffle`, and call "
+            "`tf.random.set_seed` with the same seed in all processes."
+        )
 
 
 class ShuffledArrays(keras_private.ArrayDataAdapter):
@@ -264,8 +270,18 @@ class ShuffledArrays(keras_private.ArrayDataAdapter):
 
     def _indices(self) -> tf.data.Dataset:
         """Returns the indices of the samples of each batch."""
-        seeds = tf.data.Dataset.random(
-            self._seed, rerandomize_each_iteration=True
+        # `Dataset.random` also uses the global seed, which can differ between
+        # processes.
+        numbers = tf.raw_ops.RandomDatasetV2(
+            seed=self._seed,
+            seed2=1,  # Two zeros would be a random seed.
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            rerandomize_each_iteration=True,
+            output_types=[tf.int64],
+            output_shapes=[[]],
+        )
+        seeds = tf.data.experimental.from_variant(
+            numbers, tf.TensorSpec([], tf.int64)
         ).batch(2, drop_remainder=True)
         shuffle = tf.random.experimental.stateless_shuffle  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
         if self._within_batches:

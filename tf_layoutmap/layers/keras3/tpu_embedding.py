@@ -144,13 +144,15 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     and checkpoints. A model can be saved to a `.keras` file only if the
     learning rates are numbers.
 
-    The layer supports `OneDeviceStrategy` and `MirroredStrategy`. Create the
-    layer and the model in `strategy.scope()`. The host holds a single copy of
-    the tables, and one step is applied per global batch. Gradients are summed
-    feature by feature, then in the order of the samples in the global batch.
-    The tables therefore match a run with one replica. The gradient of a row is
-    not divided by the number of replicas, because Keras already divides the
-    loss by the number of replicas.
+    The layer supports `OneDeviceStrategy`, `MirroredStrategy` and
+    `MultiWorkerMirroredStrategy`. Create the layer and the model in
+    `strategy.scope()`. The host holds a single copy of the tables. Under
+    `MultiWorkerMirroredStrategy`, each process holds a copy, or a part with
+    `over_processes="sharded"`. One step is applied per global batch. Gradients
+    are summed feature by feature, then in the order of the samples in the
+    global batch. The tables therefore match a run with one replica. The
+    gradient of a row is not divided by the number of replicas, because Keras
+    already divides the loss by the number of replicas.
 
     Under `ParameterServerStrategy` the tables are on the parameter servers, and
     `fit` requires `tlm.ps.Datasets`.
