@@ -9,7 +9,6 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
-from tests.layout.meshes import mesh_of
 from tests.strategies import mirrored
 
 tpu = tf.tpu.experimental.embedding
@@ -565,15 +564,6 @@ def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     with pytest.raises(tf.errors.InvalidArgumentError, match=refusal):
         layer(tf.constant([5]))
     assert layer.vocabulary.stats() == stats
-
-
-def test_a_mesh_raises():
-    layout_map = tlm.LayoutMap(mesh_of(batch=2))
-    with (
-        tlm.layout_map_scope(layout_map),
-        pytest.raises(NotImplementedError, match="is not supported on a mesh"),
-    ):
-        layer_of(tlm.layers).build(None)
 
 
 @both

@@ -310,10 +310,10 @@ class RowUpdates(RowOptimizerSaving):
                 "function that XLA compiles, because XLA has no kernel for its "
                 f"step; use jit_compile=False (table {self._table.name!r})."
             )
-        self.update_rows(*rows_of_gradient(gradient))
+        self._update_rows(*rows_of_gradient(gradient))
         self.iterations.assign_add(1)
 
-    def update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
+    def _update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
         """Applies the rule and the constraint to rows.
 
         Args:

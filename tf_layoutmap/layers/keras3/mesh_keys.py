@@ -38,7 +38,7 @@ class MeshStepWeight(StepWeight, MeshVariable):
     column belongs to lookup `i` of the layer in this step.
     """
 
-    def __init__(self, steps: MeshSteps, context: MeshContext, owner: Any):
+    def __init__(self, steps: MeshKeys, context: MeshContext, owner: Any):
         """Creates the weight of a layer.
 
         Args:
@@ -56,8 +56,8 @@ class MeshStepWeight(StepWeight, MeshVariable):
         steps.weight = self
 
 
-class MeshSteps:
-    """Interface between a `MeshStepWeight` and the table on the host."""
+class MeshKeys:
+    """Table of keys on the host, for a layer on a mesh."""
 
     weight: MeshStepWeight
 
@@ -114,6 +114,18 @@ class MeshSteps:
         with tf_private.stop_recording(), tf.device(HOST):
             self._table.apply(transfer.to_host_tensor(sum_of_marks))
 
+    def look_up(self, keys: Any, *, is_training: bool) -> HostLookup:
+        """Returns the rows of keys, which are on the host or on the mesh."""
+        table = self._table
+        with tf_private.stop_recording(), tf.device(HOST):
+            keys = key_table.read_keys(
+                transfer.to_host_tensor(keys), table.layer_name
+            )
+            if not (is_training and self.weight.trainable):
+                return HostLookup(self, table.rows_of(keys), None)
+            rows, store_gradients = table.open(keys)
+            return HostLookup(self, rows, store_gradients)
+
     def start_step(self) -> None:
         """Prepares for a step that may write marks to the weight."""
         if self._is_running:
@@ -144,16 +156,6 @@ class MeshSteps:
     def _clear(self) -> None:
         weight = self.weight
         MeshVariable.assign(weight, np.zeros(weight.shape, np.float32))
-
-
-def look_up(layer: Any, table: KeyTable, keys: Any, is_training: bool) -> Any:
-    """Returns the `HostLookup` of keys on the host or on the mesh."""
-    with tf_private.stop_recording(), tf.device(HOST):
-        keys = key_table.read_keys(transfer.to_host_tensor(keys), layer.name)
-        if not is_training:
-            return HostLookup(layer, table.rows_of(keys), None)
-        rows, store_gradients = table.open(keys)
-        return HostLookup(layer, rows, store_gradients)
 
 
 def mask_of(keys: tf.Tensor, mesh: Mesh) -> tf.Tensor:
@@ -221,8 +223,8 @@ def _stored(lookup: HostLookup, gradient: tf.Tensor) -> tf.Tensor:
         raise RuntimeError(
             "A step on a mesh must be traced again after `trainable` of a "
             "layer with an open vocabulary was changed; call `compile`. "
-            f"Received: gradients of layer {lookup.layer.name!r}, which was "
-            "not trainable when the keys were looked up."
+            f"Received: gradients of layer {lookup.table.layer_name!r}, which "
+            "was not trainable when the keys were looked up."
         )
     return lookup.store_gradients(gradient)
 
@@ -242,7 +244,7 @@ def _mark_in_graph(found: RowsOnMesh, gradient: tf.Tensor) -> tf.Tensor:
     collected = host_lookups.collected()
     assert collected is not None and found.index is not None
     collected.add(found, gradient)
-    is_mark = np.zeros(found.lookup.layer.mark_shape, np.bool_)
+    is_mark = np.zeros(found.lookup.table.mark_shape, np.bool_)
     is_mark[found.lookup.position, 0] = True
     return tf.where(
         tf.constant(is_mark), _MARK * _one_or_nan(gradient), tf.zeros([1, 1])

@@ -111,7 +111,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 
         def update() -> tf.Tensor:
             with optimizer._table.skipping_unowned_ids():
-                optimizer.update_rows(ids, values / steps)
+                optimizer._update_rows(ids, values / steps)
             optimizer.iterations.assign_add(1)
             return tf.constant(True)
 

@@ -30,6 +30,7 @@ from tf_layoutmap.layers.keras3 import (
     process_fit,
 )
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
+from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
 from tf_layoutmap.layout.keras3 import (
@@ -138,6 +139,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     _keras = keras
     _row_optimizer = RowOptimizer
     _is_on_mesh = False
+    # The table, if it has an open vocabulary and the layer is on a mesh.
+    _mesh_keys: MeshKeys | None = None
 
     @overload
     def __call__(
@@ -226,8 +229,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             )
         with mesh_context.activated(None), tf.device(tables.HOST):
             table.build()
-        self._mesh_steps = mesh_keys.MeshSteps(table)
-        self._marks = mesh_keys.MeshStepWeight(self._mesh_steps, context, owner)
+        keys = self._mesh_keys = MeshKeys(table)
+        self._marks = mesh_keys.MeshStepWeight(keys, context, owner)
 
     def _support_string_batches(self) -> None:
         engine.ensure("keras3_string_batches")
@@ -323,8 +326,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             # The planner derives the layouts of the table from this op.
             rows = tf.gather(self._embeddings.value, self._ids(inputs))
             return tf.cast(rows, self.compute_dtype)
-        if self._is_on_mesh and self._key_table is not None:
-            return self._rows_of_keys_on_mesh(inputs, self._key_table)
+        if self._mesh_keys is not None:
+            return self._rows_of_keys_on_mesh(inputs, self._mesh_keys)
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
@@ -346,43 +349,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _check_keras_version(self, inputs: Any) -> None:
         keras_version_guard.check_not_tf_keras(self, inputs)
 
-    # The next members are the interface of `host_lookups`.
-
-    @property
-    def looks_up_on_host(self) -> bool:
-        """Whether the layer is on a mesh, and its table is on the host."""
-        return self._is_on_mesh and self._key_table is not None
-
-    @property
-    def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the mark weight."""
-        return self._mesh_steps.mark_shape
-
-    def look_up_on_host(
-        self, keys: Any, *, is_training: bool
-    ) -> host_lookups.HostLookup:
-        """Returns the rows of keys, which are on the host or on the mesh."""
-        assert self._key_table is not None
-        return mesh_keys.look_up(
-            self, self._key_table, keys, is_training and self.trainable
-        )
-
-    def start_step(self) -> None:
-        """Prepares for a step whose lookups have gradients."""
-        self._mesh_steps.start_step()
-
-    def finish_step(self, gradients: Any) -> None:
-        """Applies the gradients of a step, if its optimizer was applied."""
-        self._mesh_steps.finish_step(gradients)
-
-    def _rows_of_keys_on_mesh(self, inputs: Any, table: KeyTable) -> Any:
+    def _rows_of_keys_on_mesh(self, inputs: Any, table: MeshKeys) -> Any:
         if keras_private.is_abstract() or not (
             tf.executing_eagerly() or tracing.traced_for_mesh()
         ):
             # Without a mesh, for example in an exported model, TensorFlow's ops
             # look up the rows.
             return super().call(inputs)
-        found = host_lookups.rows_for(self, inputs)
+        found = host_lookups.rows_for(table, inputs)
         if found is None:
             if not tf.executing_eagerly():
                 raise NotImplementedError(
@@ -394,7 +368,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                     f"strings. Received: {type(inputs).__name__} (layer "
                     f"{self.name!r})."
                 )
-            lookup = self.look_up_on_host(
+            lookup = table.look_up(
                 inputs, is_training=tf_private.could_possibly_record()
             )
             found = host_lookups.RowsOnMesh(
@@ -480,7 +454,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             return None
         if isinstance(inputs, StoredKeys):
             return key_table.is_not_padding(inputs)
-        if self.looks_up_on_host and isinstance(inputs, tf.Tensor):
+        if self._mesh_keys is not None and isinstance(inputs, tf.Tensor):
             return mesh_keys.mask_of(inputs, self._marks.mesh)
         is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
             inputs, "sparse", False

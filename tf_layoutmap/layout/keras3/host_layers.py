@@ -75,7 +75,7 @@ class HostLayers:
           layers: The layers that run on the host.
           results: Symbolic tensors that the host passes to the mesh. The
             results include inputs of the model that the mesh uses directly.
-          lookups: Layer and symbolic keys of each lookup that the host runs.
+          lookups: Table and symbolic keys of each lookup that the host runs.
             `results` contains the keys.
         """
         self.functional = functional
@@ -83,7 +83,7 @@ class HostLayers:
         self._on_host = keras.Function(functional.inputs, results)
         self.on_mesh = keras.Function(results, functional._outputs_struct)
         places = {id(x): place for place, x in enumerate(results)}
-        self._lookups = [(layer, places[id(keys)]) for layer, keys in lookups]
+        self._lookups = [(table, places[id(keys)]) for table, keys in lookups]
 
     def compute(
         self, inputs: Any, *, is_training: bool
@@ -102,7 +102,7 @@ class HostLayers:
         )
         results = list(results)
         lookups = host_lookups.run(
-            [(layer, results[place]) for layer, place in self._lookups],
+            [(table, results[place]) for table, place in self._lookups],
             is_training=is_training,
         )
         # The mesh does not use the values of strings, except which keys are
@@ -234,10 +234,10 @@ def _split(functional: Any) -> HostLayers | None:
             if _runs_on_host(node, on_host, on_host - given):
                 layers.append(layer)
                 on_host.update(map(id, node.outputs))
-            elif host_lookups.looks_up_on_host(layer) and (
+            elif (table := host_lookups.keys_of(layer)) is not None and (
                 id(inputs[0]) in on_host
             ):
-                lookups.append((layer, inputs[0]))
+                lookups.append((table, inputs[0]))
                 keys[id(inputs[0])] = inputs[0]
             else:
                 used.update((id(x), x) for x in inputs if id(x) in on_host)
@@ -260,7 +260,7 @@ def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])
     if (
-        host_lookups.looks_up_on_host(layer)
+        host_lookups.keys_of(layer) is not None
         or any(isinstance(weight, MeshVariable) for weight in weights)
         or any(id(x) not in on_host for x in inputs)
     ):

@@ -25,15 +25,21 @@ from tf_layoutmap.layout.mesh.tracing import ThreadValue
 _ROWS = "_layoutmap_rows_of_keys"
 
 
-class LooksUpOnHost(Protocol):
-    """A layer whose lookups run on the host."""
+class KeysOnHost(Protocol):
+    """The table of a layer on a mesh whose lookups run on the host."""
 
-    name: str
-    # Shape of the mark weight of the layer.
-    mark_shape: tuple[int, ...]
+    @property
+    def layer_name(self) -> str:
+        """Name of the layer."""
+        ...
 
-    def look_up_on_host(self, keys: Any, *, is_training: bool) -> HostLookup:
-        """Returns the rows of host keys."""
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of the mark weight of the layer."""
+        ...
+
+    def look_up(self, keys: Any, *, is_training: bool) -> HostLookup:
+        """Returns the rows of keys."""
         ...
 
     def start_step(self) -> None:
@@ -52,14 +58,14 @@ class HostLookup:
     """A lookup that the host has run.
 
     Attributes:
-      layer: The layer.
+      table: The table.
       rows: The rows on the host.
       store_gradients: Function that stores the gradients of the rows and
         returns their mark. None if the lookup is not a training step.
-      position: Number of earlier lookups of the layer in the same step.
+      position: Number of earlier lookups in the table in the same step.
     """
 
-    layer: LooksUpOnHost
+    table: KeysOnHost
     rows: tf.Tensor
     store_gradients: Callable[[tf.Tensor], tf.Tensor] | None
     position: int = 0
@@ -80,27 +86,27 @@ class RowsOnMesh:
     index: int | None = None
 
 
-def looks_up_on_host(layer: Any) -> bool:
-    """Returns whether a layer on a mesh has a table of keys on the host."""
-    return bool(getattr(layer, "looks_up_on_host", False))
+def keys_of(layer: Any) -> KeysOnHost | None:
+    """Returns the table of a layer on a mesh if it is on the host, or None."""
+    return getattr(layer, "_mesh_keys", None)
 
 
 def run(
-    calls: Sequence[tuple[LooksUpOnHost, Any]], *, is_training: bool
+    calls: Sequence[tuple[KeysOnHost, Any]], *, is_training: bool
 ) -> list[HostLookup]:
     """Runs the lookups of a step.
 
     Args:
-      calls: Layer and host keys of each lookup.
+      calls: Table and host keys of each lookup.
       is_training: Whether gradients of the rows will be computed.
     """
     if is_training:
-        for layer in dict.fromkeys(layer for layer, _ in calls):
-            layer.start_step()
+        for table in dict.fromkeys(table for table, _ in calls):
+            table.start_step()
     found: list[HostLookup] = []
-    for layer, keys in calls:
-        lookup = layer.look_up_on_host(keys, is_training=is_training)
-        lookup.position = sum(one.layer is layer for one in found)
+    for table, keys in calls:
+        lookup = table.look_up(keys, is_training=is_training)
+        lookup.position = sum(one.table is table for one in found)
         found.append(lookup)
     return found
 
@@ -110,11 +116,11 @@ def attach(keys: Any, found: RowsOnMesh) -> None:
     setattr(keys, _ROWS, [*getattr(keys, _ROWS, []), found])
 
 
-def rows_for(layer: Any, keys: Any) -> RowsOnMesh | None:
-    """Returns the rows that `attach` set for a call of `layer`, or None."""
+def rows_for(table: KeysOnHost, keys: Any) -> RowsOnMesh | None:
+    """Returns the rows that `attach` set for a lookup in `table`, or None."""
     rows = getattr(keys, _ROWS, [])
     for number, one in enumerate(rows):
-        if one.lookup.layer is layer:
+        if one.lookup.table is table:
             return rows.pop(number)
     return None
 
@@ -134,7 +140,7 @@ class StepGradients:
           NotImplementedError: If a branch or another function computes the
             gradient.
         """
-        layer = found.lookup.layer.name
+        layer = found.lookup.table.layer_name
         assert found.index is not None
         if found.index in self._found:
             raise RuntimeError(
@@ -187,7 +193,7 @@ def apply_gradients(
         (lookups[int(index)], gradient)
         for index, gradient in zip(indices, gradients)
     ]
-    for layer in dict.fromkeys(
-        one.layer for one in lookups if one.store_gradients is not None
+    for table in dict.fromkeys(
+        one.table for one in lookups if one.store_gradients is not None
     ):
-        layer.finish_step([pair for pair in pairs if pair[0].layer is layer])
+        table.finish_step([pair for pair in pairs if pair[0].table is table])
