@@ -172,10 +172,24 @@ def count_enqueued() -> None:
         closure.num_enqueued += 1
 
 
-def token_to_fetch() -> tf.Tensor:
-    """Returns the token with which keys are looked up."""
+def token_to_fetch(call: int = 0) -> tf.Tensor:
+    """Returns the token with which keys are looked up.
+
+    Args:
+      call: Index of the lookup among the lookups of the step.
+
+    Returns:
+      int64 `[4]`: the token of the enclosing closure, and `call`.
+    """
     closure = _enclosing_closure()
-    return tf.constant(_NONE, tf.int64) if closure is None else closure.token
+    if closure is None:
+        return tf.constant((*_NONE, call), tf.int64)
+    return tf.concat([closure.token, [call]], axis=0)
+
+
+def is_in_closure() -> bool:
+    """Returns whether a closure is being traced."""
+    return _enclosing_closure() is not None
 
 
 def _enclosing_closure() -> Closure | None:
