@@ -43,10 +43,13 @@ num_samples: As in `EnqueueStep`.
 weights: As in `EnqueueStep`.
 key_kinds: [num_open_tables]. For each open table, the kind of its keys in this
   step: 1 integers, 2 strings, 0 if the step has no keys.
-token: As in `FoldGradients`.
+token: [3] as in `FoldGradients`, or [4] with the index of the lookup among the
+  training lookups of a step. Without a closure, the attempt in the request of a
+  lookup after the first one must be the ticket of the step.
 plan: Plan that `PlaceKeys` accepts on the same device.
 requests: For each server, first the epoch, number and attempt of the closure
-  and whether the step trains (8 bytes each). Then the type of values, as in
+  and 0 for a forward-only step, otherwise 1 plus the index of the lookup (8
+  bytes each). Then the type of values, as in
   `PlanStep`, the number of rows or keys of each shard of the server, and the
   kind of its keys (4 bytes each), padded with zeros to a multiple of 8 bytes.
   Then the keys of all shards (8 bytes each), each key once, in the order of
@@ -95,18 +98,37 @@ fetched: A ticket for `ApplyRows` (8 bytes). Then the row of each key in its
   row that unknown keys share is always included.
 )doc");
 
+REGISTER_OP("LayoutMap>JoinKeys")
+    .Input("plan: variant")
+    .Input("lookups: num_lookups * variant")
+    .Input("fetched: num_fetched * uint8")
+    .Output("placed: variant")
+    .Output("joined: num_servers * uint8")
+    .Attr("num_lookups: int >= 1")
+    .Attr("num_fetched: int >= 1")
+    .Attr("num_servers: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(SetShape(c, "placed", c->Scalar()));
+      return SetVectors(c, "joined", "num_servers");
+    })
+    .Doc(R"doc(
+Assigns rows to the keys of a batch that consists of several lookups of a step.
+
+plan: Output `plan` of `PlanKeys` for the joined batch: for each feature, the
+  samples of the first lookup, then the samples of the second lookup, and so on.
+lookups: Output `plan` of `PlanKeys` for each lookup.
+fetched: Outputs of `FetchKeys`: for each lookup, one tensor per server.
+placed: Plan that `FoldGradients` accepts. Each key has the row that it had in
+  its lookup.
+joined: Input `fetched` of `FoldGradients`: the ticket of the step, followed by
+  zeros instead of rows.
+)doc");
+
 REGISTER_OP("LayoutMap>EvictServerKeys")
-    .Input("state: num_state * resource")
-    .Input("fetched_steps: resource")
+    .Input("server: resource")
     .Input("keys: int64")
     .Output("evicted: int64")
-    .Attr("num_state: int >= 4")
-    .Attr("table: string")
-    .Attr("first_bucket: int >= 0")
-    .Attr("vocabulary_buckets: int >= 1")
-    .Attr("admission: {'all', 'count', 'probability'}")
-    .Attr("evict: {'none', 'lru', 'lfu'}")
-    .Attr("policy: list(int)")
+    .Attr("piece: int >= 0")
     .Attr("expired: bool")
     .Attr("only_check: bool")
     .SetIsStateful()
@@ -116,18 +138,15 @@ REGISTER_OP("LayoutMap>EvictServerKeys")
     .Doc(R"doc(
 Frees the rows of the given keys, or of all expired keys, of one shard.
 
-state: State of the shard, as in `CreateServer`.
-fetched_steps: As in `CreateServer`. The op fails if a pending step uses one of the
+server: Output of `CreateServer`. The op fails if a pending step uses one of the
   keys.
 keys: Keys to free, any shape. Keys of other shards are ignored, and with
   `expired` all keys are ignored.
 evicted: Keys that had a row, [num_evicted].
+piece: Index of the shard among the shards of the server. Its table must have an
+  open vocabulary.
+expired: Whether the op frees the rows of all expired keys.
 only_check: If True, the op only checks whether the keys may be freed.
-first_bucket: As in `CreateServer`.
-vocabulary_buckets: As in `CreateServer`.
-admission: As in `EvictKeys`.
-evict: As in `EvictKeys`.
-policy: As in `EvictKeys`.
 )doc");
 
 }  // namespace

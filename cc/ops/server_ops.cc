@@ -104,7 +104,7 @@ state: For each shard of an open table, its keys, their last steps and their
   counts; its sketch and the sums of the sketch if keys are admitted by their
   count; its numbers.
 fetched_steps: Record of the steps whose gradients are pending: an int64
-  variable [6403] with zeros as initial values. Empty if no table of the
+  variable [8963] with zeros as initial values. Empty if no table of the
   embedding has an open vocabulary.
 applied: Record of the applied closures: an int64 variable [2054] with zeros as
   initial values. It holds the epoch, the number below which all closures were

@@ -111,13 +111,3 @@ def test_layers_do_not_use_the_embedding_s_state():
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Attribute) and node.attr == "_state"
             ], module
-
-
-def test_watching_changes_raises_on_servers():
-    member = ServersBackend.watch_changes
-    arguments = dict.fromkeys(inspect.signature(member).parameters)
-    with pytest.raises(
-        NotImplementedError,
-        match="requires the host engine.*on parameter servers",
-    ):
-        member(**arguments)

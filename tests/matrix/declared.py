@@ -65,10 +65,6 @@ NO_KEYS_IN_SHARDS = NotYet(
     'must be None with over_processes="sharded"',
     "Tables that are sharded over processes do not support keys.",
 )
-NO_DELTAS_ON_SERVERS = NotYet(
-    "requires the host engine. Received: a TPUEmbedding",
-    "Changes of rows on servers are not recorded.",
-)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -107,15 +103,6 @@ NO_ACCUMULATION = Impossible(
     "optimizer must not accumulate gradients: the optimizers of the tables",
     "The optimizers of the tables apply each gradient as one step. A "
     "`ShardedEmbedding` supports gradient accumulation.",
-)
-ON_EVICT_ON_SERVERS = NotYet(
-    "`on_evict` of tlm.OpenVocabulary must be None under Param",
-    "Servers evict keys, and cannot call a function of the coordinator.",
-)
-RESIZE_ON_SERVERS = NotYet(
-    "`resize` of a vocabulary is not supported on parameter",
-    "The capacity of a vocabulary on servers is changed in a checkpoint, with "
-    "`tlm.convert_vocabularies`.",
 )
 NO_SHARDS_IN_LEGACY_FILES = Impossible(
     "sharded over processes is not supported in legacy .h5 files",
@@ -184,18 +171,15 @@ SECTIONS["loop"] = Section(
             row(
                 "`resize`",
                 sharded=NO_KEYS_IN_SHARDS,
-                servers=RESIZE_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`on_evict`",
                 sharded=NO_KEYS_IN_SHARDS,
-                servers=ON_EVICT_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "deltas",
-                servers=NO_DELTAS_ON_SERVERS,
                 tpu=Impossible(
                     "`DeltaWriter` is only available with the host engine",
                     "The TPU updates the rows and does not record changes.",
@@ -204,7 +188,6 @@ SECTIONS["loop"] = Section(
             row(
                 "deltas, open vocabulary",
                 sharded=NO_KEYS_IN_SHARDS,
-                servers=NO_DELTAS_ON_SERVERS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row("`tlm.export`", tpu=ROWS_ON_TPU),
@@ -260,12 +243,10 @@ SECTIONS["sharded"] = Section(
             row(
                 "`resize`",
                 **OF_KEYS,
-                servers=RESIZE_ON_SERVERS,
             ),
             row(
                 "`on_evict`",
                 **OF_KEYS,
-                servers=ON_EVICT_ON_SERVERS,
             ),
             row("`tlm.export`", **OF_ONE_REPLICA),
             row(

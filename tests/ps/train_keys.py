@@ -6,7 +6,8 @@ For each use of a key, a closure applies the gradient 1 to the row of the key.
 Each closure uses two keys of the table `words`. Each closure also looks up new
 keys of the table `stream`. In total, there are more keys than `stream` has
 rows. The program trains until the file FOLDER/stop exists, and then prints the
-tables.
+tables and the reports of evicted keys. The program writes a delta after each
+chunk, and compares the deltas with a checkpoint at the end.
 """
 
 import json
@@ -25,7 +26,7 @@ RATE = 0.5
 KEYS = [7, 11, 7]
 
 
-def embedding():
+def embedding(on_evict=None):
     return tlm.TPUEmbedding(
         {
             name: tpu.FeatureConfig(
@@ -37,7 +38,8 @@ def embedding():
         },
         tpu.SGD(RATE),
         vocabularies={
-            name: tlm.OpenVocabulary(64) for name in ("words", "stream")
+            "words": tlm.OpenVocabulary(64),
+            "stream": tlm.OpenVocabulary(64, on_evict=on_evict),
         },
         partitioner=tlm.partitioners.FixedShardsPartitioner(2),
     )
@@ -84,6 +86,16 @@ def found_in(embeddings):
     }
 
 
+def tensors(path):
+    """Returns the tensors of tables in a checkpoint as bytes."""
+    reader = tf.train.load_checkpoint(str(path))
+    return {
+        key: np.asarray(reader.get_tensor(key)).tobytes()
+        for key in reader.get_variable_to_shape_map()
+        if key.startswith("embedding/")
+    }
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
@@ -93,8 +105,9 @@ def main():
         cluster_resolver=tf.distribute.cluster_resolver.TFConfigClusterResolver(),
         timeout_seconds=60,
     )
+    gone = []
     with strategy.scope():
-        embeddings = embedding()
+        embeddings = embedding(gone.append)
 
     def dataset_fn():
         # The datasets of all workers contain different keys.
@@ -118,16 +131,29 @@ def main():
         objects={"embedding": embeddings},
         **options,
     )
+    saved = tf.train.Checkpoint(embedding=embeddings)
+    base = saved.write(str(folder / "base"))
+    writer = tlm.DeltaWriter(embeddings, folder / "deltas", base=base)
     while not (folder / "stop").exists():
         run.steps(chunk)
+        writer.write()
         print(f"DONE {run.num_done}", flush=True)
         if embeddings.stats()["num_repeated"]:
             print("REPEATED", flush=True)
+    end = saved.write(str(folder / "end"))
+    full = tlm.apply_deltas(base, folder / "deltas", folder / "full")
     print(
         "FOUND "
         + json.dumps(
             {
                 **found_in(embeddings),
+                "num_reported": sum(len(one.keys) for one in gone),
+                "reported_rows": np.unique(
+                    np.concatenate([one.rows for one in gone])
+                ).tolist(),
+                "num_deltas": len(writer.deltas),
+                "num_parts": len(writer.deltas[0].meta.files) - 1,
+                "deltas_are_equal": tensors(full) == tensors(end),
                 "num_done": run.num_done,
                 "num_repeated": embeddings.stats()["num_repeated"],
             }

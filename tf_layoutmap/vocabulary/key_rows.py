@@ -135,6 +135,8 @@ class RowAccess:
         and the number of keys that had no row before.
       is_writer: Whether this process writes exported files.
       strings: The strings of the table's keys, or None.
+      report_evicted: Function that calls `on_evict` with keys that were not
+        reported yet, and returns their number.
     """
 
     dim: int
@@ -144,6 +146,7 @@ class RowAccess:
     write: Callable[[RowsToWrite], tuple[Array, int]]
     is_writer: bool = True
     strings: KeptStrings | None = None
+    report_evicted: Callable[[], int] = lambda: 0
 
 
 def check_rows(

@@ -305,6 +305,26 @@ class Vocabulary(sampling.KeyCounts):
             self._evict_keys(tf.zeros([0], tf.int64), expired=True)
         )
 
+    def report_evicted(self) -> int:
+        """Calls `on_evict` with evicted keys that were not reported yet.
+
+        On parameter servers, the steps of workers evict keys, and `on_evict`
+        receives these keys later: when the program calls this method, `evict`,
+        `evict_expired` or `resize`, when it reads `embedding_tables` or
+        `blocks`, and before it saves or restores a checkpoint. Elsewhere,
+        `on_evict` receives keys in the step that evicts them, and the method
+        does nothing.
+
+        Returns:
+          The number of keys that `on_evict` has received, for all tables of the
+          embedding.
+
+        Raises:
+          RuntimeError: If the method is called inside a `tf.function`.
+        """
+        _require_eager("report_evicted")
+        return self._rows.report_evicted()
+
     def _named(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the strings of evicted keys, if the vocabulary keeps them."""
         strings = self._rows.strings
@@ -569,7 +589,6 @@ class Vocabulary(sampling.KeyCounts):
           The numbers of keys that were kept and dropped.
 
         Raises:
-          NotImplementedError: If the table is on parameter servers.
           TypeError: If `capacity` is not an integer.
           ValueError: If `capacity` is out of range.
           RuntimeError: If steps are in flight, or the method is called inside a

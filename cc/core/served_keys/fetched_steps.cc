@@ -14,7 +14,15 @@ using std::to_string;
 namespace {
 
 enum Count { kTickets, kSteps, kEpoch };
-enum Field { kTicket, kStep, kNumUpdates, kNumber, kAttempt };
+enum Field {
+  kTicket,
+  kStep,
+  kNumUpdates,
+  kNumber,
+  kAttempt,
+  kCountedCalls,
+  kCallsOfAttempt
+};
 
 // The largest valid number in the state, which is small enough that sums cannot
 // overflow.
@@ -23,6 +31,9 @@ constexpr int64_t kMaxCount = int64_t{1} << 60;
 }  // namespace
 
 int64_t* FetchedSteps::RecordOf(const ClosureToken& token) const {
+  if (!token.has_number()) {
+    return token.call > 0 ? RecordOfTicket(token.attempt) : nullptr;
+  }
   int64_t* const found = record(token.number % AppliedClosures::kWindow);
   return state_[kEpoch] == token.epoch && found[kTicket] > 0 &&
                  found[kNumber] == token.number
@@ -45,23 +56,40 @@ Status FetchedSteps::Check(const ClosureToken& token, bool* is_repeated) const {
         "The state of fetched steps must start as zeros. Received: " +
         to_string(state_[i]) + " at index " + to_string(i));
   }
-  if (!token.has_number()) return Status();
-  if (token.epoch < state_[kEpoch]) {
+  if (token.has_number() && token.epoch < state_[kEpoch]) {
     return FailedPrecondition(
         "Closure " + to_string(token.number) + " of epoch " +
         to_string(token.epoch) + " arrived after epoch " +
         to_string(state_[kEpoch]) + " has begun, so it was discarded");
   }
   const int64_t* const earlier = RecordOf(token);
-  if (earlier == nullptr) return Status();
-  *is_repeated = true;
-  if (token.attempt != 0 && earlier[kAttempt] == token.attempt) {
-    return FailedPrecondition(
-        "Closure " + to_string(token.number) +
-        " has already looked up keys of this embedding in a training step, and "
-        "may do so only once. Use one batch per step, and run more steps");
+  // The number of lookups of this run so far.
+  int64_t num_calls = 0;
+  if (earlier != nullptr) {
+    // If the run is not known, each lookup can be a lookup of this run.
+    if (token.has_number() && token.attempt == 0) {
+      num_calls = std::min(token.call, earlier[kCountedCalls]);
+    } else if (!token.has_number() || earlier[kAttempt] == token.attempt) {
+      num_calls = earlier[kCallsOfAttempt];
+    }
+    *is_repeated = token.call < earlier[kCountedCalls];
   }
-  return Status();
+  if (token.call == num_calls) return Status();
+  if (token.call < num_calls) {
+    return FailedPrecondition(
+        "Closure " + to_string(token.number) + " has already sent lookup " +
+        to_string(token.call) +
+        " of keys of this embedding in a training step, and may send each "
+        "lookup only once. Call `enqueue` once per step, and call layers "
+        "outside of `tf.while_loop` and `tf.cond`");
+  }
+  return FailedPrecondition(
+      "Lookup " + to_string(token.call) +
+      " of keys in a training step must follow the earlier lookups of the same "
+      "step. Received: a lookup after " +
+      to_string(num_calls) +
+      " lookups. The closure has run again or was discarded, or " +
+      to_string(kMaxOpen) + " steps without a closure have begun since");
 }
 
 void FetchedSteps::Begin(const ClosureToken& token) {
@@ -86,8 +114,14 @@ int64_t FetchedSteps::AgeOf(const ClosureToken& token) const {
 }
 
 int64_t FetchedSteps::Add(const ClosureToken& token, int64_t num_updates) {
-  const int64_t ticket = ++state_[kTickets];
   const int64_t step = ++state_[kSteps];
+  if (token.call > 0) {
+    int64_t* const found = RecordOf(token);
+    found[kCountedCalls] = token.call + 1;
+    found[kCallsOfAttempt] = token.call + 1;
+    return found[kTicket];
+  }
+  const int64_t ticket = ++state_[kTickets];
   int64_t* const made =
       record(token.has_number() ? token.number % AppliedClosures::kWindow
                                 : AppliedClosures::kWindow + ticket % kMaxOpen);
@@ -96,11 +130,15 @@ int64_t FetchedSteps::Add(const ClosureToken& token, int64_t num_updates) {
   made[kNumUpdates] = num_updates;
   made[kNumber] = token.number;
   made[kAttempt] = token.attempt;
+  made[kCountedCalls] = 1;
+  made[kCallsOfAttempt] = 1;
   return ticket;
 }
 
 int64_t FetchedSteps::Renew(const ClosureToken& token, int64_t num_updates) {
   int64_t* const found = RecordOf(token);
+  found[kCallsOfAttempt] = token.call + 1;
+  if (token.call > 0) return found[kTicket];
   found[kTicket] = ++state_[kTickets];
   found[kNumUpdates] = num_updates;
   found[kAttempt] = token.attempt;

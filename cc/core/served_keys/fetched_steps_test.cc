@@ -72,6 +72,56 @@ TEST_F(FetchedStepsTest, OneRunFetchesOnlyOnce) {
   EXPECT_EQ(ErrorMessage({1, 4, 7}), "");
 }
 
+TEST_F(FetchedStepsTest, LookupsOfAStepShareItsTicketAndPinTheirRows) {
+  const int64_t ticket = Fetch({1, 3, 7, 0});
+  Fetch({1, 4, 8, 0});
+  EXPECT_EQ(Fetch({1, 3, 7, 1}), ticket);
+  EXPECT_EQ(Fetch({1, 3, 7, 2}), ticket);
+  EXPECT_EQ(steps().OldestAge(), 4);
+  steps().Forget(ticket);
+  EXPECT_EQ(steps().OldestAge(), 3);
+}
+
+TEST_F(FetchedStepsTest, AnotherRunCountsOnlyLookupsThatWereNotCounted) {
+  const int64_t first = Fetch({1, 3, 7, 0});
+  Fetch({1, 3, 7, 1});
+  bool is_repeated = false;
+  const int64_t again = Fetch({1, 3, 9, 0});
+  EXPECT_FALSE(IsPending(first));
+  ASSERT_TRUE(steps().Check({1, 3, 9, 1}, &is_repeated).ok());
+  EXPECT_TRUE(is_repeated);
+  EXPECT_EQ(Fetch({1, 3, 9, 1}), again);
+  ASSERT_TRUE(steps().Check({1, 3, 9, 2}, &is_repeated).ok());
+  EXPECT_FALSE(is_repeated);
+  EXPECT_EQ(Fetch({1, 3, 9, 2}), again);
+  EXPECT_EQ(steps().AgeOf({1, 3, 9, 0}), 3);
+}
+
+TEST_F(FetchedStepsTest, LookupsMustBeInOrder) {
+  const std::string missing = "must follow the earlier lookups";
+  EXPECT_NE(ErrorMessage({1, 3, 7, 1}).find(missing), std::string::npos);
+  Fetch({1, 3, 7, 0});
+  EXPECT_NE(ErrorMessage({1, 3, 7, 2}).find(missing), std::string::npos);
+  // The lookup of another run, whose first lookup did not arrive.
+  EXPECT_NE(ErrorMessage({1, 3, 9, 1}).find(missing), std::string::npos);
+  Fetch({1, 3, 7, 1});
+  EXPECT_NE(ErrorMessage({1, 3, 7, 1}).find("only once"), std::string::npos);
+}
+
+TEST_F(FetchedStepsTest, LookupsWithoutAClosureSendTheTicketOfTheirStep) {
+  const int64_t first = Fetch(kNone), second = Fetch(kNone);
+  EXPECT_EQ(Fetch({0, -1, first, 1}), first);
+  EXPECT_EQ(Fetch({0, -1, second, 1}), second);
+  EXPECT_EQ(Fetch({0, -1, first, 2}), first);
+  EXPECT_NE(ErrorMessage({0, -1, second, 3}).find("must follow"),
+            std::string::npos);
+  EXPECT_EQ(steps().OldestAge(), 5);
+  steps().Forget(first);
+  EXPECT_NE(ErrorMessage({0, -1, first, 3}).find("must follow"),
+            std::string::npos);
+  EXPECT_EQ(steps().OldestAge(), 4);
+}
+
 TEST_F(FetchedStepsTest, ANewEpochEndsEarlierClosures) {
   const int64_t old = Fetch({1, 3, 7}), open = Fetch(kNone);
   const int64_t fresh = Fetch({2, 3, 8});

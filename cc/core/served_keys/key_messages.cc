@@ -89,7 +89,7 @@ void KeyFetchWriter::Write(uint8_t* bytes) const {
   Put(token.epoch, &bytes);
   Put(token.number, &bytes);
   Put(token.attempt, &bytes);
-  Put(int64_t{training}, &bytes);
+  Put(training ? token.call + 1 : int64_t{0}, &bytes);
   Put(static_cast<uint32_t>(wire), &bytes);
   for (const Asked& one : pieces) Put(one.count, &bytes);
   for (const Asked& one : pieces) Put(one.kind, &bytes);
@@ -120,7 +120,15 @@ Status KeyFetchMessage::Read(Span<const uint8_t> bytes,
   token.epoch = ReadValue<int64_t>(&next);
   token.number = ReadValue<int64_t>(&next);
   token.attempt = ReadValue<int64_t>(&next);
-  training = ReadValue<int64_t>(&next) != 0;
+  const int64_t number_of_call = ReadValue<int64_t>(&next);
+  if (number_of_call < 0) {
+    return InvalidArgument(
+        "`request` must have a number of a lookup that is not negative. "
+        "Received: " +
+        to_string(number_of_call));
+  }
+  training = number_of_call > 0;
+  token.call = training ? number_of_call - 1 : 0;
   LM_RETURN_IF_ERROR(ReadWireType(ReadValue<uint32_t>(&next), &wire));
   std::vector<uint32_t> counts(num_pieces);
   for (uint32_t& one : counts) one = ReadValue<uint32_t>(&next);

@@ -3,8 +3,9 @@
 //
 // A `fetch` message contains, in this order:
 //
-//   * The epoch, the number and the attempt of the closure, and whether the
-//     step is a training step (8 bytes each).
+//   * The epoch, the number and the attempt of the closure (8 bytes each). Then
+//     0 if the step is forward-only. Otherwise, 1 for the first lookup of the
+//     closure's step, 2 for the second lookup, and so on (8 bytes).
 //   * The value type (4 bytes). Then the number of rows or keys of each piece,
 //     and the kind of the keys of each piece (4 bytes each). Then padding to a
 //     multiple of 8 bytes.

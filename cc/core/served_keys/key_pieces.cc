@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/base/catch_all.h"
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
@@ -81,9 +82,13 @@ Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys) {
 Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
                      const ParallelFor& parallel_for,
                      std::vector<KeyPieceStep>* steps) {
+  const size_t num_pieces = pieces.size();
   bool may_fail = false;
   for (const KeyPiece& piece : pieces) may_fail |= piece.policy.fails_when_full;
-  const size_t num_pieces = pieces.size();
+  bool keeps_old = may_fail && num_pieces > 1;
+  for (const KeyPieceStep& one : *steps) {
+    keeps_old |= one.before_first_rows != nullptr;
+  }
   // The memory is allocated before the first change of the state, so that a
   // failed allocation leaves the state unchanged.
   std::vector<std::vector<int64_t>> uses(num_pieces), rows(num_pieces);
@@ -93,6 +98,11 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
     rows[p].resize(uses[p].size());
     (*steps)[p].rows.resize((*steps)[p].keys->keys.size());
   }
+  const auto take_back = [&](size_t num_done) {
+    for (size_t done = 0; done < num_done; ++done) {
+      admitted[done].take_back((*steps)[done].state);
+    }
+  };
   std::vector<VocabularyStep> numbers(num_pieces);
   for (size_t p = 0; p < num_pieces; ++p) {
     const KeyPieceStep& one = (*steps)[p];
@@ -100,16 +110,23 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
     step.number = one.last_step + 1;
     step.oldest_in_flight = static_cast<int32_t>(
         std::max<int64_t>(step.number - one.oldest_age, 0));
-    step.keeps_old = may_fail && num_pieces > 1;
+    step.keeps_old = keeps_old;
     const Status status = AdmitKeys(pieces[p].layout, pieces[p].policy, step,
                                     uses[p], parallel_for, one.state,
                                     Span<int64_t>(rows[p]), &admitted[p]);
     if (status.ok()) continue;
-    for (size_t done = 0; done < p; ++done) {
-      admitted[done].take_back((*steps)[done].state);
-    }
+    take_back(p);
     return Status(status.code(),
                   status.message() + " (table '" + pieces[p].table + "')");
+  }
+  for (size_t p = 0; p < num_pieces; ++p) {
+    const KeyPieceStep& one = (*steps)[p];
+    if (!one.before_first_rows) continue;
+    const Status status =
+        CatchAll([&] { return one.before_first_rows(admitted[p].new_keys); });
+    if (status.ok()) continue;
+    take_back(num_pieces);
+    return status;
   }
   for (size_t p = 0; p < num_pieces; ++p) {
     KeyPieceStep& one = (*steps)[p];

@@ -5,6 +5,7 @@
 #define TF_LAYOUTMAP_CORE_SERVED_KEYS_KEY_PIECES_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,10 @@ struct KeyPieceStep {
   // the oldest pending step began.
   int32_t last_step = 0;
   int64_t oldest_age = 0;
+  // A function that receives the new keys of the piece before their rows are
+  // written. It is called after the keys of all pieces are admitted. If it
+  // returns an error, the step changes nothing. May be empty.
+  std::function<Status(Span<const NewKey>)> before_first_rows;
   // The results of the step.
   // Row of each key in the shard, or kNoPlace.
   std::vector<uint32_t> rows;
@@ -74,7 +79,8 @@ Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys);
 // Runs a training step, which counts the keys of all pieces, inserts new keys,
 // and writes the rows of the new keys. The resulting state equals the state of
 // a single-process vocabulary after the same step. If a key has no free row and
-// `fails_when_full` is set, returns an error and leaves all pieces unchanged.
+// `fails_when_full` is set, or if `before_first_rows` of a piece fails, returns
+// an error and leaves all pieces unchanged.
 Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
                      const ParallelFor& parallel_for,
                      std::vector<KeyPieceStep>* steps);

@@ -259,34 +259,107 @@ Status KeyStep::ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
   return Status();
 }
 
+void KeyStep::AppendRows(size_t f,
+                         const std::vector<std::vector<int64_t>>& rows,
+                         std::vector<size_t>* next,
+                         std::vector<int64_t>* found) const {
+  const int32_t t = config_->servers->engine.table_of_feature[f];
+  const std::vector<uint32_t>& used = keys_[t].used;
+  const int64_t size = (*batch_)[f].rows().size();
+  for (int64_t i = 0; i < size; ++i) {
+    found->push_back(rows[t][used[(*next)[t]++]]);
+  }
+}
+
+Status KeyStep::CheckNumFetched(size_t num_fetched) const {
+  if (num_fetched == static_cast<size_t>(config_->servers->num_servers)) {
+    return Status();
+  }
+  return InvalidArgument("`fetched` must have one tensor for each of " +
+                         to_string(config_->servers->num_servers) +
+                         " servers. Received: " + to_string(num_fetched));
+}
+
 Status KeyStep::Place(const std::vector<Span<const uint8_t>>& fetched,
                       const ParallelFor& parallel_for,
                       std::shared_ptr<const WorkerStep>* placed) const {
   const EngineConfig& engine = config_->servers->engine;
-  if (fetched.size() != static_cast<size_t>(config_->servers->num_servers)) {
-    return InvalidArgument("`fetched` must have one tensor for each of " +
-                           to_string(config_->servers->num_servers) +
-                           " servers. Received: " + to_string(fetched.size()));
-  }
+  LM_RETURN_IF_ERROR(CheckNumFetched(fetched.size()));
   std::vector<std::vector<int64_t>> rows;
   FetchedLayout layout;
   LM_RETURN_IF_ERROR(ReadPlaces(fetched, &rows, &layout));
   auto batch = std::make_shared<Batch>(*batch_);
   std::vector<size_t> next(keys_.size());
   for (size_t f = 0; f < batch->size(); ++f) {
-    const int32_t t = engine.table_of_feature[f];
-    const OpenTable& table = config_->tables[t];
+    const OpenTable& table = config_->tables[engine.table_of_feature[f]];
     if (!table.is_open) continue;
-    const std::vector<uint32_t>& used = keys_[t].used;
-    const int64_t size = (*batch)[f].rows().size();
-    std::vector<int64_t> found(size);
-    for (int64_t i = 0; i < size; ++i) found[i] = rows[t][used[next[t]++]];
+    std::vector<int64_t> found;
+    found.reserve((*batch)[f].rows().size());
+    AppendRows(f, rows, &next, &found);
     (*batch)[f].TakeRowsOfKeys(
         found, table.has_unknown_row ? table.layout.num_rows() : kNoRow, 0);
   }
   *placed = WorkerStep::Make(config_->servers, std::move(batch), parallel_for,
                              std::move(layout));
   return Status();
+}
+
+Status KeyStep::PlaceJoined(const std::vector<Lookup>& lookups,
+                            const ParallelFor& parallel_for,
+                            std::shared_ptr<const WorkerStep>* placed) const {
+  const EngineConfig& engine = config_->servers->engine;
+  // The rows of the unique keys of each table, for each lookup.
+  std::vector<std::vector<std::vector<int64_t>>> rows(lookups.size());
+  std::vector<std::vector<size_t>> next(lookups.size());
+  for (size_t c = 0; c < lookups.size(); ++c) {
+    const KeyStep& lookup = *lookups[c].step;
+    if (lookup.batch_->size() != batch_->size() ||
+        lookup.keys_.size() != keys_.size()) {
+      return InvalidArgument(
+          "All lookups of a step must have the features of the joined batch. "
+          "Received: lookup " +
+          to_string(c) + " with " + to_string(lookup.batch_->size()) +
+          " features");
+    }
+    FetchedLayout layout;
+    LM_RETURN_IF_ERROR(lookup.CheckNumFetched(lookups[c].fetched.size()));
+    LM_RETURN_IF_ERROR(
+        lookup.ReadPlaces(lookups[c].fetched, &rows[c], &layout));
+    next[c].resize(keys_.size());
+  }
+  auto batch = std::make_shared<Batch>(*batch_);
+  for (size_t f = 0; f < batch->size(); ++f) {
+    const OpenTable& table = config_->tables[engine.table_of_feature[f]];
+    if (!table.is_open) continue;
+    std::vector<int64_t> found;
+    for (size_t c = 0; c < lookups.size(); ++c) {
+      lookups[c].step->AppendRows(f, rows[c], &next[c], &found);
+    }
+    const int64_t size = (*batch)[f].rows().size();
+    if (static_cast<int64_t>(found.size()) != size) {
+      return InvalidArgument(
+          "A joined batch must have the keys of all lookups of its step. "
+          "Received: " +
+          to_string(size) + " keys instead of " + to_string(found.size()) +
+          " (feature '" + engine.features[f].feature + "')");
+    }
+    (*batch)[f].TakeRowsOfKeys(
+        found, table.has_unknown_row ? table.layout.num_rows() : kNoRow, 0);
+  }
+  *placed = WorkerStep::Make(config_->servers, std::move(batch), parallel_for);
+  return Status();
+}
+
+std::vector<int64_t> KeyStep::JoinedSizes(const WorkerStep& step) const {
+  const ServersConfig& servers = *config_->servers;
+  const std::vector<std::vector<uint32_t>> counts = step.RowsByServer();
+  std::vector<int64_t> sizes(servers.num_servers, kFetchedHeader);
+  std::vector<size_t> next(servers.num_servers);
+  ForShards(servers, [&](size_t t, int32_t, int32_t server) {
+    sizes[server] += counts[server][next[server]++] *
+                     servers.engine.tables[t].dim * WireBytes(servers.wire);
+  });
+  return sizes;
 }
 
 }  // namespace layoutmap

@@ -66,6 +66,26 @@ class KeyStep {
                const ParallelFor& parallel_for,
                std::shared_ptr<const WorkerStep>* placed) const;
 
+  // A lookup, and the responses of the servers.
+  struct Lookup {
+    std::shared_ptr<const KeyStep> step;
+    std::vector<Span<const uint8_t>> fetched;
+  };
+
+  // Creates the WorkerStep of this batch, which contains the samples of several
+  // lookups: for each feature, the samples of the first lookup, then the
+  // samples of the second lookup, and so on. Each key gets the row that it had
+  // in its lookup. The servers must use the response of the first lookup as the
+  // response to this batch. Returns an error if the batch does not consist of
+  // the lookups, or if responses do not match their requests.
+  Status PlaceJoined(const std::vector<Lookup>& lookups,
+                     const ParallelFor& parallel_for,
+                     std::shared_ptr<const WorkerStep>* placed) const;
+
+  // Returns the size in bytes of each server's response to `step`, which
+  // `PlaceJoined` created.
+  std::vector<int64_t> JoinedSizes(const WorkerStep& step) const;
+
  private:
   // The keys of one table. `unique` contains the unique keys in the order of
   // their first use. For each use, the index of its unique key is stored.
@@ -84,6 +104,12 @@ class KeyStep {
   Status ReadPlaces(const std::vector<Span<const uint8_t>>& fetched,
                     std::vector<std::vector<int64_t>>* rows,
                     FetchedLayout* layout) const;
+  // Appends the row of each key of feature `f`, in the order of the batch.
+  // `next` contains the number of keys of each table in the features before
+  // `f`.
+  void AppendRows(size_t f, const std::vector<std::vector<int64_t>>& rows,
+                  std::vector<size_t>* next, std::vector<int64_t>* found) const;
+  Status CheckNumFetched(size_t num_fetched) const;
 
   std::shared_ptr<const KeysConfig> config_;
   // The checked batch, in which the rows of the keys are not known yet.

@@ -22,8 +22,13 @@ struct ClosureToken {
   // Number of the closure. If negative, there is no token, and the gradients
   // are always applied.
   int64_t number = -1;
-  // Identifies this run of the closure. If 0, the run is not known.
+  // Identifies this run of the closure. If 0, the run is not known. For the
+  // second and later lookups of a step without a closure, the ticket of the
+  // step.
   int64_t attempt = 0;
+  // Index of a lookup of keys among the lookups of the closure's step. Only
+  // `FetchedSteps` uses the index.
+  int64_t call = 0;
 
   bool has_number() const { return number >= 0; }
 };

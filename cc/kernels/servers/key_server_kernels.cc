@@ -7,15 +7,18 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <list>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/optimizers/optimizer.h"
-#include "cc/core/rows/row_partition.h"
+#include "cc/core/served_keys/evicted_rows.h"
 #include "cc/core/served_keys/fetched_steps.h"
 #include "cc/core/served_keys/key_messages.h"
 #include "cc/core/served_keys/key_pieces.h"
@@ -25,9 +28,12 @@
 #include "cc/core/servers/wire.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/sharded_view.h"
+#include "cc/core/vocabulary/admit_keys.h"
+#include "cc/core/vocabulary/first_rows.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/servers/locked_key_piece.h"
+#include "cc/kernels/servers/open_piece_views.h"
 #include "cc/kernels/servers/pieces_op.h"
 #include "cc/kernels/servers/server_resource.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
@@ -81,6 +87,7 @@ class FetchKeysOp : public ServerOp {
     step.locked.Lock(server.variables().fetch_keys,
                      training ? LockedShards::Mode::kExclusive
                               : LockedShards::Mode::kShared);
+    TF_RETURN_IF_ERROR(server.CheckNotRetired());
     TF_RETURN_IF_ERROR(Read(request, &step));
     Tensor bytes;
     TF_RETURN_IF_ERROR(Allocate(ctx, step, &bytes));
@@ -168,7 +175,10 @@ class FetchKeysOp : public ServerOp {
     FetchedSteps awaited({fetched.shards[0], fetched_partition().num_rows()});
     bool is_applied = false, is_repeated = false;
     TF_RETURN_IF_ERROR(ToTf(closures.Check(token, &is_applied)));
-    TF_RETURN_IF_ERROR(ToTf(awaited.Check(token, &is_repeated)));
+    // The record of an applied closure no longer exists.
+    if (!is_applied) {
+      TF_RETURN_IF_ERROR(ToTf(awaited.Check(token, &is_repeated)));
+    }
     TF_RETURN_IF_ERROR(MakeViews(ctx, step));
     awaited.Begin(token);
     if (is_applied) {
@@ -178,10 +188,13 @@ class FetchKeysOp : public ServerOp {
     if (is_repeated) {
       FindInPieces(step->key_pieces, TfParallelFor(ctx), &step->steps);
       PinInPieces(step->key_pieces, awaited.AgeOf(token), &step->steps);
+      NoteChanged(*step);
       *ticket = awaited.Renew(token, closures.num_updates());
       return absl::OkStatus();
     }
     for (KeyPieceStep& one : step->steps) one.oldest_age = awaited.OldestAge();
+    std::vector<std::list<EvictedBlock>> evicted(step->open().size());
+    CopyEvictedRows(step, &evicted);
     TF_RETURN_IF_ERROR(ToTf(
         AdmitToPieces(step->key_pieces, TfParallelFor(ctx), &step->steps)));
     for (size_t i = 0; i < step->open().size(); ++i) {
@@ -190,51 +203,68 @@ class FetchKeysOp : public ServerOp {
       const uint32_t kind = step->message.kinds[step->open()[i].place];
       if (kind != kNoKeysYet) numbers[kKeyKind] = kind;
       AddCounts(step->steps[i].counts, numbers);
+      step->server.records()
+          .evicted(step->open()[i].place)
+          .Add(std::move(evicted[i]));
     }
+    NoteChanged(*step);
     *ticket = awaited.Add(token, closures.num_updates());
     return absl::OkStatus();
   }
 
   static absl::Status MakeViews(OpKernelContext* ctx, Step* step) {
-    int next_slot = static_cast<int>(step->pieces().size());
     for (size_t i = 0; i < step->open().size(); ++i) {
       const OpenPiece& open = step->open()[i];
-      const Piece& piece = step->pieces()[open.place];
       LockedKeyPiece& view = step->views[i];
-      FirstRows& rows = step->steps[i].first_rows;
-      TF_RETURN_IF_ERROR(view.MutableView(
-          ctx, &step->locked, step->key_pieces[i], &step->steps[i]));
+      TF_RETURN_IF_ERROR(ViewOpenPiece(ctx, step->server, i,
+                                       step->key_pieces[i], &step->locked,
+                                       &view, &step->steps[i]));
       const uint32_t kind = step->message.kinds[open.place];
       if (kind > kStringKeys) {
         return absl::InvalidArgumentError(absl::StrCat(
             "`request` must have a kind of keys in [0, 2]. Received: ", kind));
       }
-      TF_RETURN_IF_ERROR(CheckKeyKind(piece.table, view.numbers(),
+      TF_RETURN_IF_ERROR(CheckKeyKind(step->pieces()[open.place].table,
+                                      view.numbers(),
                                       static_cast<KeyKind>(kind)));
-      const RowPartition& partition = step->server.partitions()[open.place];
-      rows.values = open.values;
-      rows.row_type = piece.row_type;
-      rows.slot_values = open.slot_values;
-      if (piece.row_type == RowType::kFloat32) {
-        TF_RETURN_IF_ERROR(step->locked.MutableView(
-            ctx, open.place, piece.table, partition, {piece.dim}, &rows.table));
-        view.PlaceRows(&rows.table);
-      } else {
-        TF_RETURN_IF_ERROR(step->locked.MutableView(
-            ctx, open.place, piece.table, partition, {piece.dim},
-            &rows.half_table, DtypeOf(piece)));
-        view.PlaceRows(&rows.half_table);
-      }
-      rows.slots.resize(NumSlots(piece.optimizer));
-      for (size_t j = 0; j < rows.slots.size(); ++j) {
-        TF_RETURN_IF_ERROR(step->locked.MutableView(
-            ctx, next_slot++, piece.table + " (slot variable)", partition,
-            {SlotDim(piece.optimizer, static_cast<int>(j), piece.dim)},
-            &rows.slots[j]));
-        view.PlaceRows(&rows.slots[j]);
-      }
     }
     return absl::OkStatus();
+  }
+
+  // Copies the rows of the keys that the step evicts, before the step writes
+  // the rows of new keys. The copies are added to the records of the server
+  // after the step has succeeded.
+  static void CopyEvictedRows(Step* step,
+                              std::vector<std::list<EvictedBlock>>* evicted) {
+    for (size_t i = 0; i < step->open().size(); ++i) {
+      if (!step->server.records().keeps_evicted(step->open()[i].place)) {
+        continue;
+      }
+      const FirstRows& rows = step->steps[i].first_rows;
+      std::list<EvictedBlock>* const blocks = &(*evicted)[i];
+      step->steps[i].before_first_rows = [&rows,
+                                          blocks](Span<const NewKey> new_keys) {
+        std::vector<int64_t> keys, at;
+        for (const NewKey& one : new_keys) {
+          if (one.evicted == kEmptyKey) continue;
+          keys.push_back(one.evicted);
+          at.push_back(one.row);
+        }
+        if (keys.empty()) return Status();
+        blocks->push_back(
+            CopyEvicted(std::move(keys), Span<const int64_t>(at), rows));
+        return Status();
+      };
+    }
+  }
+
+  // Records the rows of the step's keys as changed, because their last steps
+  // and counts have changed.
+  static void NoteChanged(const Step& step) {
+    for (size_t i = 0; i < step.open().size(); ++i) {
+      step.server.records().NoteChanged(step.open()[i].place,
+                                        step.steps[i].rows);
+    }
   }
 
   // Writes the response, which contains the row of each key, followed by the

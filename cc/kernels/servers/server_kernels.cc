@@ -129,6 +129,7 @@ class ApplyRowsOp : public ServerOp {
                      Span<const uint8_t> request) override {
     LockedShards shards;
     shards.Lock(server.variables().apply_rows, LockedShards::Mode::kExclusive);
+    TF_RETURN_IF_ERROR(server.CheckNotRetired());
     ApplyMessage message;
     TF_RETURN_IF_ERROR(ToTf(message.Read(request, server.sizes())));
     const ApplyHeader& header = message.header;
@@ -176,6 +177,9 @@ class ApplyRowsOp : public ServerOp {
     TF_RETURN_IF_ERROR(SetScalar(ctx, "is_new", true));
     ApplyUpdates(server.pieces(), updates, server.settings().rounding_seed,
                  RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
+    for (size_t p = 0; p < message.rows.size(); ++p) {
+      server.records().NoteChanged(p, message.rows[p]);
+    }
     for (int64_t* count : counts) ++*count;
     closures.Apply(header.token, num_updates);
     if (server.has_fetched_steps()) {

@@ -38,13 +38,26 @@ ServerOp::ServerOp(OpKernelConstruction* ctx) : Kernel(ctx) {
   OP_REQUIRES_OK(ctx, OneShard(FetchedSteps::kSize, &fetched_partition_));
 }
 
-void ServerOp::Run(OpKernelContext* ctx) {
+absl::Status GetServer(OpKernelContext* ctx, ServerPtr* server) {
   const tensorflow::Tensor* handle;
+  TF_RETURN_IF_ERROR(GetInput(ctx, "server", 0, &handle));
+  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+      ctx, handle->scalar<ResourceHandle>()(), server));
+  return (*server)->CheckNotRetired();
+}
+
+absl::Status ServerResource::CheckNotRetired() const {
+  if (!records_->is_retired()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "A vocabulary of this embedding was resized: functions that were traced "
+      "before the resize must be traced again, Keras models must be compiled "
+      "again, and a tlm.DeltaWriter must be created again with a new base");
+}
+
+void ServerOp::Run(OpKernelContext* ctx) {
   ServerPtr server;
   AlignedBytes request;
-  OP_REQUIRES_OK(ctx, GetInput(ctx, "server", 0, &handle));
-  OP_REQUIRES_OK(ctx, tensorflow::LookupResource(
-                          ctx, handle->scalar<ResourceHandle>()(), &server));
+  OP_REQUIRES_OK(ctx, GetServer(ctx, &server));
   OP_REQUIRES_OK(ctx, request.Get(ctx, "request"));
   OP_REQUIRES_OK(ctx, RunOn(ctx, *server, request.bytes()));
 }

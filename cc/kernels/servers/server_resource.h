@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "cc/core/servers/pieces.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/servers/server_records.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -74,7 +76,8 @@ class ServerResource : public tensorflow::ResourceBase {
       : settings_(std::move(settings)),
         sizes_(std::move(sizes)),
         partitions_(std::move(partitions)),
-        variables_(std::move(variables)) {}
+        variables_(std::move(variables)),
+        records_(std::make_unique<ServerRecords>(NumRows(sizes_))) {}
 
   const ServerSettings& settings() const { return settings_; }
   const std::vector<Piece>& pieces() const { return settings_.pieces; }
@@ -84,19 +87,33 @@ class ServerResource : public tensorflow::ResourceBase {
   // A partition for each shard that contains only the rows of the shard.
   const std::vector<RowPartition>& partitions() const { return partitions_; }
   const Variables& variables() const { return variables_; }
+  ServerRecords& records() const { return *records_; }
+  // Returns an error if the variables of the server were replaced. An op that
+  // writes variables calls this method after it has locked them.
+  absl::Status CheckNotRetired() const;
 
   std::string DebugString() const override {
     return absl::StrCat("Server with ", settings_.pieces.size(), " shards");
   }
 
  private:
+  static std::vector<int64_t> NumRows(const std::vector<PieceSize>& sizes) {
+    std::vector<int64_t> num_rows;
+    for (const PieceSize& size : sizes) num_rows.push_back(size.num_rows);
+    return num_rows;
+  }
+
   const ServerSettings settings_;
   const std::vector<PieceSize> sizes_;
   const std::vector<RowPartition> partitions_;
   const Variables variables_;
+  const std::unique_ptr<ServerRecords> records_;
 };
 
 using ServerPtr = tensorflow::core::RefCountPtr<ServerResource>;
+
+// Gets the server of the input `server`, and calls `CheckNotRetired`.
+absl::Status GetServer(tensorflow::OpKernelContext* ctx, ServerPtr* server);
 
 // Base class of ops with the inputs `server` and `request`.
 class ServerOp : public Kernel {

@@ -449,8 +449,6 @@ def test_evict_expired_equals_one_process():
 
 def test_unsupported_vocabulary_calls_raise():
     with local.servers(1):
-        with pytest.raises(NotImplementedError, match="on_evict.*'words'"):
-            cases.embedding({"on_evict": print})
         with pytest.raises(
             NotImplementedError, match="`keep_strings`.*on the servers.*'words'"
         ):
@@ -470,9 +468,6 @@ def test_unsupported_vocabulary_calls_raise():
                 tpu.SGD(0.1),
                 vocabularies={"deep": tlm.OpenVocabulary(8), "wide": "deep"},
             )
-        distributed = cases.embedding({})
-    with pytest.raises(NotImplementedError, match="convert_vocabularies"):
-        distributed.vocabularies["words"].resize(128)
 
 
 @pytest.mark.parametrize("policy", ["lru", "count"])

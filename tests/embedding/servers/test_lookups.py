@@ -295,24 +295,3 @@ def test_gradients_that_are_applied_too_late_raise():
     with pytest.raises(tf.errors.InvalidArgumentError, match="too long ago"):
         apply(layer, late)
     assert layer.embedding.stats()["num_updates"] == 0
-
-
-def test_a_layer_with_an_open_vocabulary_raises_at_the_second_call():
-    def make():
-        layer = tlm.layers.TPUEmbedding(
-            {
-                "a": tpu.FeatureConfig(
-                    tpu.TableConfig(16, 4, name="t"), name="a"
-                )
-            },
-            tpu.Adagrad(0.3),
-            vocabularies={"t": tlm.OpenVocabulary(16)},
-        )
-        layer.build()
-        return layer
-
-    with local.servers(2):
-        layer = make()
-    calls = [{"a": dense(seed, 2, 9)} for seed in range(2)]
-    with pytest.raises(NotImplementedError, match="only one call of its layer"):
-        train(layer, calls)

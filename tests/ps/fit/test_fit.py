@@ -200,6 +200,13 @@ def test_two_workers_train_uneven_datasets_while_workers_restart(
     assert found["iterations"] == total
     assert found["uneven_row"] == -RATE * total
     assert found["mean"] == pytest.approx(found["expected_mean"], rel=1e-6)
+    # Only one worker can accumulate gradients.
+    error, is_unchanged = found["accumulation_error"]
+    assert (
+        "`gradient_accumulation_steps` of the optimizer must be None" in error
+    )
+    assert "Received: 2 workers" in error
+    assert is_unchanged
     # Each step must be applied once, even if a worker was restarted during the
     # step.
     assert found["num_steps"] >= 9

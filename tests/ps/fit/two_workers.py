@@ -62,6 +62,26 @@ def endless():
     ).repeat()
 
 
+def accumulation_error(strategy):
+    """Returns the error of `fit` with an optimizer that accumulates."""
+    with strategy.scope():
+        built = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
+        built.compile(
+            keras.optimizers.SGD(gradient_accumulation_steps=2), "mse"
+        )
+    data = tf.data.Dataset.from_tensors((tf.ones([1, 1]), tf.ones([1, 1])))
+    before = [one.numpy() for one in built.trainable_variables]
+    try:
+        built.fit(tlm.ps.Datasets(lambda: data.repeat(2)), verbose=0)
+    except ValueError as error:
+        after = [one.numpy() for one in built.trainable_variables]
+        return [
+            str(error),
+            all(map(np.array_equal, before, after)),
+        ]
+    return None
+
+
 class Slow(keras.Model):
     """Model whose steps take most of their time after the updates are sent."""
 
@@ -111,6 +131,7 @@ def main(folder: pathlib.Path, steps_per_execution: int):
         "uneven_row": float(rows[0, 0]),
         "mean": built.evaluate(tlm.ps.Datasets(uneven), verbose=0)[1],
         "expected_mean": float(np.mean(expected**2)),
+        "accumulation_error": accumulation_error(strategy),
     }
     print("UNEVEN", flush=True)
     built.is_slow = True

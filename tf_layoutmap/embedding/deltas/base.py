@@ -19,6 +19,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
 from tf_layoutmap.serving_deltas.chain import Delta
+from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import state
 from tf_layoutmap.vocabulary.state import shards_of
 
@@ -200,6 +201,127 @@ def read_own_rows(
     return value
 
 
+class StoredRows:
+    """The rows of a variable in the base and the deltas, read in blocks."""
+
+    def __init__(
+        self,
+        prefix: str,
+        key: str,
+        deltas: Sequence[Delta],
+        names: tuple[str, str],
+        variable: Any,
+    ):
+        """Reads the numbers of the changed rows.
+
+        Args:
+          prefix: Prefix of the base.
+          key: Key of the variable's tensor in the base.
+          deltas: The deltas, in the order in which they were written.
+          names: Names of the table and of the variable in the deltas.
+          variable: The variable, for its shape and dtype.
+        """
+        self._prefix, self._key = prefix, key
+        self._shape = [int(size) for size in variable.shape]
+        self._dtype = tf.as_dtype(variable.dtype)
+        table, name = names
+        # In a variable of a vocabulary, each row of the table is an element.
+        self._lanes = self._shape[1] if name in LANES else 0
+        self._deltas = []
+        for delta in deltas:
+            reader = tf.train.load_checkpoint(delta.tensors)
+            rows = reader.get_tensor(f"{table}/{ROWS}")
+            shape = reader.get_variable_to_shape_map()[f"{table}/{name}"]
+            self._deltas.append((delta.tensors, f"{table}/{name}", rows, shape))
+
+    def read(self, first: int, stop: int) -> Array:
+        """Returns the rows `[first, stop)` after all deltas are applied.
+
+        Raises:
+          ValueError: If a file is truncated or modified.
+        """
+        value = self._read_slice(
+            self._prefix, self._key, self._shape, first, stop
+        )
+        lanes = self._lanes or 1
+        for prefix, key, rows, shape in self._deltas:
+            begin, end = np.searchsorted(rows, [first * lanes, stop * lanes])
+            if begin == end:
+                continue
+            changed = self._read_slice(prefix, key, shape, begin, end)
+            at = rows[begin:end] - first * lanes
+            if self._lanes:
+                value.reshape(-1)[at] = changed
+            else:
+                value[at] = changed
+        return value
+
+    def _read_slice(
+        self,
+        prefix: str,
+        key: str,
+        shape: Sequence[int],
+        first: int,
+        stop: int,
+    ) -> Array:
+        if self._dtype not in tf_private.SLICEABLE_DTYPES:
+            return np.array(
+                read_tensor(open_checkpoint(prefix), key)[first:stop]
+            )
+        spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
+            full_name=key,
+            full_shape=list(shape),
+            var_offset=[int(first), *(0 for _ in shape[1:])],
+            var_shape=[int(stop - first), *shape[1:]],
+        ).spec
+        try:
+            with tf.device("CPU:0"):
+                (value,) = tf.raw_ops.RestoreV2(
+                    prefix=prefix,
+                    tensor_names=[key],
+                    shape_and_slices=[spec],
+                    dtypes=[self._dtype],
+                )
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"Reading tensor {key!r} from the base or a delta failed; the "
+                f"file was truncated or modified: {error}."
+            ) from None
+        return np.array(value.numpy())
+
+
+# Size of the blocks that are compared.
+_BLOCK_BYTES = 64 << 20
+
+
+def differing_rows_in_blocks(
+    stored: StoredRows, variable: Any, block_bytes: int = _BLOCK_BYTES
+) -> Array:
+    """Returns the indices of all rows that are not bitwise equal.
+
+    The memory must hold two blocks, and the numbers of the changed rows.
+
+    Args:
+      stored: Rows in the base and the deltas.
+      variable: Current variable.
+      block_bytes: Maximum size of a block. A block has at least one row.
+    """
+    found, first = [np.zeros([0], np.int64)], 0
+    for shard in shards_of(variable):
+        num_rows, width = (known_size(shard, axis) for axis in (0, 1))
+        row_bytes = width * tf.as_dtype(shard.dtype).size
+        step = max(block_bytes // row_bytes, 1)
+        for begin in range(0, num_rows, step):
+            end = min(begin + step, num_rows)
+            with tf.device(shard.device):
+                current = tf.gather(shard, tf.range(begin, end)).numpy()
+            rows = _differing(stored.read(first + begin, first + end), current)
+            is_lane = current.dtype in (np.int64, np.int32)
+            found.append(rows + (first + begin) * (width if is_lane else 1))
+        first += num_rows
+    return np.concatenate(found)
+
+
 def read_tensor(base: Any, key: str) -> Any:
     """Returns a tensor of the base checkpoint.
 
@@ -250,17 +372,22 @@ def differing_rows(stored: Array, variable: Any) -> Array:
     found, first = [], 0
     for shard in shards_of(variable):
         current = shard.numpy()
-        rows = _bits(current) != _bits(stored[first : first + len(current)])
-        # In a variable of a vocabulary, each element (lane of a bucket)
-        # represents a row of the table.
         is_lane = current.dtype in (np.int64, np.int32)
-        different = rows.ravel() if is_lane else rows.any(1)
         found.append(
-            np.flatnonzero(different)
+            _differing(stored[first : first + len(current)], current)
             + first * (current.shape[1] if is_lane else 1)
         )
         first += len(current)
     return np.concatenate(found)
+
+
+def _differing(stored: Array, current: Array) -> Array:
+    """Returns the indices of the rows of two arrays that are not equal."""
+    different = _bits(current) != _bits(stored)
+    # In a variable of a vocabulary, each element (lane of a bucket) represents
+    # a row of the table.
+    is_lane = current.dtype in (np.int64, np.int32)
+    return np.flatnonzero(different.ravel() if is_lane else different.any(1))
 
 
 def _bits(values: Array) -> Array:

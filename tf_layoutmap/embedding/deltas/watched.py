@@ -12,6 +12,7 @@ from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.deltas.mark import Table
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding.servers.changes import ServerChanges
 from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.table_access import TableAccess
 
@@ -60,6 +61,7 @@ class WatchedTables:
 
     Attributes:
       has_several_embeddings: Whether more than one embedding is recorded.
+      is_on_servers: Whether the tables are on parameter servers.
       tables: Tables by name. The names are the names of the tables in a delta.
         If there are several embeddings, the prefix of the embedding precedes
         the name of the table.
@@ -84,6 +86,9 @@ class WatchedTables:
                 EngineBackend, one._state.require_host("DeltaWriter")
             )
             self._parts.append((backend, backend.watch_changes(), label))
+        self.is_on_servers = any(
+            isinstance(changes, ServerChanges) for _, changes, _ in self._parts
+        )
         self._num_replaced = self._count_replaced()
 
     def is_sharded(self) -> dict[str, bool]:

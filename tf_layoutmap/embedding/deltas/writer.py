@@ -22,8 +22,9 @@ import tensorflow as tf
 from tf_layoutmap._core import files
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import mark, parts, watched
+from tf_layoutmap.embedding.deltas import mark, parts, server_parts, watched
 from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import checkpoint_files, state
@@ -76,6 +77,11 @@ class DeltaWriter:
     process writes the rows that it owns. If each process has all tables, the
     first process writes the delta. With `write(wait=False)`, the delta appears
     in the directory during the next call of `write` or `finish`.
+
+    Under `ParameterServerStrategy`, the coordinator creates the writer and
+    calls its methods while no step is in flight. Each server records which of
+    its rows change, and writes the values of these rows. The directory and the
+    base must be on a file system that the coordinator and all servers share.
 
     An embedding can have only one writer at a time. After a program creates
     another writer, the method `write` of the earlier writer raises an error.
@@ -216,7 +222,8 @@ class DeltaWriter:
         Raises:
           RuntimeError: If another writer has been created for the embedding, or
             a vocabulary was resized. After a resize, create a new base and a
-            new writer.
+            new writer. The method also raises this error if steps of workers
+            run during the call.
           OSError: If the delta cannot be written, or another process has
             failed.
         """
@@ -458,6 +465,17 @@ class DeltaWriter:
 
     def _differing_rows(self, table: str, name: str, variable: Any) -> Array:
         """Returns the rows of this process that differ from the files."""
+        if self._watched.is_on_servers:
+            return base_file.differing_rows_in_blocks(
+                base_file.StoredRows(
+                    self._base,
+                    self._key_of(table, name),
+                    self._deltas,
+                    (table, name),
+                    variable,
+                ),
+                variable,
+            )
         if not isinstance(variable, DividedTable):
             return base_file.differing_rows(self._stored(table, name), variable)
         if not variable.rows:
@@ -551,7 +569,7 @@ def staging_path(path: str) -> str:
 
 def write_files(
     path: str,
-    tensors: Mapping[str, np.ndarray[Any, Any]],
+    tensors: Mapping[str, Array | ServerValues],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
     """Writes a delta to a staging directory, and then renames the directory.
@@ -568,13 +586,7 @@ def write_files(
     with files.staged(staging_path(path)) as folder:
         new = os.path.join(folder, "new")
         os.mkdir(new)
-        with tf.device("CPU:0"), files.os_errors(path):
-            tf.raw_ops.SaveV2(
-                prefix=os.path.join(new, chain.TENSORS),
-                tensor_names=list(tensors),
-                shape_and_slices=[""] * len(tensors),
-                tensors=list(tensors.values()),
-            )
+        server_parts.save(folder, os.path.join(new, chain.TENSORS), tensors)
         meta = make_meta(
             {
                 name: {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,8 @@ def resize(
     spec: config.EmbeddingSpec,
     table: int,
     old: Mapping[str, Mapping[str, Any]],
-    partitioner: tables.Partitioner | None,
+    partitioner: tables.Partitioner | None = None,
+    create: Callable[[config.EmbeddingSpec, int], dict[str, Any]] | None = None,
 ) -> Resized:
     """Creates variables for tables with a new capacity, and copies the rows.
 
@@ -84,6 +85,8 @@ def resize(
       table: Index of a table. All tables with the same vocabulary are resized.
       old: Old variables by name, by the name of the table.
       partitioner: Partitioner of the tables, or None.
+      create: Function of the spec and of the index of a table, which creates
+        the variables of the table. None: `tables.create_table`.
     """
     owner, *_ = sharing = open_specs.sharing(spec, table)
     vocabulary = old[spec.tables[owner].name]
@@ -98,7 +101,11 @@ def resize(
     resized = Resized(spec, {}, moved.conversion, {})
     for number in sharing:
         name = spec.tables[number].name
-        variables = tables.create_table(spec, number, partitioner)
+        variables = (
+            tables.create_table(spec, number, partitioner)
+            if create is None
+            else create(spec, number)
+        )
         dropped = _copy_moved(old[name], variables, moved)
         resized.variables[name] = variables
         resized.dropped[number] = [keys.ravel()[moved.dropped], *dropped]

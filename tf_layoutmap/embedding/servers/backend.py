@@ -16,11 +16,15 @@ import tensorflow as tf
 from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.host import backend, engine
+from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
+    changes,
     closures,
+    evicted_reports,
     key_step_ops,
     lookups,
+    resizing,
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
@@ -57,9 +61,8 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if `on_evict` or
-            `keep_strings` of a vocabulary is set, or if tables share a
-            vocabulary.
+          NotImplementedError: If `is_pipelined` is True, if `keep_strings` of
+            a vocabulary is set, or if tables share a vocabulary.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -67,18 +70,6 @@ class ServersBackend:
                 "under ParameterServerStrategy. To read the rows of a step "
                 "while the previous step runs, use "
                 "tlm.ps.Run(prefetch_steps=1). Received: True."
-            )
-        with_on_evict = [
-            one.name
-            for one in spec.tables
-            if one.vocabulary and one.vocabulary.settings.on_evict is not None
-        ]
-        if with_on_evict:
-            raise NotImplementedError(
-                "Argument `on_evict` of tlm.OpenVocabulary must be None under "
-                "ParameterServerStrategy: keys are evicted in calls of "
-                "workers, which cannot call a function of this program. "
-                f"Received: `on_evict` for tables {with_on_evict}."
             )
         kept_strings.check_supported(
             spec.vocabulary_settings,
@@ -109,9 +100,12 @@ class ServersBackend:
         )
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._steps = closures.StepsInFlight()
-        self._lookups = lookups.Lookups(has_keys=spec.has_open_tables)
+        self._lookups = lookups.Lookups()
         self._devices: list[list[str]] = []
         self._ops: step_ops.StepOps | None = None
+        self._variables: dict[str, dict[str, Any]] = {}
+        self._evicted: evicted_reports.EvictedReports | None = None
+        self._changes: changes.ServerChanges | None = None
 
     @property
     def variable_device(self) -> str:
@@ -141,20 +135,35 @@ class ServersBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the object that calls the ops of steps."""
+        self._variables = variables
+        self._ops = self._make_ops(
+            self._shapes.fix_spec(), variables, self._devices
+        )
+        self._evicted = evicted_reports.EvictedReports(
+            self._spec, self._ops.servers
+        )
+
+    def _make_ops(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+        devices: list[list[str]],
+    ) -> step_ops.StepOps:
         kind = (
             key_step_ops.KeyStepOps
-            if self._spec.has_open_tables
+            if spec.has_open_tables
             else step_ops.StepOps
         )
-        self._ops = kind(
-            self._shapes.fix_spec(),
+        made = kind(
+            spec,
             variables,
-            self._devices,
+            devices,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
             wire_dtype=self._wire_dtype,
         )
-        self._ops.create_handles()
+        made.create_handles()
+        return made
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -216,13 +225,19 @@ class ServersBackend:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up a batch independently of `enqueue` and `dequeue`."""
         inputs = self._reader.read_features(features, weights)
-        plan, requests = self._started.begin(inputs, True)
+        if isinstance(self._started, key_step_ops.KeyStepOps):
+            begun, requests = self._started.begin_call(
+                inputs, self._lookups.earlier(self._started.forget)
+            )
+        else:
+            self._lookups.earlier()
+            begun, requests = self._started.begin(inputs, True)
         fetched = self._started.fetch(requests)
-        plan = self._started.placed(plan, fetched)
+        plan = self._started.placed(begun, fetched)
         activations = self._shapes.shape_all_activations(
             self._started.combine(plan, fetched)
         )
-        return self._lookups.open(inputs, plan, fetched), activations
+        return self._lookups.open(inputs, begun, plan, fetched), activations
 
     def follow(
         self,
@@ -243,7 +258,7 @@ class ServersBackend:
             batch, gradients = lookups.joined(
                 followed, self._reader.unpacked_features
             )
-            plan, fetched = self._fetch_joined(batch, fetched)
+            plan, fetched = self._join(batch, followed)
         self._started.apply(
             plan,
             fetched,
@@ -252,27 +267,47 @@ class ServersBackend:
             closures.token_to_apply(self._started.applied_closures),
         )
 
-    def _fetch_joined(
-        self, batch: Any, first_fetched: Sequence[tf.Tensor]
+    def _join(
+        self, batch: Any, followed: Sequence[lookups.Followed]
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns the plan of a joined batch, and the replies of the servers.
 
         The number of updates in the replies, from which the servers compute the
-        staleness of the step, is the number before the first lookup.
+        staleness of the step, is the number before the first lookup. Keys have
+        the rows that they had in their lookups.
         """
+        if isinstance(self._started, key_step_ops.KeyStepOps):
+            return self._started.join(batch, followed)
         plan, requests = self._started.plan(batch)
         size = tf.int64.size
         return plan, [
             tf.concat([first[:size], one[size:]], axis=0)
-            for first, one in zip(first_fetched, self._started.fetch(requests))
+            for first, one in zip(
+                followed[0].fetched, self._started.fetch(requests)
+            )
         ]
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
-        """Evicts keys of an open vocabulary; see `Vocabulary`."""
+        """Evicts keys of an open vocabulary; see `Vocabulary`.
+
+        If `on_evict` raises an error, the keys are evicted. They are reported
+        again by the next report.
+        """
         assert isinstance(self._ops, key_step_ops.KeyStepOps)
-        return self._ops.evict_keys(table, keys, expired=expired)
+        found = self._ops.evict_keys(table, keys, expired=expired)
+        self.report_evicted()
+        return found
+
+    def report_evicted(self) -> int:
+        """Calls `on_evict` with all evicted keys; see `Vocabulary`.
+
+        Inside a `tf.function`, the method does nothing.
+        """
+        if self._evicted is None or not tf.executing_eagerly():
+            return 0
+        return self._evicted.report()
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
@@ -282,21 +317,48 @@ class ServersBackend:
         return self._ops.write_rows(table, written)
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Raises an error, because traced steps would use the old variables.
+        """Changes the capacity of a vocabulary; see `Vocabulary.resize`.
 
         Raises:
-          NotImplementedError: Always.
+          RuntimeError: If this thread has eager steps in flight.
         """
-        raise NotImplementedError(
-            "`resize` of a vocabulary is not supported on parameter servers; "
-            "use tlm.convert_vocabularies to change the capacity in a "
-            f"checkpoint. Received: capacity {capacity} (table "
-            f"{self._spec.tables[table].name!r})."
-        )
+        self._check_no_steps("A vocabulary cannot be resized")
+        self.report_evicted()
+        spec = host_resizing.spec_with_capacity(self._spec, table, capacity)
+        old = self._variables
+        with resizing.retired(self._started.servers):
+            resized, devices = resizing.resize(spec, table, old, self._tables)
+            variables = {**old, **resized.variables}
+            all_devices = list(self._devices)
+            for number, of_shards in devices.items():
+                all_devices[number] = of_shards
+            started = self._make_ops(
+                host_resizing.spec_with_capacity(
+                    self._shapes.fix_spec(), table, capacity
+                ),
+                variables,
+                all_devices,
+            )
+            reports = evicted_reports.EvictedReports(spec, started.servers)
+            for number, dropped in resized.dropped.items():
+                reports.report_dropped(number, dropped)
+        self._spec, self._variables = spec, variables
+        self._devices, self._ops, self._evicted = all_devices, started, reports
+        self._shapes.replace_spec(spec)
+        for name in resized.variables:
+            resizing.empty_variables(old[name])
+        return resized
 
     def watch_changes(self) -> Any:
-        """Raises an error, because servers do not record written rows."""
-        raise _requires_host_engine("A DeltaWriter")
+        """Starts to record which rows are written."""
+        started = self._started
+        self._changes = changes.ServerChanges(
+            self._spec,
+            self._variables,
+            started.servers,
+            started.count_in_flight,
+        )
+        return self._changes
 
     def flush(self) -> None:
         """Does nothing, because there is no pending pipelined update."""
@@ -344,37 +406,47 @@ class ServersBackend:
         }
 
     def before_read(self) -> None:
-        """Does nothing, because steps use the variables directly."""
+        """Reports evicted keys, so that no report is older than a checkpoint.
+
+        If the program continues from the checkpoint, the servers no longer have
+        earlier reports.
+        """
+        self.report_evicted()
 
     def before_async_copy(self) -> None:
-        """Does nothing, because steps use the variables directly."""
+        """Reports evicted keys, as `before_read`."""
+        self.report_evicted()
 
     def before_restore(self) -> None:
-        """Checks that this thread has no eager step in flight.
+        """Checks that this thread has no eager step, and reports evicted keys.
 
         Raises:
           RuntimeError: If steps are in flight.
         """
+        self._check_no_steps("A checkpoint cannot be restored")
+        self.report_evicted()
+
+    def _check_no_steps(self, problem: str) -> None:
+        """Raises a RuntimeError if this thread has eager steps in flight."""
         num_pending, awaits = self._steps.describe()
         if num_pending or awaits:
             raise RuntimeError(
-                "A checkpoint cannot be restored while steps are in flight; "
-                "finish the steps, or call `reset` to discard them. Pending: "
+                f"{problem} while steps are in flight; finish the steps, or "
+                "call `reset` to discard them. Pending: "
                 f"{num_pending}, awaiting gradients: {awaits}."
             )
 
     def note_restore(self) -> None:
-        """Does nothing, because only the coordinator restores checkpoints."""
+        """Records that all values are replaced."""
+        self._count_replacement()
 
     def load_variables(self) -> None:
-        """Does nothing, because steps use the variables directly."""
+        """Records that all values were replaced."""
+        self._count_replacement()
+
+    def _count_replacement(self) -> None:
+        if self._changes is not None:
+            self._changes.num_replaced += 1
 
     def retrieve_variables(self) -> None:
         """Does nothing, because steps use the variables directly."""
-
-
-def _requires_host_engine(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"{name} requires the host engine. Received: a TPUEmbedding whose "
-        "tables are on parameter servers."
-    )

@@ -111,7 +111,7 @@ _NONE = (0, -1, 0)
 
 @dataclasses.dataclass
 class Closure:
-    """The state of a closure while it is traced.
+    """The state of a step of a closure while it is traced.
 
     Attributes:
       token: int64 `[3]` tensor with the epoch, the number and the attempt. The
@@ -165,7 +165,7 @@ def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
     Args:
       applied: Records of the embedding's servers.
     """
-    closure = _enclosing_closure()
+    closure = enclosing_closure()
     if closure is None:
         return tf.constant(_NONE, tf.int64)
     closure.applied.append(applied)
@@ -174,15 +174,24 @@ def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
 
 def count_enqueued() -> None:
     """Counts a training batch that the enclosing closure enqueues."""
-    closure = _enclosing_closure()
+    closure = enclosing_closure()
     if closure is not None:
         closure.num_enqueued += 1
 
 
-def token_to_fetch() -> tf.Tensor:
-    """Returns the token with which keys are looked up."""
-    closure = _enclosing_closure()
-    return tf.constant(_NONE, tf.int64) if closure is None else closure.token
+def token_to_fetch(call: int = 0) -> tf.Tensor:
+    """Returns the token with which keys are looked up.
+
+    Args:
+      call: Index of the lookup among the lookups of the step.
+
+    Returns:
+      int64 `[4]`: the token of the enclosing closure, and `call`.
+    """
+    closure = enclosing_closure()
+    if closure is None:
+        return tf.constant((*_NONE, call), tf.int64)
+    return tf.concat([closure.token, [call]], axis=0)
 
 
 def prefetch_steps() -> int:
@@ -194,7 +203,8 @@ def prefetch_steps() -> int:
     return 0 if closure is None else closure.prefetch_steps
 
 
-def _enclosing_closure() -> Closure | None:
+def enclosing_closure() -> Closure | None:
+    """Returns the step of a closure that is being traced, or None."""
     for graph in tf_private.graphs_around():
         closure = getattr(graph, _ATTRIBUTE, None)
         if closure is not None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.host import engine, open_tables
-from tf_layoutmap.embedding.servers import closures, step_ops
+from tf_layoutmap.embedding.servers import closures, lookups, step_ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, key_rows
@@ -26,8 +26,12 @@ from tf_layoutmap.vocabulary import state as vocabulary_state
 
 # Size and layout of the variable `fetched_steps`. See
 # cc/core/served_keys/fetched_steps.h.
-FETCHED_SIZE = 6403
-_NUM_COUNTS, _RECORD = 3, 5
+FETCHED_SIZE = 8963
+_NUM_COUNTS, _RECORD = 3, 7
+_NUM_STEPS = 1
+# Position of the attempt in a request of `PlanKeys`. See
+# cc/core/served_keys/key_messages.h.
+_ATTEMPT_BYTES = (16, 24)
 
 
 @dataclasses.dataclass
@@ -149,22 +153,78 @@ class KeyStepOps(step_ops.StepOps):
           ValueError: If one feature of a table has integers and another feature
             has strings.
         """
-        inputs: Any = features
-        attrs = {name: value for name, value in self._plan_attrs.items()}
+        return self._plan_keys(
+            features, self._kinds(features), bool(training), call=0
+        )
+
+    def begin_call(
+        self, features: engine.StepInputs, earlier: Sequence[lookups.Lookup]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Plans one of several training lookups of a step.
+
+        Args:
+          features: The batch, which must not be packed.
+          earlier: Earlier lookups of the step. All of these lookups pin the
+            rows of their keys until the step ends.
+
+        Raises:
+          ValueError: Same as for `begin`.
+        """
+        call = earlier[-1].call + 1 if earlier else 0
+        plan, requests = self._plan_keys(
+            features, self._kinds(features), True, call
+        )
+        if call and closures.enclosing_closure() is None:
+            # The ticket of the first lookup identifies the step on each server.
+            first, last = _ATTEMPT_BYTES
+            requests = [
+                tf.concat(
+                    [request[:first], fetched[: last - first], request[last:]],
+                    axis=0,
+                )
+                for request, fetched in zip(requests, earlier[-1].fetched)
+            ]
+        return plan, requests
+
+    def join(
+        self,
+        features: engine.StepInputs,
+        joined: Sequence[lookups.Lookup | lookups.Followed],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the plan and the replies for a batch of several lookups.
+
+        Args:
+          features: The joined batch; see `lookups.joined`.
+          joined: The lookups of the batch.
+        """
+        plan, _ = self._plan_keys(features, [0] * len(self._open), False, 0)
+        return ops.join_keys(
+            plan=plan,
+            lookups=[one.begun for one in joined],
+            fetched=[reply for one in joined for reply in one.fetched],
+            num_servers=len(self.servers),
+        )
+
+    def _kinds(self, features: Any) -> list[Any]:
+        return [
+            open_tables.kind_of_keys(self.spec, number, features)
+            for number in self._open
+        ]
+
+    def _plan_keys(
+        self, features: Any, kinds: Sequence[Any], training: bool, call: int
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         return ops.plan_keys(
-            **engine.batch_inputs(inputs, of_keys=True),
-            token=closures.token_to_fetch(),
-            training=bool(training),
+            **engine.batch_inputs(features, of_keys=True),
+            token=closures.token_to_fetch(call),
+            training=training,
             open_tables=self._open,
-            key_kinds=[
-                open_tables.kind_of_keys(self.spec, number, inputs)
-                for number in self._open
-            ],
+            key_kinds=kinds,
             has_unknown_row=[
                 self.spec.tables[number].vocabulary.settings.unknown == "row"
                 for number in self._open
             ],
-            **attrs,
+            **self._plan_attrs,
         )
 
     def train(self, begun: tf.Tensor) -> None:
@@ -230,33 +290,23 @@ class KeyStepOps(step_ops.StepOps):
     def _evict(
         self, table: int, keys: tf.Tensor, *, expired: bool, only_check: bool
     ) -> tf.Tensor:
-        one = self.spec.tables[table]
-        settings = one.vocabulary.settings
-        by_name = self._variables[one.name]
-        evicted = []
-        for shard in range(
-            len(tables.shards_of(by_name[vocabulary_state.KEYS]))
-        ):
-            for server, key_server in zip(self.servers, self._key_servers):
-                if (table, shard) not in zip(server.tables, server.numbers):
+        # The results are in the order of the shards.
+        by_shard: dict[int, tf.Tensor] = {}
+        for server in self.servers:
+            for piece, (number, shard) in enumerate(
+                zip(server.tables, server.numbers)
+            ):
+                if number != table:
                     continue
                 with tf.device(server.device):
-                    evicted.append(
-                        ops.evict_server_keys(
-                            state=step_ops.handles(
-                                _state_of_shard(by_name, shard)
-                            ),
-                            fetched_steps=key_server.fetched_steps.handle,
-                            keys=keys,
-                            table=one.name,
-                            expired=expired,
-                            only_check=only_check,
-                            first_bucket=_first_bucket(by_name, shard),
-                            vocabulary_buckets=settings.num_buckets,
-                            **settings.policy(),
-                        )
+                    by_shard[shard] = ops.evict_server_keys(
+                        server=server.handle,
+                        keys=keys,
+                        piece=piece,
+                        expired=expired,
+                        only_check=only_check,
                     )
-        return tf.concat(evicted, axis=0)
+        return tf.concat([by_shard[one] for one in sorted(by_shard)], axis=0)
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
@@ -274,7 +324,9 @@ class KeyStepOps(step_ops.StepOps):
         rows = np.full(written.keys.shape, -1, np.int64)
         num_new = 0
         for server, key_server in zip(self.servers, self._key_servers):
-            for number, shard in zip(server.tables, server.numbers):
+            for piece, (number, shard) in enumerate(
+                zip(server.tables, server.numbers)
+            ):
                 if number != table:
                     continue
                 first = _first_bucket(by_name, shard)
@@ -299,8 +351,25 @@ class KeyStepOps(step_ops.StepOps):
                         },
                         first_bucket=first,
                     )
+                    written_rows = rows[places]
+                    ops.record_server_rows(
+                        server=server.handle,
+                        rows=written_rows[written_rows >= 0]
+                        - server.first_rows[piece],
+                        piece=piece,
+                    )
                 num_new += new
         return rows, num_new
+
+    def count_in_flight(self) -> list[int]:
+        """Returns counters that change when a step begins or ends."""
+        return [
+            *super().count_in_flight(),
+            *(
+                int(one.fetched_steps.numpy()[_NUM_STEPS])
+                for one in self._key_servers
+            ),
+        ]
 
     def _describe(self, server: step_ops.Server) -> dict[str, Any]:
         keys = self._key_servers[self.servers.index(server)]

@@ -20,6 +20,7 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.host import engine
+from tf_layoutmap.embedding.servers import closures
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,16 +29,22 @@ class Lookup:
 
     Attributes:
       inputs: The batch.
+      begun: Plan that `StepOps.begin` returned.
       plan: Plan that `StepOps.placed` returned.
       fetched: Replies of the servers.
+      call: Index of the lookup among the lookups of the step.
+      closure: Step of a closure that contains the lookup, or None.
       gradients: For each time that gradients of the call were computed, the
         number of the mark, and the gradients of the activations in the shape
         that the ops require.
     """
 
     inputs: engine.StepInputs
+    begun: Any
     plan: Any
     fetched: Sequence[tf.Tensor]
+    call: int
+    closure: closures.Closure | None
     gradients: list[tuple[int, Sequence[tf.Tensor]]] = dataclasses.field(
         default_factory=list
     )
@@ -48,6 +55,7 @@ class Followed:
     """A lookup and its gradients, multiplied by the factors of their marks."""
 
     inputs: engine.StepInputs
+    begun: Any
     plan: Any
     fetched: Sequence[tf.Tensor]
     gradients: list[tf.Tensor]
@@ -70,29 +78,51 @@ class Lookups:
     and all other rows are zero.
     """
 
-    def __init__(self, *, has_keys: bool):
-        """Creates an empty container.
-
-        Args:
-          has_keys: Whether tables have open vocabularies. In this case, the
-            servers allow only one lookup per step.
-        """
-        self._has_keys = has_keys
+    def __init__(self):
+        """Creates an empty container."""
         self._of_thread = threading.local()
 
-    def open(self, inputs: Any, plan: Any, fetched: Any) -> Lookup:
-        """Stores a lookup.
+    def earlier(
+        self, forget: Callable[[Sequence[tf.Tensor]], None] | None = None
+    ) -> Sequence[Lookup]:
+        """Returns the earlier lookups of the current step.
 
-        Earlier lookups that the current function cannot use are discarded. If
-        there are too many lookups, the oldest one is discarded.
+        Earlier lookups that the current function cannot use, or that belong to
+        another step of a closure, are discarded.
+
+        Args:
+          forget: Function that ends an eager step on the servers, or None. Its
+            argument are the replies to a lookup of the step. With `forget`, an
+            eager step has at most `MAX_LOOKUPS` lookups: a program may never
+            apply the gradients of its lookups, and each lookup of keys pins
+            rows until the step ends.
         """
         lookups = self._lookups()
-        lookups[:] = (
-            []
-            if self._has_keys
-            else [one for one in lookups if _is_accessible(one.plan)]
-        )
-        lookups.append(Lookup(inputs, plan, fetched))
+        closure = closures.enclosing_closure()
+        lookups[:] = [
+            one
+            for one in lookups
+            if one.closure is closure and _is_accessible(one.plan)
+        ]
+        if (
+            forget is not None
+            and tf.executing_eagerly()
+            and len(lookups) == MAX_LOOKUPS
+        ):
+            forget(lookups[-1].fetched)
+            lookups.clear()
+        return lookups
+
+    def open(self, inputs: Any, begun: Any, plan: Any, fetched: Any) -> Lookup:
+        """Stores a lookup.
+
+        Call `earlier` before the lookup. If there are too many lookups, the
+        oldest one is discarded.
+        """
+        lookups = self._lookups()
+        call = lookups[-1].call + 1 if lookups else 0
+        closure = closures.enclosing_closure()
+        lookups.append(Lookup(inputs, begun, plan, fetched, call, closure))
         del lookups[:-MAX_LOOKUPS]
         return lookups[-1]
 
@@ -105,16 +135,11 @@ class Lookups:
           NotImplementedError: If `lookup` was discarded.
         """
         if lookup not in self._lookups():
-            reason = (
-                "An open vocabulary on parameter servers allows only one call "
-                "of its layer in a training step: pass the features of both "
-                "calls in one call, with separate feature names."
-                if self._has_keys
-                else "A layer with tables on parameter servers must be called "
+            raise NotImplementedError(
+                "A layer with tables on parameter servers must be called "
                 "in the function that applies its gradients, at most "
                 f"{MAX_LOOKUPS} times in a step."
             )
-            raise NotImplementedError(reason)
         number = getattr(self._of_thread, "num_marks", 0)
         self._of_thread.num_marks = number + 1
         lookup.gradients.append((number, gradients))
@@ -228,7 +253,9 @@ def _followed(lookup: Lookup, marks: tf.Tensor) -> Followed:
             else [first + one for first, one in zip(sums, products)]
         )
     assert sums is not None  # `take` returns only lookups with gradients.
-    return Followed(lookup.inputs, lookup.plan, lookup.fetched, sums)
+    return Followed(
+        lookup.inputs, lookup.begun, lookup.plan, lookup.fetched, sums
+    )
 
 
 def joined(

@@ -329,6 +329,10 @@ class StepOps:
             counts[server.device] = Counts(*head)
         return counts
 
+    def count_in_flight(self) -> list[int]:
+        """Returns counters that change when a step begins or ends."""
+        return [one.num_updates for one in self.count().values()]
+
     def _fetched_steps(self, server: Server) -> list[Any]:
         """Returns the variables that record the fetched steps of a server."""
         del server

@@ -64,6 +64,10 @@ class CopiedCount(tf_private.Trackable):
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         value = restored[tf_private.VARIABLE_VALUE_KEY]
+        self.assign(value)
+
+    def assign(self, value: Any) -> None:
+        """Assigns a value to all copies."""
         for one in self.copies:
             one.assign(tf.cast(value, tf.int64))
 

@@ -1,0 +1,272 @@
+"""Deltas of tables on servers, compared with one process and checkpoints."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.embedding.deltas import cases
+from tests.embedding.deltas.test_writer import check
+from tests.embedding.servers import local
+from tests.files import full_disk
+from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.deltas import base as base_file
+from tf_layoutmap.embedding.deltas import server_parts
+
+tpu = tf.tpu.experimental.embedding
+
+
+def on_servers(num_servers=2, **arguments):
+    with local.servers(num_servers):
+        return cases.embedding(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "num_servers", "arguments"),
+    [
+        (1, 1, {}),
+        (3, 2, {"optimizer": tpu.Adagrad(0.25), "table_dtypes": "bfloat16"}),
+        (2, 3, {"table_dtypes": "float16"}),
+    ],
+    ids=["one_server", "three_shards_of_bfloat16", "float16"],
+)
+def test_deltas_equal_one_process_bitwise(
+    num_shards, num_servers, arguments, tmp_path
+):
+    options = {"num_shards": num_shards, "capacity": 600, **arguments}
+    found = on_servers(num_servers, **options)
+    host = cases.embedding(**options)
+    both = [(found, tmp_path / "servers"), (host, tmp_path / "host")]
+    for one, _ in both:
+        for step in range(3):
+            cases.train(one, step)
+    bases = [cases.save(one, folder / "base") for one, folder in both]
+    writers = [
+        tlm.DeltaWriter(one, folder / "deltas", base=base)
+        for (one, folder), base in zip(both, bases)
+    ]
+    for number in range(4):
+        deltas = []
+        for (one, _), writer in zip(both, writers):
+            for step in range(3 * number + 3, 3 * number + 6):
+                cases.train(one, step)
+            vocabulary = one.vocabularies["words"]
+            keys = np.sort(vocabulary.keys())
+            assert len(vocabulary.evict(keys[number : number + 3])) == 3
+            if number == 2:
+                assert len(vocabulary.evict_expired()) > 0
+                vocabulary.write(
+                    [-5, int(np.sort(vocabulary.keys())[4])], np.ones([2, 3])
+                )
+            deltas.append(writer.write())
+        one, other = deltas
+        assert one.meta.tables == other.meta.tables
+        assert cases.tensors(one.tensors) == cases.tensors(other.tensors)
+        check(found, bases[0], tmp_path / "servers" / "deltas", tmp_path)
+    if num_servers == 2:
+        assert "delta.data-00002-of-00003" in one.meta.files
+    # No row has changed since the last delta, so the next delta is empty.
+    assert {
+        name: table["num_rows"]
+        for name, table in writers[0].write().meta.tables.items()
+    } == {"words": 0, "kinds": 0}
+    check(found, bases[0], tmp_path / "servers" / "deltas", tmp_path)
+
+
+def test_closed_tables_without_open_tables(tmp_path):
+    kinds = tpu.TableConfig(40, 2, combiner="sum", name="kinds")
+    with local.servers(3):
+        one = tlm.TPUEmbedding(
+            {"kind": tpu.FeatureConfig(kinds)}, tpu.Adagrad(0.25)
+        )
+        one.build()
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    one.enqueue({"kind": tf.constant([39, 7, 7])})
+    one.dequeue()
+    one.apply_gradients({"kind": tf.ones([3, 2])})
+    # A forward-only step changes nothing.
+    one({"kind": tf.constant([3])})
+    delta = writer.write()
+    reader = tf.train.load_checkpoint(delta.tensors)
+    assert reader.get_tensor("kinds/rows").tolist() == [7, 39]
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_a_restarted_program_continues_the_deltas(tmp_path):
+    one = on_servers(2, num_shards=2)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    for step in range(4):
+        cases.train(one, step)
+        writer.write()
+    full = check(one, base, tmp_path, tmp_path)
+    # The other number of servers is the restarted cluster.
+    again = on_servers(3, num_shards=3)
+    tf.train.Checkpoint(embedding=again).restore(full)
+    writer = tlm.DeltaWriter(again, tmp_path, base=base)
+    assert len(writer.deltas) == 4
+    for step in range(4, 8):
+        cases.train(again, step)
+    delta = writer.write()
+    assert delta.meta.tables["kinds"]["num_rows"] < 15
+    check(again, base, tmp_path, tmp_path)
+
+
+def test_a_new_writer_contains_all_rows_that_differ(tmp_path, monkeypatch):
+    monkeypatch.setattr(base_file, "_BLOCK_BYTES", 64)
+    one = on_servers(2, num_shards=3, capacity=300)
+    base = cases.save(one, tmp_path / "base")
+    tlm.DeltaWriter(one, tmp_path / "deltas", base=base).write()
+    for step in range(3):
+        cases.train(one, step)
+    # The servers have restarted since then, and no record exists.
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer.write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+    cases.train(one, 3)
+    writer.write()
+    tlm.DeltaWriter(one, tmp_path / "deltas", base=base).write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_restored_rows_are_compared(tmp_path):
+    one = on_servers(2, num_shards=2)
+    base = cases.save(one, tmp_path / "base")
+    for step in range(2):
+        cases.train(one, step)
+    other = cases.save(one, tmp_path / "other")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one, 2)
+    writer.write()
+    tf.train.Checkpoint(embedding=one).restore(other)
+    writer.write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+    kinds = one._variables["kinds"][tables.PARAMETERS]
+    kinds.assign(tf.zeros(kinds.shape))
+    writer.write(compare=True)
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_rows_of_a_failed_write_are_in_the_next_delta(tmp_path):
+    one = on_servers(2, num_shards=3)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one, 0)
+    with (
+        full_disk.full_disk(),
+        pytest.raises(OSError, match="File too large"),
+    ):
+        writer.write()
+    assert writer.deltas == []
+    cases.train(one, 1)
+    writer.write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_steps_during_a_write_raise_and_no_row_is_lost(tmp_path, monkeypatch):
+    one = on_servers(2, num_shards=3)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one, 0)
+    changes = one._state.backend._changes
+    whole = changes._whole
+
+    def train_during_the_call(table):
+        cases.train(one, 1)
+        return whole(table)
+
+    monkeypatch.setattr(changes, "_whole", train_during_the_call)
+    with pytest.raises(RuntimeError, match="while no step is in flight"):
+        writer.write()
+    monkeypatch.undo()
+    cases.train(one, 2)
+    writer.write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_a_later_writer_replaces_a_writer(tmp_path):
+    one = on_servers()
+    base = cases.save(one, tmp_path / "base")
+    first = tlm.DeltaWriter(one, tmp_path / "one", base=base)
+    tlm.DeltaWriter(one, tmp_path / "two", base=base)
+    with pytest.raises(RuntimeError, match="only the latest watch"):
+        first.write()
+
+
+def test_after_a_resize_the_writer_raises(tmp_path):
+    one = on_servers()
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    one.vocabularies["words"].resize(1000)
+    with pytest.raises(RuntimeError, match="was resized"):
+        writer.write()
+
+
+def test_an_error_of_a_server_names_the_server(tmp_path):
+    one = on_servers(2, num_shards=2)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one, 0)
+    writer._watched.take({}, found := {})
+    parts = server_parts._tensors_by_device(
+        {"rows": found["kinds"].values["parameters"]}
+    )
+    device = next(one for one in parts if one != "CPU:0")
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"CPU:[01] did not write its part"):
+        server_parts._write_part(
+            device, str(tmp_path / "file" / "part"), parts[device]
+        )
+
+
+def test_a_missing_part_of_a_server_raises(tmp_path, monkeypatch):
+    """A server that has another file system writes elsewhere."""
+    one = on_servers(2, num_shards=2)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one, 0)
+    write_part = server_parts._write_part
+
+    def elsewhere(device, prefix, tensors):
+        del prefix
+        write_part(device, str(tmp_path / "other"), tensors)
+
+    monkeypatch.setattr(server_parts, "_write_part", elsewhere)
+    with pytest.raises(OSError, match="all servers share"):
+        writer.write()
+    monkeypatch.undo()
+    writer.write()
+    check(one, base, tmp_path / "deltas", tmp_path)
+
+
+def test_served_models_apply_deltas(tmp_path):
+    one = on_servers(2, num_shards=3)
+    for step in range(3):
+        cases.train(one, step)
+    base = cases.save(one, tmp_path / "base")
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    signature = [
+        {
+            "word": tf.RaggedTensorSpec([None, None], tf.int64),
+            "kind": tf.TensorSpec([None], tf.int64),
+        }
+    ]
+    tlm.export(
+        one, tmp_path / "model", input_signature=signature, deltas=writer
+    )
+    for step in range(3, 6):
+        cases.train(one, step)
+        writer.write()
+    served = tlm.ServedModel(str(tmp_path / "model"))
+    assert served.apply(str(tmp_path / "deltas")) == 3
+    ids = {
+        "word": tf.ragged.constant(
+            [[int(key)] for key in one.vocabularies["words"].keys()] + [[-9]],
+            dtype=tf.int64,
+        ),
+        "kind": tf.range(40, dtype=tf.int64),
+    }
+    expected = one(ids)
+    for name, rows in served.model.serve(ids).items():
+        np.testing.assert_array_equal(rows, expected[name])

@@ -1,0 +1,90 @@
+"""Resizing of vocabularies whose tables are on servers.
+
+The coordinator resizes a table while no step runs: it creates new variables,
+copies the rows, and creates new resources on the servers. Steps that were
+traced before the resize use the old resources, and raise errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import ops
+from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.host import resizing
+from tf_layoutmap.embedding.servers import step_ops
+from tf_layoutmap.embedding.servers import tables as server_tables
+from tf_layoutmap.embedding.spec import config
+
+
+@contextlib.contextmanager
+def retired(servers: Sequence[step_ops.Server]) -> Iterator[None]:
+    """Lets ops with the handles of servers fail, from now on.
+
+    If the block raises an error, the ops succeed again.
+    """
+
+    def set_retired(is_retired: bool) -> None:
+        for server in servers:
+            with tf.device(server.device):
+                ops.retire_server(server=server.handle, retired=is_retired)
+
+    set_retired(True)
+    try:
+        yield
+    except BaseException:
+        set_retired(False)
+        raise
+
+
+def resize(
+    spec: config.EmbeddingSpec,
+    table: int,
+    old: Mapping[str, Mapping[str, Any]],
+    on_servers: server_tables.ServerTables,
+) -> tuple[resizing.Resized, dict[int, list[str]]]:
+    """Creates variables for a table with a new capacity, and copies the rows.
+
+    The memory of the coordinator must hold the keys and a copy of one variable
+    at a time. The memory of the servers must hold the old and the new table.
+
+    Args:
+      spec: Spec with the new capacity.
+      table: Index of the table.
+      old: Old variables by name, by the name of the table.
+      on_servers: Creator of the tables.
+
+    Returns:
+      A tuple of the resized table, and the devices of the new shards by index
+      of the table.
+    """
+    devices = {}
+
+    def create(spec: config.EmbeddingSpec, number: int) -> dict[str, Any]:
+        one = dataclasses.replace(
+            spec, tables=(spec.tables[number],), features=()
+        )
+        variables, (devices[number],) = on_servers.create(one)
+        return variables[spec.tables[number].name]
+
+    with resizing.resize_scope(old[spec.tables[table].name]):
+        return resizing.resize(spec, table, old, create=create), devices
+
+
+def empty_variables(old: Mapping[str, Any]) -> None:
+    """Frees the memory of variables that a resize has replaced."""
+    for variable in old.values():
+        for shard in getattr(variable, "copies", None) or tables.shards_of(
+            variable
+        ):
+            with tf.device(shard.device):
+                tf.raw_ops.AssignVariableOp(
+                    resource=shard.handle,
+                    validate_shape=False,
+                    value=tf.zeros([0, *shard.shape[1:]], shard.dtype),
+                )
