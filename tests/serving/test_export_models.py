@@ -302,6 +302,28 @@ def test_tied_weights_are_read_from_the_stored_table(
     )
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_tied_weights_of_tables_on_a_mesh_are_stored_once(kind, tmp_path):
+    mesh = mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["(first|words).embeddings"] = layout_of(mesh, None, "model")
+    with tlm.layout_map_scope(layout_map):
+        model = tied_model("conversion", optimizer=None)
+    report, served = helpers.export(
+        model,
+        tmp_path,
+        kind,
+        input_signature=[tf.TensorSpec([None, None], tf.int64)],
+    )
+    assert report.num_variables == 1
+    np.testing.assert_allclose(
+        served.serve(IDS),
+        np.asarray(model(IDS)),
+        atol=1e-6 if kind == "float32" else 0.01,
+    )
+    assert not served.variables_of_model
+
+
 def test_direct_reads_of_other_tables_raise(tmp_path):
     class Tied(keras.Model):
         def __init__(self):

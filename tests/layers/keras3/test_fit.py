@@ -186,6 +186,32 @@ def test_accumulated_gradients_are_applied_as_their_mean_in_one_step(
     )
 
 
+def test_a_new_optimizer_discards_accumulated_gradients():
+    ids, y = models.batches(5)
+    first, second = (
+        slice(0, models.NUM_SAMPLES),
+        slice(models.NUM_SAMPLES, None),
+    )
+    tables = []
+    for parts in ([first, second], [second]):
+        model, layer = models.make_model(models.settings("adagrad"))
+        for part in parts:
+            compiled(
+                model,
+                optimizer=keras.optimizers.SGD(gradient_accumulation_steps=4),
+            )
+            model.fit(
+                ids[part],
+                y[part],
+                batch_size=models.NUM_SAMPLES,
+                shuffle=False,
+                verbose=0,
+            )
+        assert int(layer.optimizer.iterations) == 1
+        tables.append(layer.embeddings.numpy())
+    np.testing.assert_array_equal(*tables)
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
