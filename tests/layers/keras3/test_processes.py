@@ -13,7 +13,7 @@ from tests.layers.keras3 import process_program as program
 from tf_layoutmap._patches import engine, layer_rows
 from tf_layoutmap.layers.keras3 import process_fit
 
-DEADLINE_SECONDS = 500
+DEADLINE_SECONDS = 900
 
 
 @pytest.fixture(scope="module")
