@@ -108,6 +108,8 @@ class OpenVocabulary:
         argument. The methods `enqueue`, `evict`, `evict_expired` and `resize`
         call the callable. If the callable raises an error, these methods also
         raise the error, `enqueue` adds no step, and all keys keep their rows.
+        On parameter servers, the callable receives keys later, and evicted keys
+        do not keep their rows: see `Vocabulary.report_evicted`.
         If `on_evict` is a path, each eviction adds a record to the file
         `{path}-00000`. A record is a `tf.train.Example` with `table`, `keys`,
         `rows` (flat) and `slot/{name}`, and with `keep_strings` also
