@@ -26,7 +26,7 @@ from tf_layoutmap.embedding.deltas import mark, parts, watched
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
-from tf_layoutmap.vocabulary import checkpoint_files, state
+from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding
@@ -469,9 +469,11 @@ class DeltaWriter:
             (table, name),
             variable,
         )
+        # Each lane of a bucket is a row of the table.
+        lanes = bucket_layout.KEYS_PER_BUCKET if name in base_file.LANES else 1
         return (
             base_file.differing_rows(stored, variable.block)
-            + variable.rows.start
+            + variable.rows.start * lanes
         )
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
