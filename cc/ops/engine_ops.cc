@@ -31,6 +31,7 @@ REGISTER_OP("LayoutMap>CreateHostEngine")
     .Attr("num_replicas: int >= 1")
     .Attr("max_pending_steps: int >= 1 = 4") LM_ENGINE_CONFIG_ATTRS
     .Attr("table_first_rows: list(int) = []")
+    .Attr("table_vocabulary_buckets: list(int) = []")
     .Attr("pipelined: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
@@ -45,6 +46,9 @@ table_offsets: Offsets of all tables, one table after the other.
 table_optimizers: Name of an optimizer for each table, or 'none'.
 table_first_rows: First row of each table in its full table, for tables that are
   partitions of a larger one. An empty list means 0 for all tables.
+table_vocabulary_buckets: For each table that is a shard of a table with an open
+  vocabulary, the number of buckets of the full vocabulary, otherwise 0. An
+  empty list means 0 for all tables.
 feature_tables: Index into `table_names` of the table of each feature.
 feature_max_sequence_lengths: Maximum sequence length of each feature; 0 if the
   feature is not a sequence.

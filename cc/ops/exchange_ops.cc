@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "cc/ops/engine_attrs.h"
 #include "cc/ops/ports.h"
 #include "tensorflow/core/framework/op.h"
@@ -12,6 +13,17 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::shape_inference::InferenceContext;
+
+// Sets the shapes of the outputs of `PlanExchange`.
+absl::Status SetPlanShapes(InferenceContext* c) {
+  int32_t num_owners;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_owners", &num_owners));
+  TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
+  TF_RETURN_IF_ERROR(SetVectors(c, "requests", "num_owners"));
+  TF_RETURN_IF_ERROR(SetVectors(c, "contributions", "num_owners"));
+  TF_RETURN_IF_ERROR(SetShape(c, "sizes", c->Matrix(num_owners, 4)));
+  return SetShape(c, "error", c->Scalar());
+}
 
 REGISTER_OP("LayoutMap>PlanExchange")
     .Input("ids: num_inputs * Tids")
@@ -32,15 +44,7 @@ REGISTER_OP("LayoutMap>PlanExchange")
     .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS
     // The op rejects invalid ids, so grappler must not fold or prune it.
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int32_t num_owners;
-      TF_RETURN_IF_ERROR(c->GetAttr("num_owners", &num_owners));
-      TF_RETURN_IF_ERROR(SetShape(c, "plan", c->Scalar()));
-      TF_RETURN_IF_ERROR(SetVectors(c, "requests", "num_owners"));
-      TF_RETURN_IF_ERROR(SetVectors(c, "contributions", "num_owners"));
-      TF_RETURN_IF_ERROR(SetShape(c, "sizes", c->Matrix(num_owners, 4)));
-      return SetShape(c, "error", c->Scalar());
-    })
+    .SetShapeFn(SetPlanShapes)
     .Doc(R"doc(
 Checks a batch and computes the messages to the owner of each shard.
 
@@ -61,6 +65,71 @@ error: Error message for an invalid batch, or an empty string. The op does not
   exchange the messages first.
 shard_owners: Owner of each shard, in the order of `shard_servers` of
   `PlanStep`.
+)doc");
+
+REGISTER_OP("LayoutMap>RequestKeys")
+    .Input("ids: num_inputs * int64")
+    .Input("splits: num_inputs * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_inputs * float")
+    .Output("requests: num_owners * uint32")
+    .Output("sizes: int64")
+    .Output("error: string")
+    .Attr("num_inputs: int >= 1")
+    .Attr("open_tables: list(int)")
+    .Attr("has_unknown_row: list(bool)")
+    .Attr("num_owners: int >= 1")
+    .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS.SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int32_t num_owners;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_owners", &num_owners));
+      TF_RETURN_IF_ERROR(SetVectors(c, "requests", "num_owners"));
+      TF_RETURN_IF_ERROR(SetShape(c, "sizes", c->Matrix(num_owners, 2)));
+      return SetShape(c, "error", c->Scalar());
+    })
+    .Doc(R"doc(
+Checks a batch and writes the keys of open vocabularies to their owners.
+
+ids: For each feature, keys if the table has an open vocabulary, otherwise rows.
+splits: As in `EnqueueStep`.
+num_samples: As in `EnqueueStep`.
+weights: As in `EnqueueStep`.
+requests: For each owner, the keys of each feature whose table has an open
+  vocabulary, in the format that `AdmitRequests` accepts.
+sizes: For each owner, the number of words of its request, and the number of
+  rows that it will return.
+error: As in `PlanExchange`.
+open_tables: Indices of the tables with an open vocabulary.
+has_unknown_row: For each open table, whether unknown keys share a row.
+shard_owners: As in `PlanExchange`. Shards of open tables consist of complete
+  segments.
+)doc");
+
+REGISTER_OP("LayoutMap>PlanKeyExchange")
+    .Input("ids: num_inputs * int64")
+    .Input("splits: num_inputs * int64")
+    .Input("num_samples: int64")
+    .Input("weights: num_inputs * float")
+    .Input("training: bool")
+    .Input("rows: num_owners * uint32")
+    .Output("plan: variant")
+    .Output("requests: num_owners * uint32")
+    .Output("contributions: num_owners * uint32")
+    .Output("sizes: int64")
+    .Output("error: string")
+    .Attr("num_inputs: int >= 1")
+    .Attr("open_tables: list(int)")
+    .Attr("has_unknown_row: list(bool)")
+    .Attr("num_owners: int >= 1")
+    .Attr("shard_owners: list(int)") LM_ENGINE_CONFIG_ATTRS.SetIsStateful()
+    .SetShapeFn(SetPlanShapes)
+    .Doc(R"doc(
+Plans a step like `PlanExchange`, for a batch with keys of open vocabularies.
+
+ids: As in `RequestKeys`, like `splits`, `num_samples` and `weights`.
+training: Whether to send contributions.
+rows: For each owner, the rows of the keys in its request, which `AdmitRequests`
+  returned.
 )doc");
 
 REGISTER_OP("LayoutMap>WriteRequest")

@@ -19,6 +19,8 @@ REGISTER_OP("LayoutMap>FindKeys")
     .Output("rows: int64")
     .Attr("num_shards: int >= 1")
     .Attr("table: string = ''")
+    .Attr("first_bucket: int = 0")
+    .Attr("vocabulary_buckets: int = 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle keys;
@@ -33,6 +35,11 @@ offsets: Cumulative numbers of buckets, [num_shards + 1].
 keys: Any shape.
 rows: Row of each key, or -1 if the key has no row.
 table: Name of the table, for error messages.
+first_bucket: If `shards` is one shard of a vocabulary, the index of its first
+  bucket.
+vocabulary_buckets: If `shards` is one shard of a vocabulary, the number of
+  buckets of the vocabulary, otherwise 0. Keys of other shards have no row, and
+  rows are rows of the full table.
 )doc");
 
 REGISTER_OP("LayoutMap>EvictKeys")
@@ -106,16 +113,19 @@ seed: Seed of the vocabulary and the table.
 // The inputs, attributes and outputs of ops that accept batches of keys and
 // report evicted keys. The kernels are in
 // cc/kernels/vocabulary/engine_keys_kernels.cc.
-#define LM_KEYS_PORTS                             \
-  .Input("ids: num_inputs * int64")               \
-      .Input("splits: num_inputs * int64")        \
-      .Input("num_samples: int64")                \
-      .Input("weights: num_inputs * float")       \
-      .Input("key_kinds: int32")                  \
+#define LM_KEYS_PORTS                       \
+  .Input("ids: num_inputs * int64")         \
+      .Input("splits: num_inputs * int64")  \
+      .Input("num_samples: int64")          \
+      .Input("weights: num_inputs * float") \
+      .Attr("num_inputs: int >= 1") LM_OPEN_TABLE_PORTS
+
+// The inputs, attributes and outputs about open tables.
+#define LM_OPEN_TABLE_PORTS                       \
+  .Input("key_kinds: int32")                      \
       .Input("state: num_state * resource")       \
       .Input("shards: num_shards * resource")     \
       .Input("slots: num_slot_shards * resource") \
-      .Attr("num_inputs: int >= 1")               \
       .Attr("num_state: int >= 4")                \
       .Attr("num_shards: int >= 1")               \
       .Attr("num_slot_shards: int >= 0")          \
@@ -189,6 +199,40 @@ ids: Keys or rows by feature. All other inputs are as in `EnqueueKeys`.
 token: Token of the lookup.
 )doc");
 
+REGISTER_OP("LayoutMap>AdmitRequests")
+    .Input("engine: resource")
+    .Input("training: bool")
+    .Input("requests: num_requests * uint32")
+    .Output("rows: num_requests * uint32")
+    .Output("error: string") LM_OPEN_TABLE_PORTS.Attr("num_requests: int >= 1")
+    .Attr("request_tables: list(int)")
+    .Attr("keeps_change: bool")
+    .Attr("num_earlier: int = 0")
+    .SetShapeFn(tensorflow::shape_inference::UnknownShape)
+    .Doc(R"doc(
+Finds the rows of requested keys, and assigns rows to new keys.
+
+The tables of the engine are shards, and the op runs no step of the engine.
+Steps in flight pin the rows of their batches.
+
+training: Whether keys are counted, admitted and evicted.
+requests: For each replica, the keys of its batch that belong to the shards, in
+  the format of `requests` of `RequestKeys`. The keys of a table are admitted in
+  the order feature, replica, position.
+request_tables: For each feature in a request, its table, as an index into
+  `open_tables`, or -1 if the engine has no shard of the table.
+rows: For each replica, the row in the shard of each key of its request, or
+  2^32 - 1 if the key has no row.
+error: Error message, or an empty string. If there is an error, no vocabulary
+  has changed, and `rows` and `evicted` are empty. The op does not fail, because
+  the other processes would then wait for this one.
+has_unknown_row: Not used.
+keeps_change: Whether `TakeBackKeys` can undo the op even if no evicted keys are
+  reported.
+num_earlier: Number of preceding calls of the op for the same step, whose rows
+  are not evicted. `TakeBackKeys` undoes all of these calls.
+)doc");
+
 REGISTER_OP("LayoutMap>TakeBackKeys")
     .Input("engine: resource")
     .Input("why: string")
@@ -200,10 +244,11 @@ REGISTER_OP("LayoutMap>TakeBackKeys")
     .Attr("num_slot_shards: int >= 0")
     .Attr("raises: bool")
     .Attr("in_processes: bool = false")
+    .Attr("may_be_missing: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Undoes the last `EnqueueKeys`, `OpenKeys` or `EvictKeys`.
+Undoes the last `EnqueueKeys`, `OpenKeys`, `AdmitRequests` or `EvictKeys`.
 
 A program calls the op if it failed to process the keys that were evicted. The
 step is removed from the engine, and the keys get their rows and values back.
@@ -215,9 +260,12 @@ state: As in the op that is undone, like `shards` and `slots`.
 raises: Whether the op fails with the message `why` after the undo.
 in_processes: Whether other processes have the step, too. In this case the step
   stays in the engine, and all later calls of the engine fail until it is reset.
+may_be_missing: Whether the op undoes nothing if there is no change to undo.
+  Otherwise, the op fails.
 )doc");
 
 #undef LM_KEYS_PORTS
+#undef LM_OPEN_TABLE_PORTS
 
 }  // namespace
 }  // namespace layoutmap

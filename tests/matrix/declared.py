@@ -61,9 +61,15 @@ ONE_REPLICA_OF_PROCESSES = Impossible(
     "A `ShardedEmbedding` is trained by one replica per step. "
     "`tlm.layers.TPUEmbedding` supports several processes.",
 )
-NO_KEYS_IN_SHARDS = NotYet(
-    'must be None with over_processes="sharded"',
-    "Tables that are sharded over processes do not support keys.",
+NO_LAYER_KEYS_IN_SHARDS = NotYet(
+    "A layer in a training step must not have open vocabularies",
+    "Layers do not support keys in tables that are sharded over processes. A "
+    "`tlm.TPUEmbedding` in a custom loop does.",
+)
+RESIZE_IN_SHARDS = NotYet(
+    "`resize` of a vocabulary is not supported with over_processes",
+    "The capacity of a sharded vocabulary is changed in a checkpoint, with "
+    "`tlm.convert_vocabularies`.",
 )
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
@@ -151,12 +157,10 @@ SECTIONS["loop"] = Section(
             row("closed table"),
             row(
                 "open vocabulary",
-                sharded=NO_KEYS_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "shared vocabulary",
-                sharded=NO_KEYS_IN_SHARDS,
                 servers=NotYet(
                     "must have a separate tlm.OpenVocabulary for each table",
                     "A server admits the keys of each table separately.",
@@ -165,17 +169,15 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "`evict`",
-                sharded=NO_KEYS_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`resize`",
-                sharded=NO_KEYS_IN_SHARDS,
+                sharded=RESIZE_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`on_evict`",
-                sharded=NO_KEYS_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
@@ -187,12 +189,14 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "deltas, open vocabulary",
-                sharded=NO_KEYS_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row("`tlm.export`", tpu=ROWS_ON_TPU),
+            row("`tlm.export`, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row("checkpoint"),
+            row("checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row("asynchronous checkpoint"),
+            row("asynchronous checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row(
                 "pipelining",
                 sharded=NotYet(
@@ -311,7 +315,7 @@ SECTIONS["tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_KEYS_IN_SHARDS,
+                sharded=NO_LAYER_KEYS_IN_SHARDS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -394,7 +398,7 @@ SECTIONS["tf_keras tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_KEYS_IN_SHARDS,
+                sharded=NO_LAYER_KEYS_IN_SHARDS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),

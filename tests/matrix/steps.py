@@ -232,8 +232,19 @@ def served_rows(path: str, ids: dict[str, Array]) -> dict[str, Array]:
 
 @program("`tlm.export`")
 def export(runtime: Runtime) -> dict[str, Array]:
-    one = embedding_of(runtime)
-    runtime.train(one, batches_of(2))
+    return exported_rows(runtime, embedding_of(runtime), None)
+
+
+@program("`tlm.export`, open vocabulary")
+def export_open(runtime: Runtime) -> dict[str, Array]:
+    return exported_rows(runtime, embedding_of(runtime, {}), 30)
+
+
+def exported_rows(
+    runtime: Runtime, one: tlm.TPUEmbedding, keys: int | None
+) -> dict[str, Array]:
+    """Returns lookups of an export, also of keys without rows."""
+    runtime.train(one, batches_of(2, keys=keys))
     path = runtime.path("exported")
     tlm.export(
         one,
@@ -242,22 +253,33 @@ def export(runtime: Runtime) -> dict[str, Array]:
             {name: tf.TensorSpec([None], tf.int64) for name in ("item", "user")}
         ],
     )
-    ids, _ = batches_of(1, seed=1)[0]
+    ids, _ = batches_of(1, seed=1, keys=keys)[0]
     return served_rows(shared_path(runtime, path), ids)
 
 
 @program("checkpoint")
 def checkpoint(runtime: Runtime) -> dict[str, Array]:
+    return restored_values(runtime, None, None)
+
+
+@program("checkpoint, open vocabulary")
+def checkpoint_open(runtime: Runtime) -> dict[str, Array]:
+    return restored_values(runtime, {}, 30)
+
+
+def restored_values(
+    runtime: Runtime, settings: dict[str, Any] | None, keys: int | None
+) -> dict[str, Array]:
     """Continues a checkpoint on the same runtime."""
-    one = embedding_of(runtime)
-    runtime.train(one, batches_of(2))
+    one = embedding_of(runtime, settings)
+    runtime.train(one, batches_of(2, keys=keys))
     path = shared_path(runtime, runtime.write(one))
     runtime.restart()
-    again = embedding_of(runtime)
+    again = embedding_of(runtime, settings)
     # Tables on a TPU are created by the first step.
-    runtime.train(again, batches_of(1, seed=3))
+    runtime.train(again, batches_of(1, seed=3, keys=keys))
     tf.train.Checkpoint(it=again).read(path).assert_existing_objects_matched()
-    runtime.train(again, batches_of(2, seed=1))
+    runtime.train(again, batches_of(2, seed=1, keys=keys))
     return runtime.values(again)
 
 
@@ -272,15 +294,26 @@ def shared_path(runtime: Runtime, path: str) -> str:
 
 @program("asynchronous checkpoint")
 def asynchronous_checkpoint(runtime: Runtime) -> dict[str, Array]:
-    one = embedding_of(runtime)
-    runtime.train(one, batches_of(2))
+    return asynchronously_saved(runtime, embedding_of(runtime), None)
+
+
+@program("asynchronous checkpoint, open vocabulary")
+def asynchronous_checkpoint_open(runtime: Runtime) -> dict[str, Array]:
+    return asynchronously_saved(runtime, embedding_of(runtime, {}), 30)
+
+
+def asynchronously_saved(
+    runtime: Runtime, one: tlm.TPUEmbedding, keys: int | None
+) -> dict[str, Array]:
+    """Returns the contents of an asynchronous checkpoint."""
+    runtime.train(one, batches_of(2, keys=keys))
     saved = tf.train.Checkpoint(it=one)
     path = saved.save(
         runtime.path("asynchronous"),
         tf.train.CheckpointOptions(enable_async=True),
     )
     # These steps run while the checkpoint is written.
-    runtime.train(one, batches_of(2, seed=1))
+    runtime.train(one, batches_of(2, seed=1, keys=keys))
     saved.sync()
     return tensors_in(path) if runtime.is_first else {}
 

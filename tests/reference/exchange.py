@@ -54,3 +54,28 @@ def gradients(parts, by_feature) -> np.ndarray:
             ),
         ]
     )
+
+
+def key_uses(keys, is_own) -> dict[int, int]:
+    """Returns the uses of the keys of one owner, in the order of first use."""
+    found = {}
+    for key in keys:
+        if is_own(key):
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def key_request(uses) -> np.ndarray:
+    """Returns the words of a request.
+
+    Args:
+      uses: Result of `key_uses` for each feature with keys.
+    """
+    words = []
+    for of_feature in uses:
+        has_times = any(times != 1 for times in of_feature.values())
+        words += [len(of_feature), int(has_times)]
+        for key in of_feature:
+            words += [key % 2**32, key % 2**64 >> 32]
+        words += list(of_feature.values()) if has_times else []
+    return np.array(words, np.uint32)

@@ -82,8 +82,11 @@ class TableAccess:
             return {}
         self.build()
         backend = cast(EngineBackend, self._state.backend)
+        class_of = getattr(
+            backend, "vocabulary_class", lambda number: state.Vocabulary
+        )
         return {
-            spec.name: state.Vocabulary(
+            spec.name: class_of(number)(
                 spec.vocabulary.settings,
                 spec.title or spec.name,
                 self._vocabulary_variables(spec),

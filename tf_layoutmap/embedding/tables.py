@@ -66,7 +66,8 @@ def create_tables(
       only: Index of the only shard to create for each table, or None for all
         shards. If an index is passed, the shard is a plain variable, and user
         creators are not called. If a table has no shard with this index, its
-        variable has one row.
+        variable has one row. The caller must create the variables of open
+        vocabularies, as with `place`.
 
     Returns:
       A dict `{table name: {"parameters": rows, slot name: slot
@@ -93,7 +94,9 @@ def create_tables(
     ):
         for table in spec.tables:
             num_shards = _num_shards(
-                owner_of(spec, table), partitioner, by_segment=place is not None
+                owner_of(spec, table),
+                partitioner,
+                by_segment=place is not None or only is not None,
             )
             variables[table.name] = _create_table(
                 table, num_shards, place, only
@@ -181,11 +184,12 @@ def _create_table(
     if settings is None:
         cut = partition.RowPartition.div(table.num_rows, num_shards)
     else:
-        # With `place`, shards consist of complete segments, so that a server
-        # stores all slots that are possible for a key.
+        # Shards of several servers or processes consist of complete segments,
+        # so that a server or process stores all slots that are possible for a
+        # key.
         buckets = (
             bucket_layout.bucket_partition
-            if place is None
+            if place is None and only is None
             else bucket_layout.segment_partition
         )
         cut = bucket_layout.row_partition(
@@ -231,6 +235,7 @@ def _create_table(
     if (
         settings is not None
         and place is None
+        and only is None
         and table.vocabulary.owner is None
     ):
         variables.update(

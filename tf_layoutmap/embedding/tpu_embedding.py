@@ -190,9 +190,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
           over_processes: Placement of tables under
             `MultiWorkerMirroredStrategy`. With `"copied"`, each process stores
             all tables. With `"sharded"`, each process stores an equal share of
-            the rows and slot variables of each table, and processes exchange
-            rows and gradients in each step. A program can save and restore
-            sharded tables, but cannot read their values.
+            the rows and slot variables of each table, and of the keys of open
+            vocabularies. The processes exchange keys, rows and gradients in
+            each step. All processes must save and read tables together.
           order: Order of gradient summation for `over_processes="sharded"`.
             With `"exact"`, replicas send all gradients of a row to the process
             that owns the row. The owner sums the gradients in the same order as

@@ -77,7 +77,7 @@ def largest_shard(
       table: The table.
       num_shards: Requested number of shards.
       by_segment: Whether shards of an open vocabulary consist of complete
-        segments, as on servers.
+        segments, as on servers and in processes that share a table.
     """
     slots = table.optimizer.slots if table.optimizer else ()
     slot_row = 4 * sum(slot.dim(table.dim) for slot in slots)
@@ -375,7 +375,9 @@ def problem_for_workers(
                 ),
             },
         )
-        shard = largest_shard(table, count, by_segment=False)
+        shard = largest_shard(table, count, by_segment=True)
+        # A key and the row that its owner returns.
+        key = 12 if table.vocabulary is not None else 0
         sharded.add(
             _process_memory(table, work, shard),
             {
@@ -384,21 +386,18 @@ def problem_for_workers(
                     min(work.unique, table.num_rows / count), row
                 ),
                 "ids": _combine_seconds(table, work, costs),
-                # Requested ids and their rows, and one gradient per id.
+                # Requested ids or keys and their rows, and one gradient per id.
                 "network": costs.seconds_of_call(
                     (count - 1)
                     / count
                     * (
-                        (8 + 4 * table.dim) * work.unique
+                        (8 + key + 4 * table.dim) * work.unique
                         + (8 + 4 * table.dim) * work.ids
                     ),
                     0,
                 ),
             },
         )
-    open_tables = [
-        table.name for table in spec.tables if table.vocabulary is not None
-    ]
     item = Item(
         "tables",
         "tables",
@@ -418,10 +417,6 @@ def problem_for_workers(
                 sharded.memory,
                 sharded.seconds,
                 num_shards=count,
-                refused="it does not support open vocabularies "
-                f"({open_tables[0]})"
-                if open_tables
-                else None,
             ),
         ),
     )

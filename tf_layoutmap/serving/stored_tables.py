@@ -150,7 +150,7 @@ class StoredKeys:
         self._kind_name = vocabulary.stats()["keys_are"]
         with tf.device("CPU:0"):
             self.variable = tf.Variable(
-                tf.concat(state.shards_of(vocabulary.key_variable), axis=0),
+                vocabulary.read_keys_by_row(),
                 trainable=False,
                 name="keys",
             )

@@ -114,6 +114,26 @@ def segment_partition(
     )
 
 
+def partition_over_processes(
+    num_buckets: int, num_processes: int
+) -> partition.RowPartition:
+    """Returns the partition of the buckets of a sharded vocabulary.
+
+    If there are more processes than segments, only the first processes have
+    buckets.
+
+    >>> partition_over_processes(32, 3).sizes
+    (12, 12, 8)
+
+    Args:
+      num_buckets: Number of buckets of the vocabulary.
+      num_processes: Number of processes.
+    """
+    return segment_partition(
+        num_buckets, min(num_processes, num_segments(num_buckets))
+    )
+
+
 def row_partition(buckets: partition.RowPartition) -> partition.RowPartition:
     """Returns the partition of the table's rows into shards.
 

@@ -144,6 +144,10 @@ class Vocabulary(sampling.KeyCounts):
         # older than the last resize.
         return int(self.key_variable.shape[0])
 
+    def read_keys_by_row(self) -> Any:
+        """Returns all values of `key_variable`, `[num_buckets, 8]` int64."""
+        return tf.concat(shards_of(self.key_variable), axis=0)
+
     def lookup(self, keys: Any) -> tf.Tensor:
         """Returns the row of each key, or -1 for unknown keys.
 
@@ -251,7 +255,7 @@ class Vocabulary(sampling.KeyCounts):
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
         num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
-        num_keys = sum(_num_keys(one) for one in shards_of(self.key_variable))
+        num_keys = self._count_keys()
         kind = key_tensors.KINDS.get(found.pop("kind"))
         lookups = found["num_lookups"]
         return {
@@ -627,6 +631,9 @@ class Vocabulary(sampling.KeyCounts):
             sampling.CountedShards([[one] for one in shard], copy)
             for *shard, copy in zip(*lanes, numbers.copies)
         ]
+
+    def _count_keys(self) -> int:
+        return sum(_num_keys(one) for one in shards_of(self.key_variable))
 
     def _offsets(self) -> Sequence[int]:
         return bucket_layout.bucket_partition(

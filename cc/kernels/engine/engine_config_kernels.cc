@@ -29,6 +29,16 @@ class CreateHostEngineOp : public Kernel {
   explicit CreateHostEngineOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadEngineConfig(ctx, &config_));
     OP_REQUIRES_OK(ctx, ReadFirstRows(ctx));
+    OP_REQUIRES_OK(
+        ctx, ctx->GetAttr("table_vocabulary_buckets", &vocabulary_buckets_));
+    OP_REQUIRES(ctx,
+                vocabulary_buckets_.empty() ||
+                    vocabulary_buckets_.size() == config_.tables.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`table_vocabulary_buckets` must have one value for each "
+                    "of the ",
+                    config_.tables.size(), " tables, or be empty. Received: ",
+                    vocabulary_buckets_.size())));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replicas", &config_.num_replicas));
     OP_REQUIRES_OK(
         ctx, ctx->GetAttr("max_pending_steps", &config_.max_pending_steps));
@@ -40,7 +50,8 @@ class CreateHostEngineOp : public Kernel {
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config_, &engine)));
     OP_REQUIRES_OK(ctx, SetScalar(ctx, "engine",
                                   ResourceHandle::MakeRefCountingHandle(
-                                      new EngineResource(std::move(engine)),
+                                      new EngineResource(std::move(engine),
+                                                         vocabulary_buckets_),
                                       ctx->device()->name())));
   }
 
@@ -61,6 +72,7 @@ class CreateHostEngineOp : public Kernel {
   }
 
   EngineConfig config_;
+  std::vector<int64_t> vocabulary_buckets_;
 };
 
 LM_REGISTER_KERNEL("CreateHostEngine", CreateHostEngineOp);

@@ -56,8 +56,14 @@ class EngineResource : public tensorflow::ResourceBase {
  public:
   // There are two buffers per replica, because the activations of one step are
   // still in use while the next step computes its activations.
-  explicit EngineResource(std::unique_ptr<HostEngine> engine)
+  //
+  // `vocabulary_buckets` is empty, or has one value for each table. If a table
+  // is a shard of a table with an open vocabulary, the value is the number of
+  // buckets of the full vocabulary. For other tables, the value is 0.
+  explicit EngineResource(std::unique_ptr<HostEngine> engine,
+                          std::vector<int64_t> vocabulary_buckets = {})
       : engine_(std::move(engine)),
+        vocabulary_buckets_(std::move(vocabulary_buckets)),
         tokens_(engine_.get()),
         changed_(NumRows(engine_->config())),
         buffers_(2 * engine_->config().num_replicas) {}
@@ -66,6 +72,11 @@ class EngineResource : public tensorflow::ResourceBase {
   TokenSteps& tokens() { return tokens_; }
   ActivationBuffers& buffers() { return buffers_; }
   ChangedRows& changed() { return changed_; }
+  // Returns the number of buckets of the full vocabulary of a table, or 0 if
+  // the engine has the full table.
+  int64_t vocabulary_buckets(int32_t table) const {
+    return vocabulary_buckets_.empty() ? 0 : vocabulary_buckets_[table];
+  }
   // The memory ranges of the table shards, followed by the memory ranges of the
   // slot variables.
   SettledMemory& memory() { return memory_; }
@@ -112,6 +123,7 @@ class EngineResource : public tensorflow::ResourceBase {
   }
 
   std::unique_ptr<HostEngine> engine_;
+  std::vector<int64_t> vocabulary_buckets_;
   TokenSteps tokens_;
   ChangedRows changed_;
   ActivationBuffers buffers_;

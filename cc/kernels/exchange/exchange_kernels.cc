@@ -22,15 +22,13 @@
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/steps/step.h"
 #include "cc/kernels/engine/batch_inputs.h"
-#include "cc/kernels/engine/engine_config_reader.h"
+#include "cc/kernels/exchange/exchange_plan.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/servers/plan_tensor.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/variant.h"
-#include "tensorflow/core/platform/tstring.h"
 
 namespace layoutmap {
 namespace {
@@ -41,57 +39,13 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-template <typename T, typename U>
-absl::Status SetOutput(OpOutputList* outputs, size_t i,
-                       const std::vector<U>& values) {
-  Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(outputs->allocate(
-      static_cast<int>(i), TensorShape({static_cast<int64_t>(values.size())}),
-      &output));
-  std::copy(values.begin(), values.end(), output->flat<T>().data());
-  return absl::OkStatus();
-}
-
-// The columns of the output `sizes`.
-enum Size { kRequest, kContributions, kFetched, kGradients, kNumSizes };
-
-// Computes the output `sizes`, which has one row per owner. Returns the values
-// row by row.
-std::vector<int64_t> MessageSizes(
-    const ServersConfig& config,
-    const std::vector<std::vector<uint32_t>>& requests,
-    const OwnedParts& parts) {
-  std::vector<int64_t> sizes(requests.size() * kNumSizes);
-  std::vector<size_t> next(requests.size());
-  for (size_t s = 0; s < requests.size(); ++s) {
-    sizes[s * kNumSizes + kRequest] = static_cast<int64_t>(requests[s].size());
-    sizes[s * kNumSizes + kFetched] = kFetchedHeader / sizeof(float);
-    for (size_t f = 0; f < parts[s].size(); ++f) {
-      sizes[s * kNumSizes + kGradients] +=
-          static_cast<int64_t>(parts[s][f].outputs.size()) *
-          config.engine.dim_of_feature(f);
-    }
-  }
-  auto owner = config.server_of_shard.begin();
-  for (const TableSpec& table : config.engine.tables) {
-    for (int32_t shard = 0; shard < table.partition.num_shards(); ++shard) {
-      const int32_t s = *owner++;
-      sizes[s * kNumSizes + kFetched] += requests[s][next[s]++] * table.dim;
-    }
-  }
-  return sizes;
-}
-
 template <typename Tid>
 class PlanExchangeOp : public Kernel {
  public:
   explicit PlanExchangeOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     auto config = std::make_shared<ServersConfig>();
     OP_REQUIRES_OK(ctx, inputs_.Read(ctx));
-    OP_REQUIRES_OK(ctx, ReadEngineConfig(ctx, &config->engine));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_owners", &config->num_servers));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("shard_owners", &config->server_of_shard));
-    OP_REQUIRES_OK(ctx, ToTf(CheckServersConfig(*config)));
+    OP_REQUIRES_OK(ctx, ReadExchangeConfig(ctx, config.get()));
     OP_REQUIRES_OK(ctx, ToTf(HostEngine::Make(config->engine, &engine_)));
     config_ = std::move(config);
   }
@@ -103,49 +57,8 @@ class PlanExchangeOp : public Kernel {
     Status made;
     absl::Status error = inputs_.MakeBatch<Tid>(ctx, *engine_, &batch, &made);
     error.Update(ToTf(made));
-    PlanTensor plan;
-    const auto num_owners = static_cast<size_t>(config_->num_servers);
-    std::vector<std::vector<uint32_t>> requests(num_owners);
-    std::vector<std::vector<uint32_t>> contributions(num_owners);
-    std::vector<int64_t> sizes(num_owners * kNumSizes);
-    if (error.ok()) {
-      const ParallelFor parallel_for = TfParallelFor(ctx);
-      plan.step = WorkerStep::Make(config_, std::move(batch), parallel_for);
-      requests = plan.step->RowsByServer();
-      OwnedParts parts(num_owners);
-      if (training) {
-        parts = SplitBatch(*plan.step, parallel_for);
-        for (size_t s = 0; s < num_owners; ++s) {
-          contributions[s] = WriteParts(parts[s]);
-        }
-      }
-      sizes = MessageSizes(*config_, requests, parts);
-      for (size_t s = 0; s < num_owners; ++s) {
-        sizes[s * kNumSizes + kContributions] =
-            static_cast<int64_t>(contributions[s].size());
-      }
-    }
-    OpOutputList request_outputs, contribution_outputs;
-    OP_REQUIRES_OK(ctx, ctx->output_list("requests", &request_outputs));
-    OP_REQUIRES_OK(ctx,
-                   ctx->output_list("contributions", &contribution_outputs));
-    for (size_t s = 0; s < num_owners; ++s) {
-      OP_REQUIRES_OK(ctx,
-                     SetOutput<uint32_t>(&request_outputs, s, requests[s]));
-      OP_REQUIRES_OK(
-          ctx, SetOutput<uint32_t>(&contribution_outputs, s, contributions[s]));
-    }
-    Tensor* sizes_output = nullptr;
-    OP_REQUIRES_OK(
-        ctx,
-        ctx->allocate_output(
-            "sizes", TensorShape({static_cast<int64_t>(num_owners), kNumSizes}),
-            &sizes_output));
-    std::copy(sizes.begin(), sizes.end(), sizes_output->flat<int64_t>().data());
-    OP_REQUIRES_OK(
-        ctx, SetScalar(ctx, "error", tensorflow::tstring(error.message())));
-    OP_REQUIRES_OK(
-        ctx, SetScalar(ctx, "plan", tensorflow::Variant(std::move(plan))));
+    OP_REQUIRES_OK(ctx, OutputExchangePlan(ctx, config_, std::move(batch),
+                                           training, error));
   }
 
  private:

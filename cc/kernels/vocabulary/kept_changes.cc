@@ -43,9 +43,9 @@ absl::Status TakeBack(OpKernelContext* ctx, EngineResource* engine,
     const KeptChange& change = changes[i];
     if (!change.owns_vocabulary) continue;
     const TableSpec& table = tables[change.table];
-    TF_RETURN_IF_ERROR(vocabularies[i].Make(ctx, &locked, first_shard,
-                                            table.name, BucketOffsets(table),
-                                            change.policy));
+    TF_RETURN_IF_ERROR(vocabularies[i].Make(
+        ctx, &locked, first_shard, table,
+        engine->vocabulary_buckets(change.table), change.policy));
     first_shard +=
         NumStateVariables(change.policy, table.partition.num_shards());
     const Span<int64_t> numbers = vocabularies[i].numbers();
@@ -87,6 +87,7 @@ class TakeBackKeysOp : public Kernel {
   explicit TakeBackKeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("raises", &raises_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("in_processes", &in_processes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("may_be_missing", &may_be_missing_));
   }
 
   void Run(OpKernelContext* ctx) override {
@@ -98,7 +99,7 @@ class TakeBackKeysOp : public Kernel {
     if (why.empty()) return;
     if (in_processes_) {
       engine->engine().Poison(why);
-    } else {
+    } else if (take_back || !may_be_missing_) {
       const absl::Status undone =
           take_back
               ? take_back(ctx)
@@ -116,6 +117,7 @@ class TakeBackKeysOp : public Kernel {
  private:
   bool raises_;
   bool in_processes_;
+  bool may_be_missing_;
 };
 
 LM_REGISTER_KERNEL("TakeBackKeys", TakeBackKeysOp);

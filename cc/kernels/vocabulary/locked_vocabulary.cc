@@ -12,7 +12,10 @@
 #include "cc/core/keys/sketch.h"
 #include "cc/core/keys/vocabulary_state.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/served_keys/key_pieces.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/core/vocabulary/admit_keys.h"
+#include "cc/kernels/changes/row_values.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -71,37 +74,69 @@ absl::Status ReadPolicy(const std::string& admission, const std::string& evict,
   return ToTf(CheckPolicy(*policy));
 }
 
+absl::Status HeldBuckets::Make(const std::string& table,
+                               const std::vector<int64_t>& offsets,
+                               int64_t first, int64_t vocabulary_buckets) {
+  TF_RETURN_IF_ERROR(
+      ToTf(RowPartition::Make(Placement::kOffsets, offsets, &own)));
+  is_shard = vocabulary_buckets > 0;
+  if (!is_shard) return ToTf(BucketLayout::Make(own.num_rows(), &layout));
+  first_bucket = first;
+  KeyPiece piece;
+  piece.table = table;
+  piece.first_bucket = first;
+  piece.num_buckets = own.num_rows();
+  TF_RETURN_IF_ERROR(ToTf(BucketLayout::Make(vocabulary_buckets, &layout)));
+  piece.layout = layout;
+  TF_RETURN_IF_ERROR(ToTf(CheckKeyPiece(piece)));
+  TF_RETURN_IF_ERROR(CheckNumVariables(
+      absl::StrCat("The shard of vocabulary '", table, "' needs"), "keys", 1,
+      own.num_shards()));
+  return ToTf(PartOf(vocabulary_buckets, first, own.num_rows(), &all));
+}
+
 absl::Status LockedVocabulary::Make(tensorflow::OpKernelContext* ctx,
                                     LockedShards* locked, int first,
-                                    const std::string& table,
-                                    const std::vector<int64_t>& bucket_offsets,
+                                    const TableSpec& spec,
+                                    int64_t vocabulary_buckets,
                                     const VocabularyPolicy& policy) {
+  const std::string& table = spec.name;
   table_ = table;
   policy_ = policy;
-  TF_RETURN_IF_ERROR(
-      ToTf(RowPartition::Make(Placement::kOffsets, bucket_offsets, &buckets_)));
-  TF_RETURN_IF_ERROR(ToTf(BucketLayout::Make(buckets_.num_rows(), &layout_)));
-  const int num_shards = buckets_.num_shards();
+  TF_RETURN_IF_ERROR(buckets_.Make(table, BucketOffsets(spec),
+                                   spec.first_row / kKeysPerBucket,
+                                   vocabulary_buckets));
+  const RowPartition& own = buckets_.own;
+  const int num_shards = own.num_shards();
   TF_RETURN_IF_ERROR(CheckNumVariables(
       absl::StrCat("Vocabulary '", table, "' needs"), "state",
       NumStateVariables(policy, num_shards),
       std::min(NumStateVariables(policy, num_shards), locked->size() - first)));
   const tensorflow::TensorShape bucket({kKeysPerBucket});
-  TF_RETURN_IF_ERROR(locked->MutableView(ctx, first, table + " (keys)",
-                                         buckets_, bucket, &state_.keys));
+  TF_RETURN_IF_ERROR(locked->MutableView(ctx, first, table + " (keys)", own,
+                                         bucket, &state_.keys));
   TF_RETURN_IF_ERROR(locked->MutableView(ctx, first + num_shards,
-                                         table + " (last_step)", buckets_,
-                                         bucket, &state_.last_step));
+                                         table + " (last_step)", own, bucket,
+                                         &state_.last_step));
   TF_RETURN_IF_ERROR(locked->MutableView(ctx, first + 2 * num_shards,
-                                         table + " (count)", buckets_, bucket,
+                                         table + " (count)", own, bucket,
                                          &state_.count));
+  buckets_.Place(&state_.keys);
+  buckets_.Place(&state_.last_step);
+  buckets_.Place(&state_.count);
+  if (buckets_.is_shard) {
+    const int64_t per_segment = layout().buckets_per_segment();
+    state_.first_segment = buckets_.first_bucket / per_segment;
+    state_.num_segments = own.num_rows() / per_segment;
+  }
+  const int64_t num_segments = state_.NumSegments(layout());
   int next = first + 3 * num_shards;
   if (policy.admission == Admission::kCount) {
-    TF_RETURN_IF_ERROR(UnshardedView(
-        ctx, locked, next++, table + " (sketch)", layout_.num_segments(),
-        {2, SegmentSketch::NumCells(layout_)}, &state_.sketch));
+    TF_RETURN_IF_ERROR(
+        UnshardedView(ctx, locked, next++, table + " (sketch)", num_segments,
+                      {2, SegmentSketch::NumCells(layout())}, &state_.sketch));
     TF_RETURN_IF_ERROR(UnshardedView(ctx, locked, next++, table + " (seen)",
-                                     layout_.num_segments(), {}, &state_.seen));
+                                     num_segments, {}, &state_.seen));
   }
   return UnshardedView(ctx, locked, next, table + " (numbers)",
                        kNumVocabularyNumbers, {}, &numbers_);
@@ -171,7 +206,7 @@ void LockedVocabulary::CountEvicted(int64_t num_evicted, int64_t num_expired) {
 
 ShardedView<const int64_t> LockedVocabulary::keys() const {
   ShardedView<const int64_t> view;
-  view.partition = &buckets_;
+  view.partition = state_.keys.partition;
   view.dim = kKeysPerBucket;
   view.shards.assign(state_.keys.shards.begin(), state_.keys.shards.end());
   return view;

@@ -14,6 +14,7 @@
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/vocabulary_state.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/kernels/locked_shards.h"
@@ -60,6 +61,46 @@ absl::Status NextVocabularyStep(const std::string& table,
 // Adds `counts` to the counts in `numbers`.
 void AddCounts(const VocabularyCounts& counts, Span<int64_t> numbers);
 
+// The buckets of the variables of a vocabulary: all buckets, or the buckets of
+// one shard. A shard consists of complete segments. The buckets of the other
+// shards have no memory. Objects cannot be moved, because views point to their
+// partitions.
+struct HeldBuckets {
+  HeldBuckets() = default;
+  HeldBuckets(const HeldBuckets&) = delete;
+  HeldBuckets& operator=(const HeldBuckets&) = delete;
+
+  // `offsets` are the offsets of the variables. If `vocabulary_buckets` is not
+  // 0, there is one variable, which is the shard of a vocabulary with this
+  // number of buckets, and begins at `first_bucket`.
+  absl::Status Make(const std::string& table,
+                    const std::vector<int64_t>& offsets, int64_t first_bucket,
+                    int64_t vocabulary_buckets);
+
+  int64_t first_row() const { return first_bucket * kKeysPerBucket; }
+  bool Has(int64_t key) const {
+    const int64_t bucket = layout.BucketOf(key) - first_bucket;
+    return bucket >= 0 && bucket < own.num_rows();
+  }
+
+  // Converts a view of the variables to a view of the full vocabulary.
+  template <typename T>
+  void Place(ShardedView<T>* view) const {
+    if (!is_shard) return;
+    view->partition = &all;
+    view->shards = {nullptr, view->shards[0], nullptr};
+  }
+
+  bool is_shard = false;
+  int64_t first_bucket = 0;
+  // The layout of the full vocabulary.
+  BucketLayout layout;
+  // The partition of the buckets into variables.
+  RowPartition own;
+  // The partition of all buckets of the vocabulary.
+  RowPartition all;
+};
+
 // The variables of a vocabulary, with their locks. Objects cannot be copied or
 // moved, because the state points to the partitions.
 class LockedVocabulary {
@@ -69,11 +110,11 @@ class LockedVocabulary {
   LockedVocabulary& operator=(const LockedVocabulary&) = delete;
 
   // Reads the variables in `locked` that start at index `first`. The variables
-  // must be locked exclusively. `bucket_offsets` are the offsets of the shards.
+  // must be locked exclusively. `vocabulary_buckets` is the number of buckets
+  // of the full vocabulary if the table is a shard, otherwise 0.
   absl::Status Make(tensorflow::OpKernelContext* ctx, LockedShards* locked,
-                    int first, const std::string& table,
-                    const std::vector<int64_t>& bucket_offsets,
-                    const VocabularyPolicy& policy);
+                    int first, const TableSpec& table,
+                    int64_t vocabulary_buckets, const VocabularyPolicy& policy);
 
   // Returns an error if `kind` differs from the kind of the earlier keys.
   absl::Status CheckKind(KeyKind kind) const;
@@ -88,7 +129,10 @@ class LockedVocabulary {
 
   const std::string& table() const { return table_; }
   const VocabularyPolicy& policy() const { return policy_; }
-  const BucketLayout& layout() const { return layout_; }
+  // The layout of the full vocabulary. The rows of the state and of the results
+  // of `AdmitKeys` and other functions are rows of the full table.
+  const BucketLayout& layout() const { return buckets_.layout; }
+  const HeldBuckets& buckets() const { return buckets_; }
   const VocabularyState& state() const { return state_; }
   ShardedView<const int64_t> keys() const;
   int64_t step() const { return numbers_[kVocabularyStep]; }
@@ -97,8 +141,7 @@ class LockedVocabulary {
  private:
   std::string table_;
   VocabularyPolicy policy_;
-  BucketLayout layout_;
-  RowPartition buckets_;
+  HeldBuckets buckets_;
   VocabularyState state_;
   Span<int64_t> numbers_;
 };

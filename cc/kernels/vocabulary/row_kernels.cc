@@ -145,8 +145,13 @@ class WriteKeysOp : public Kernel {
             step, locked.state, MutableView<int64_t>(rows), &written)));
     WriteRowValues(locked.table, written, View<int64_t>(*rows), values,
                    TfParallelFor(ctx));
+    // The views of the other tables and the engine count rows from the first
+    // row of the shard.
+    const int64_t first_row = first_bucket_ * kKeysPerBucket;
+    std::vector<NewKey> new_keys = written.new_keys;
+    for (NewKey& one : new_keys) one.row -= first_row;
     for (const FirstRows& other : locked.others) {
-      WriteFirstRows(other, written.new_keys, TfParallelFor(ctx));
+      WriteFirstRows(other, new_keys, TfParallelFor(ctx));
     }
     VocabularyCounts numbers;
     numbers.num_admitted = static_cast<int64_t>(written.new_keys.size());
@@ -155,9 +160,14 @@ class WriteKeysOp : public Kernel {
     locked.numbers[kVocabularyStep] = step;
     if (!written_keys.empty()) locked.numbers[kKeyKind] = kind_;
     if (resource) {
-      resource->changed().Note(table_index_, View<int64_t>(*rows));
+      const auto found = View<int64_t>(*rows);
+      std::vector<int64_t> changed(found.begin(), found.end());
+      for (int64_t& row : changed) {
+        if (row != kNoRow) row -= first_row;
+      }
+      resource->changed().Note(table_index_, changed);
       for (const int32_t other : sharing_) {
-        resource->changed().Note(other, View<int64_t>(*rows));
+        resource->changed().Note(other, changed);
       }
     }
     OP_REQUIRES_OK(ctx, SetScalar(ctx, "num_new", numbers.num_admitted));
@@ -206,11 +216,13 @@ class WriteKeysOp : public Kernel {
     }
     // The engine records the changed rows, so it must have all of these rows.
     const int64_t num_rows = tables[table_index_].partition.num_rows();
-    if (layout_.num_rows() > num_rows) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "`vocabulary_buckets` must be at most ", num_rows / kKeysPerBucket,
-          ", as in the engine. Received: ", layout_.num_buckets(), " (table '",
-          table_, "')"));
+    const int64_t shard_of = (*engine)->vocabulary_buckets(table_index_);
+    const int64_t most = shard_of > 0 ? shard_of : num_rows / kKeysPerBucket;
+    if (layout_.num_buckets() > most) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("`vocabulary_buckets` must be at most ", most,
+                       ", as in the engine. Received: ", layout_.num_buckets(),
+                       " (table '", table_, "')"));
     }
     for (const int32_t other : sharing_) {
       if (other < 0 || other >= static_cast<int>(tables.size()) ||

@@ -1,5 +1,7 @@
 // Kernels that access one vocabulary without running a step of the engine.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -42,29 +44,52 @@ class FindKeysOp : public Kernel {
  public:
   explicit FindKeysOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table", &table_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("first_bucket", &first_bucket_));
+    OP_REQUIRES_OK(ctx,
+                   ctx->GetAttr("vocabulary_buckets", &vocabulary_buckets_));
   }
 
   void Run(OpKernelContext* ctx) override {
     const Tensor* keys;
-    RowPartition buckets;
-    BucketLayout layout;
+    RowPartition partition;
+    HeldBuckets buckets;
     OP_REQUIRES_OK(ctx, ctx->input("keys", &keys));
-    OP_REQUIRES_OK(ctx, GetPartition(ctx, Placement::kOffsets, &buckets));
-    OP_REQUIRES_OK(ctx, ToTf(BucketLayout::Make(buckets.num_rows(), &layout)));
+    OP_REQUIRES_OK(ctx, GetPartition(ctx, Placement::kOffsets, &partition));
+    OP_REQUIRES_OK(ctx, buckets.Make(table_, partition.offsets(), first_bucket_,
+                                     vocabulary_buckets_));
     LockedShards locked;
     OP_REQUIRES_OK(ctx,
                    locked.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     ShardedView<const int64_t> stored;
-    OP_REQUIRES_OK(ctx, locked.View(0, table_ + " (keys)", buckets,
+    OP_REQUIRES_OK(ctx, locked.View(0, table_ + " (keys)", buckets.own,
                                     {kKeysPerBucket}, &stored));
+    buckets.Place(&stored);
     Tensor* rows = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output("rows", keys->shape(), &rows));
-    FindKeys(layout, stored, View<int64_t>(*keys), TfParallelFor(ctx),
-             MutableView<int64_t>(rows));
+    const auto all = View<int64_t>(*keys);
+    if (!buckets.is_shard) {
+      FindKeys(buckets.layout, stored, all, TfParallelFor(ctx),
+               MutableView<int64_t>(rows));
+      return;
+    }
+    std::vector<int64_t> own, positions;
+    for (int64_t i = 0; i < all.size(); ++i) {
+      if (!buckets.Has(all[i])) continue;
+      own.push_back(all[i]);
+      positions.push_back(i);
+    }
+    std::vector<int64_t> found(own.size());
+    FindKeys(buckets.layout, stored, own, TfParallelFor(ctx),
+             Span<int64_t>(found));
+    const Span<int64_t> out = MutableView<int64_t>(rows);
+    std::fill(out.begin(), out.end(), kNoRow);
+    for (size_t i = 0; i < found.size(); ++i) out[positions[i]] = found[i];
   }
 
  private:
   std::string table_;
+  int64_t first_bucket_ = 0;
+  int64_t vocabulary_buckets_ = 0;
 };
 
 class EvictKeysOp : public Kernel {
@@ -109,13 +134,16 @@ class EvictKeysOp : public Kernel {
     LockedVocabulary vocabulary;
     OP_REQUIRES_OK(ctx, locked.Lock(ctx, {"state", "shards", "slots"},
                                     LockedShards::Mode::kExclusive));
-    OP_REQUIRES_OK(ctx, vocabulary.Make(ctx, &locked, 0, table.name,
-                                        BucketOffsets(table), policy_));
+    OP_REQUIRES_OK(
+        ctx, vocabulary.Make(ctx, &locked, 0, table,
+                             resource->vocabulary_buckets(table_), policy_));
     std::vector<KeyOfRow> evicted;
     OP_REQUIRES_OK(ctx, Evict(*resource, sharing, vocabulary,
                               View<int64_t>(*keys), &evicted));
-    const absl::Status told = CatchAllTf(
-        [&] { return SetOutputs(ctx, locked, tables, sharing, evicted); });
+    const absl::Status told = CatchAllTf([&] {
+      return SetOutputs(ctx, locked, tables, sharing,
+                        vocabulary.buckets().first_row(), evicted);
+    });
     if (!told.ok()) TakeBackEvicted(evicted, vocabulary.state());
     OP_REQUIRES_OK(ctx, told);
     const Span<int64_t> numbers = vocabulary.numbers();
@@ -126,7 +154,9 @@ class EvictKeysOp : public Kernel {
     const auto num_evicted = static_cast<int64_t>(evicted.size());
     vocabulary.CountEvicted(num_evicted, expired_ ? num_evicted : 0);
     change.numbers_after.assign(numbers.begin(), numbers.end());
-    for (const KeyOfRow& one : evicted) change.touched.push_back(one.row);
+    for (const KeyOfRow& one : evicted) {
+      change.touched.push_back(one.row - vocabulary.buckets().first_row());
+    }
     resource->changed().Note(table_, change.touched);
     // Only the keys must be restored, because rows keep their values until they
     // are assigned to other keys.
@@ -144,12 +174,22 @@ class EvictKeysOp : public Kernel {
                      const LockedVocabulary& vocabulary,
                      Span<const int64_t> keys,
                      std::vector<KeyOfRow>* evicted) const {
-    const RowsInFlight in_flight =
+    const HeldBuckets& buckets = vocabulary.buckets();
+    RowsInFlight in_flight =
         FindRowsInFlightOf(resource.engine(), resource.tokens(), sharing);
+    for (int64_t& row : in_flight.pinned_rows) row += buckets.first_row();
     VocabularyStep step;
     TF_RETURN_IF_ERROR(vocabulary.NextStep(&step.number));
     step.oldest_in_flight = in_flight.oldest_step;
     step.pinned_rows = in_flight.pinned_rows;
+    if (!expired_ && buckets.is_shard) {
+      std::vector<int64_t> own;
+      for (const int64_t key : keys) {
+        if (buckets.Has(key)) own.push_back(key);
+      }
+      return ToTf(EvictKeys(vocabulary.layout(), step, own, vocabulary.state(),
+                            evicted));
+    }
     if (!expired_) {
       return ToTf(EvictKeys(vocabulary.layout(), step, keys, vocabulary.state(),
                             evicted));
@@ -163,13 +203,14 @@ class EvictKeysOp : public Kernel {
                                  const LockedShards& locked,
                                  const std::vector<TableSpec>& tables,
                                  const std::vector<int32_t>& sharing,
+                                 int64_t first_row,
                                  const std::vector<KeyOfRow>& evicted) {
     OpInputList state, shards, slots;
     OutputsInOrder outputs;
     std::vector<int64_t> keys, rows;
     for (const KeyOfRow& one : evicted) {
       keys.push_back(one.key);
-      rows.push_back(one.row);
+      rows.push_back(one.row - first_row);
     }
     TF_RETURN_IF_ERROR(ctx->input_list("state", &state));
     TF_RETURN_IF_ERROR(ctx->input_list("shards", &shards));

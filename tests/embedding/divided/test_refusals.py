@@ -5,8 +5,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap.embedding.divided import backend
-from tf_layoutmap.embedding.spec import config, open_tables
-from tf_layoutmap.vocabulary import open_vocabulary
+from tf_layoutmap.embedding.spec import config
 
 tpu = tf.tpu.experimental.embedding
 
@@ -47,19 +46,3 @@ def create_backend(**changed):
 def test_unsupported_arguments_raise(changed, kind, message):
     with pytest.raises(kind, match=message):
         create_backend(**changed)
-
-
-def test_open_vocabularies_raise():
-    feature = tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words"))
-    spec, tables = config.read_feature_config([("word", feature)], tpu.SGD(0.1))
-    spec = open_tables.with_vocabularies(
-        spec,
-        tables,
-        {"words": tlm.OpenVocabulary(8)},
-        open_vocabulary.OpenVocabulary,
-        lambda *_, **__: None,
-    )
-    with pytest.raises(
-        NotImplementedError, match=r"`vocabularies` must be None.*\['words'\]"
-    ):
-        create_backend(spec=spec)

@@ -42,7 +42,7 @@ FAILING = (
 )
 
 
-def embedding(on_evict=None):
+def embedding(on_evict=None, **options):
     """Returns three open tables.
 
     One table counts integer keys, one has string keys, and one has another dim
@@ -75,6 +75,7 @@ def embedding(on_evict=None):
             "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
             "prices": "items",
         },
+        **options,
     )
 
 

@@ -159,6 +159,8 @@ def read_own_rows(
 ) -> Array:
     """Returns the rows of this process after all deltas are applied.
 
+    If the variable belongs to a vocabulary, the result is `[buckets, lanes]`.
+
     Args:
       prefix: Prefix of the base.
       key: Key of the variable's tensor in the base.
@@ -190,12 +192,17 @@ def read_own_rows(
         value = np.array(
             read_tensor(open_checkpoint(prefix), key)[rows.start : rows.stop]
         )
+    by_row = value
+    if name in LANES:
+        # Each lane of a bucket is a row of the table.
+        by_row = value.reshape(-1)
+        rows = range(*(one * value.shape[1] for one in (rows.start, rows.stop)))
     for delta in deltas:
         reader = tf.train.load_checkpoint(delta.tensors)
         changed = reader.get_tensor(f"{table}/{ROWS}")
         is_own = (changed >= rows.start) & (changed < rows.stop)
         if is_own.any():
-            value[changed[is_own] - rows.start] = reader.get_tensor(
+            by_row[changed[is_own] - rows.start] = reader.get_tensor(
                 f"{table}/{name}"
             )[is_own]
     return value

@@ -27,7 +27,7 @@ from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
-from tf_layoutmap.vocabulary import checkpoint_files, state
+from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding
@@ -487,9 +487,11 @@ class DeltaWriter:
             (table, name),
             variable,
         )
+        # Each lane of a bucket is a row of the table.
+        lanes = bucket_layout.KEYS_PER_BUCKET if name in base_file.LANES else 1
         return (
             base_file.differing_rows(stored, variable.block)
-            + variable.rows.start
+            + variable.rows.start * lanes
         )
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:

@@ -15,7 +15,8 @@ replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,18 +25,25 @@ import tensorflow as tf
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import replicas
 from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.divided import step_exchange
+from tf_layoutmap.embedding.divided import (
+    key_exchange,
+    shard_keys,
+    step_exchange,
+)
 from tf_layoutmap.embedding.divided import tables as divided_tables
+from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
 from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.host import (
     changes,
     engine,
     multi_process,
     process_checks,
+    processes,
 )
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.vocabulary import key_rows, state
 
 
 class DividedLookup(NamedTuple):
@@ -98,9 +106,19 @@ class DividedEngine(HostEngine):
                 [one.row_partition.num_shards for one in rows],
             )
         )
-        local_spec = _local_spec(
-            spec, local_variables, gradient_order.features()
+        # The engine gets the rows of keys, and no keys.
+        spec_of_keys = shard_keys.local_spec_of_keys(
+            _local_spec(spec, local_variables, gradient_order.features()),
+            [bool(one.rows) for one in rows],
         )
+        local_spec = shard_keys.local_spec_of_keys(
+            spec_of_keys, [False] * len(rows)
+        )
+        first_rows = [one.rows.start for one in rows]
+        self._shard_keys = shard_keys.ShardKeys(
+            spec_of_keys, spec, local_variables, first_rows
+        )
+        self._variables = variables
         self._own_rows = {
             one.name: table.rows for one, table in zip(spec.tables, rows)
         }
@@ -110,8 +128,20 @@ class DividedEngine(HostEngine):
             local_variables,
             num_replicas=group.size,
             rounding_seed=rounding_seed,
-            first_rows=[one.rows.start for one in rows],
+            first_rows=first_rows,
+            vocabulary_buckets=self._shard_keys.vocabulary_buckets(),
         )
+
+        def make_keys(plan_attrs: dict[str, Any]) -> key_exchange.KeyExchange:
+            return key_exchange.KeyExchange(
+                spec,
+                variables,
+                group,
+                self._handle,
+                self._shard_keys,
+                plan_attrs,
+            )
+
         self._exchange = step_exchange.StepExchange(
             spec,
             local_spec,
@@ -120,6 +150,7 @@ class DividedEngine(HostEngine):
             gradient_order,
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
+            make_keys=make_keys if spec.has_open_tables else None,
         )
         self._steps = step_exchange.StepsInFlight()
 
@@ -166,7 +197,20 @@ class DividedEngine(HostEngine):
         return process_checks.check_rates(self._spec, hyperparameters, 1)
 
     def open(self, replica: int, features: engine.StepInputs) -> DividedLookup:
-        """Opens the lookups of this replica and of other processes."""
+        """Opens the lookups of this replica and of other processes.
+
+        Raises:
+          NotImplementedError: If a table has an open vocabulary.
+        """
+        if self._exchange.has_keys:
+            # The engine releases the rows of an updated lookup immediately only
+            # if it knows the vocabulary step of the lookup.
+            raise NotImplementedError(
+                "A layer in a training step must not have open vocabularies "
+                'with over_processes="sharded"; use tlm.TPUEmbedding in a '
+                'custom loop, or over_processes="copied". Received: open '
+                f"vocabularies of tables {self._exchange.open_tables}."
+            )
         step, _, inputs = self._exchange.plan(True, features)
         return DividedLookup(
             [
@@ -228,11 +272,53 @@ class DividedEngine(HostEngine):
                     vectors[other],
                 )
 
+    @property
+    def shard_keys(self) -> shard_keys.ShardKeys:
+        """The shards of open vocabularies in this process."""
+        return self._shard_keys
+
+    def evict_own(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> list[np.ndarray[Any, Any]]:
+        """Evicts the keys of this process; see `ShardKeys.evict_own`."""
+        return self._shard_keys.evict_own(
+            self._handle, table, keys, expired=expired
+        )
+
+    def undo_eviction(self, table: int, why: str) -> None:
+        """Undoes the last call of `evict_own`."""
+        with tf.device(self._handle.device):
+            self._shard_keys.undo_own_eviction(self._handle, table, why)
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the keys of this process; see `ShardKeys.write_own`."""
+        return self._shard_keys.write_own(self._handle, table, written)
+
     def watch_changes(self) -> ShardChanges:
         """Starts to record which rows of this process are written."""
+        # If this process has no shard of a table, its engine does not record
+        # keys of the table.
+        recorded = {
+            table: {
+                name: one
+                for name, one in by_name.items()
+                if self._own_rows[table] or name not in state.NAMES
+            }
+            for table, by_name in self._local_variables.items()
+        }
         return ShardChanges(
-            changes.Changes(self._spec, self._local_variables, self._handle),
+            changes.Changes(self._spec, recorded, self._handle),
             self._own_rows,
+            {
+                table: {
+                    name: one
+                    for name, one in by_name.items()
+                    if name in changes.WHOLE and name in state.NAMES
+                }
+                for table, by_name in self._variables.items()
+            },
         )
 
     def describe(self) -> dict[str, Any]:
@@ -251,15 +337,23 @@ class ShardChanges:
     Rows are numbered by their index in the unsharded table.
     """
 
-    def __init__(self, shards: changes.Changes, rows: Mapping[str, range]):
+    def __init__(
+        self,
+        shards: changes.Changes,
+        rows: Mapping[str, range],
+        whole: Mapping[str, Mapping[str, Any]],
+    ):
         """Creates the recorder.
 
         Args:
           shards: Recorder of the shards, which numbers the local rows.
           rows: Rows of this process, by table.
+          whole: Small variables of vocabularies, which are copied in full, by
+            table and name.
         """
         self._shards = shards
         self._rows = rows
+        self._whole = whole
 
     @property
     def num_replaced(self) -> int:
@@ -275,6 +369,8 @@ class ShardChanges:
     ) -> dict[str, changes.TableChanges]:
         """Copies the rows written since the last call; see `EngineChanges`.
 
+        All processes must call the method together.
+
         Args:
           also: Additional rows of this process to copy, by table.
         """
@@ -286,7 +382,15 @@ class ShardChanges:
         )
         return {
             table: dataclasses.replace(
-                one, rows=one.rows + self._rows[table].start
+                one,
+                rows=one.rows + self._rows[table].start,
+                whole={
+                    **one.whole,
+                    **{
+                        name: whole.numpy()
+                        for name, whole in self._whole[table].items()
+                    },
+                },
             )
             for table, one in found.items()
         }
@@ -337,16 +441,10 @@ class DividedBackend(HostBackend):
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if a table has an open
-            vocabulary, or if a process has several devices.
+          NotImplementedError: If `is_pipelined` is True, if a vocabulary keeps
+            strings, or if a process has several devices.
           ValueError: If `partitioner` is not None.
         """
-        if spec.has_open_tables:
-            raise NotImplementedError(
-                "Argument `vocabularies` must be None with over_processes="
-                '"sharded", which does not support keys. Received: '
-                f"{[one.name for one in spec.tables if one.vocabulary]}."
-            )
         if is_pipelined:
             raise NotImplementedError(
                 "Argument `pipeline_execution_with_tensor_core` must be False "
@@ -375,7 +473,18 @@ class DividedBackend(HostBackend):
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process."""
-        return self._tables.create(self._spec)
+        variables = self._tables.create(self._spec)
+        for table in self._spec.tables:
+            if table.vocabulary is not None and table.vocabulary.owner is None:
+                variables[table.name].update(
+                    divided_vocabulary.create_variables(
+                        table.vocabulary.settings,
+                        table.name,
+                        self._owners,
+                        self._tables.transfer,
+                    )
+                )
+        return variables
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
@@ -397,6 +506,94 @@ class DividedBackend(HostBackend):
             self.engine.look_up_only(
                 self._reader.read_features(features, weights)
             )
+        )
+
+    def vocabulary_class(
+        self, table: int
+    ) -> Callable[..., divided_vocabulary.DividedVocabulary]:
+        """Returns a function that creates the `Vocabulary` of a table."""
+        assert isinstance(self.engine, DividedEngine)
+        return functools.partial(
+            divided_vocabulary.DividedVocabulary,
+            find_own=functools.partial(self.engine.shard_keys.find_own, table),
+            find_group=functools.partial(
+                processes.of_strategy, self._replicas.strategy
+            ),
+        )
+
+    def evict_keys(
+        self, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> tf.Tensor:
+        """Evicts keys of an open vocabulary; see `Vocabulary`."""
+        engine, call = self.engine, self._call_of_eviction(table)
+        assert isinstance(engine, DividedEngine)
+        group = self._together(call)
+        assert group is not None
+        self._check_equal_eviction(group, call, keys, expired)
+        own: list[np.ndarray[Any, Any]] = []
+        error = None
+        try:
+            own = engine.evict_own(table, keys, expired=expired)
+        except Exception as caught:
+            error = caught
+        failures = group.gather_texts(processes.describe_error(error))
+        found: list[np.ndarray[Any, Any]] = []
+        if not any(failures):
+            found = [
+                np.concatenate(group.gather_int64(own[0])),
+                *(group.gather_rows(one) for one in own[1:]),
+            ]
+            if found[1:] and group.is_first:
+                try:
+                    engine.shard_keys.report_eviction(table, found)
+                except Exception as caught:
+                    error = caught
+            reported = group.gather_texts(processes.describe_error(error))
+            if any(reported):
+                engine.undo_eviction(table, max(reported))
+            failures = reported
+        elif error is None:
+            engine.undo_eviction(table, max(failures))
+        processes.raise_errors(call, error, failures)
+        evicted = found[0]
+        if not expired:
+            # The result contains each evicted key once, in the order of `keys`.
+            asked = keys.numpy().ravel()
+            first = np.sort(np.unique(asked, return_index=True)[1])
+            evicted = asked[first][np.isin(asked[first], evicted)]
+        return tf.constant(evicted, tf.int64)
+
+    def write_rows(
+        self, table: int, written: key_rows.RowsToWrite
+    ) -> tuple[Any, int]:
+        """Writes the rows of keys of an open table; see `Vocabulary`."""
+        call = f"`write` of table {self._spec.tables[table].name!r}"
+        group = self._together(call)
+        assert group is not None and isinstance(self.engine, DividedEngine)
+        group.check_equal(
+            f"The arguments of {call}",
+            f"{written.keys.size} keys with checksum "
+            f"{multi_process.fingerprint(written)}",
+        )
+        rows, num_new = np.zeros([0], np.int64), 0
+        with group.failing_together(call):
+            rows, num_new = self.engine.write_rows(table, written)
+        return (
+            np.max(group.gather_int64(rows), axis=0),
+            group.sum(num_new),
+        )
+
+    def resize(self, table: int, capacity: int) -> Any:
+        """Raises an error, because each process has only some of the keys.
+
+        Raises:
+          NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "`resize` of a vocabulary is not supported with over_processes="
+            '"sharded"; use tlm.convert_vocabularies to change the capacity '
+            f"in a checkpoint. Received: capacity {capacity} (table "
+            f"{self._spec.tables[table].name!r})."
         )
 
     def watch_changes(self) -> Any:

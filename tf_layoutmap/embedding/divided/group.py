@@ -12,7 +12,7 @@ processes, outside of steps.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -157,6 +157,69 @@ class Group:
             for other in range(self.size)
         ]
 
+    def check_errors(
+        self,
+        is_bad: tf.Tensor,
+        error: tf.Tensor,
+        undo: Callable[[tf.Tensor], tf.Operation | None] | None = None,
+    ) -> tf.Tensor:
+        """Raises an error in all processes if one process has an error.
+
+        Args:
+          is_bad: `[size]` bool tensor: whether each process has an error.
+          error: Error message of this process, or an empty string.
+          undo: Function that each process calls with the error message before
+            it raises the error, or None. The function returns its last
+            operation in a graph, and None otherwise.
+
+        Returns:
+          A tensor that is computed after the check.
+        """
+
+        def raise_error():
+            points = tf.strings.unicode_decode(error, "UTF-8")[:_MESSAGE_SIZE]
+            points = self.all_gather(
+                tf.pad(points, [[0, _MESSAGE_SIZE - tf.size(points)]])[
+                    tf.newaxis
+                ]
+            )
+            first = tf.argmax(is_bad)
+            points = tf.gather(points, first)
+            # Single quotes are removed, because the message of an assertion
+            # would show a backslash before each single quote.
+            message = tf.strings.regex_replace(
+                tf.strings.unicode_encode(
+                    tf.boolean_mask(points, points > 0), "UTF-8"
+                ),
+                "'",
+                "",
+            )
+            undone = None if undo is None else undo(message)
+            with tf.control_dependencies([] if undone is None else [undone]):
+                check = tf.debugging.Assert(
+                    False,
+                    [
+                        tf.strings.join(
+                            [
+                                "Process ",
+                                tf.strings.as_string(first),
+                                ": ",
+                                message,
+                            ]
+                        )
+                    ],
+                )
+            with tf.control_dependencies([] if check is None else [check]):
+                return tf.constant(True)
+
+        return tf.cond(
+            tf.reduce_any(is_bad), raise_error, lambda: tf.constant(True)
+        )
+
+
+# Maximum number of code points in an error message that a process sends to the
+# other processes.
+_MESSAGE_SIZE = 400
 
 # Number of float32 values (1 MiB) that each process sends to the first process
 # at a time. The first process would not return the memory of much larger blocks
@@ -217,11 +280,9 @@ class RowTransfer:
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields a block of each shard, then the next block of each shard."""
         sizes = table.row_partition.sizes
-        rows_at_once = max(1, _CHUNK // known_size(table.block, 1))
+        rows_at_once = max(1, _CHUNK // _values_per_row(table.block))
         for first in range(0, max(sizes), rows_at_once):
             size = min(rows_at_once, max(sizes) - first)
-            # All processes gather float32 values. The conversion of 16-bit
-            # values to float32 is exact.
             gathered = self._all_gather(
                 _padded(table.block[first : first + size], size)
             )
@@ -243,9 +304,12 @@ class RowTransfer:
             for first in range(0, size, rows_at_once):
                 count = min(rows_at_once, size - first)
                 rows = (
-                    tf.cast(table.block[first : first + count], tf.float32)
+                    _sendable(table.block[first : first + count])
                     if owner == self._group.rank
-                    else tf.zeros([count, known_size(table.block, 1)])
+                    else tf.zeros(
+                        [count, *table.block.shape[1:]],
+                        _dtype_of_messages(table.dtype),
+                    )
                 )
                 yield tf.cast(self._broadcast(rows, owner), table.dtype)
 
@@ -329,6 +393,15 @@ class RowTransfer:
             table.dtype,
         )
 
+    def all_gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of all processes, concatenated along axis 0.
+
+        Args:
+          rows: Rows of this process, float32, int32 or int64. All processes
+            must pass tensors with the same shape.
+        """
+        return self._all_gather(rows)
+
     @tf.function(reduce_retracing=True)
     def _all_gather(self, rows: tf.Tensor) -> tf.Tensor:
         return self._strategy.experimental_local_results(
@@ -342,10 +415,29 @@ class RowTransfer:
         )[0]
 
 
+def _values_per_row(block: Any) -> int:
+    return max(1, int(block.shape[1:].num_elements()))
+
+
+def _dtype_of_messages(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which processes send values of `dtype`.
+
+    Collectives do not support all dtypes. All conversions are exact.
+    """
+    if dtype.is_floating:
+        return tf.float32
+    return tf.int64 if dtype == tf.int64 else tf.int32
+
+
+def _sendable(rows: tf.Tensor) -> tf.Tensor:
+    return tf.cast(rows, _dtype_of_messages(rows.dtype))
+
+
 def _padded(rows: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns float32 rows, followed by zeros up to `size` rows."""
-    missing = size - known_size(rows)
-    return tf.cast(tf.pad(rows, [[0, missing], [0, 0]]), tf.float32)
+    """Returns rows that can be sent, followed by zeros up to `size` rows."""
+    padding = [[0, size - known_size(rows)]]
+    padding += [[0, 0]] * (rows.shape.rank - 1)
+    return _sendable(tf.pad(rows, padding))
 
 
 def _check_range(table: TableShard, heads: tf.Tensor) -> tf.Operation:

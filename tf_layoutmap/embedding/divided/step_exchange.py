@@ -19,7 +19,7 @@ traced function.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import steps
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.divided import key_exchange
 from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import engine, multi_process, process_checks
@@ -321,6 +322,11 @@ class Folded:
         )
 
 
+# Function that creates the exchange of keys from the attributes of the op
+# `PlanExchange`.
+MakeKeyExchange = Callable[[dict[str, Any]], key_exchange.KeyExchange]
+
+
 def exchanged_bytes(words: tf.Tensor) -> tf.Tensor:
     """Converts an int32 vector from `_words` to bytes."""
     return tf.reshape(tf.bitcast(words, tf.uint8), [-1])
@@ -336,10 +342,6 @@ def _floats(message: tf.Tensor, first: int, size: tf.Tensor) -> tf.Tensor:
 # Size of the variable `applied`. The op `FetchRows` requires this variable, but
 # this backend does not use its value.
 _APPLIED_SIZE = 2054
-
-# Maximum number of code points in an error message that a process sends to the
-# other processes.
-_MESSAGE_SIZE = 400
 
 
 class StepExchange:
@@ -359,6 +361,7 @@ class StepExchange:
         *,
         out_of_range: str,
         rounding_seed: int,
+        make_keys: MakeKeyExchange | None = None,
     ):
         """Creates the exchange for the steps of an engine.
 
@@ -370,6 +373,9 @@ class StepExchange:
           order: Order in which the gradients of a row are summed.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
+          make_keys: Function that creates the exchange of keys from the
+            attributes of the op `PlanExchange`, or None if no table has an open
+            vocabulary.
         """
         self._spec = spec
         self._local_spec = local_spec
@@ -388,6 +394,7 @@ class StepExchange:
                 out_of_range=out_of_range,
                 rounding_seed=rounding_seed,
             ),
+            "table_placements": [one.placement for one in partitions],
             "table_num_shards": num_shards,
             "table_offsets": [row for one in partitions for row in one.offsets],
             "num_owners": group.size,
@@ -395,6 +402,7 @@ class StepExchange:
                 shard for one in num_shards for shard in range(one)
             ],
         }
+        self._keys = None if make_keys is None else make_keys(self._plan_attrs)
         self.restores = multi_process.RestoreCounter()
         with tf.init_scope(), tf.device(embedding_tables.HOST):
             self._applied = tf_private.ResourceVariable(
@@ -403,16 +411,30 @@ class StepExchange:
                 name="applied",
             )
 
+    @property
+    def open_tables(self) -> list[str]:
+        """Names of the tables with open vocabularies."""
+        return [one.name for one in self._spec.tables if one.vocabulary]
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a table has an open vocabulary."""
+        return self._keys is not None
+
     def plan(
         self,
         training: Any,
         features: engine.StepInputs,
+        *,
+        in_one_step: bool = True,
     ) -> tuple[Step, list[tf.Tensor], list[Any]]:
         """Sends the requests of this replica to the owners of the rows.
 
         Args:
           training: Whether the step receives gradients.
           features: Batch of this replica.
+          in_one_step: Whether the keys of all replicas are one step of the
+            vocabularies; see `KeyExchange.plan`.
 
         Returns:
           A tuple of three elements:
@@ -424,16 +446,8 @@ class StepExchange:
             uses rows of this process.
         """
         group = self._group
-        with tf.device(embedding_tables.HOST):
-            exchange_plan = ops.plan_exchange(
-                **engine.batch_inputs(features),
-                training=tf.convert_to_tensor(
-                    training if self._order.sends_contributions else False,
-                    tf.bool,
-                ),
-                **self._plan_attrs,
-            )
-        is_bad = tf.strings.length(exchange_plan.error) > 0
+        exchange_plan, error = self._make_plan(training, features, in_one_step)
+        is_bad = tf.strings.length(error) > 0
         heads = tf.ensure_shape(
             group.all_gather(
                 tf.concat(
@@ -453,7 +467,9 @@ class StepExchange:
             [group.size, 3 + 4 * group.size],
         )
         checks = process_checks.check_restores(heads[:, 1], 1)
-        check = _check_errors(group, heads[:, 2] > 0, exchange_plan.error)
+        check = group.check_errors(
+            heads[:, 2] > 0, error, self._keys and self._keys.undo
+        )
         with tf.control_dependencies([*checks, check]):
             sizes = tf.reshape(heads[:, 3:], [group.size, group.size, 4])
             of_training = tf.unstack(heads[:, 0] > 0)
@@ -476,6 +492,31 @@ class StepExchange:
             num_samples.append(counts)
         step = Step(exchange_plan.plan, requests, sizes, num_samples)
         return step, of_training, inputs
+
+    def _make_plan(
+        self, training: Any, features: engine.StepInputs, in_one_step: bool
+    ) -> tuple[Any, tf.Tensor]:
+        """Returns the plan of a batch, and its error or an empty string."""
+        if self._keys is not None:
+            return self._keys.plan(
+                training,
+                features,
+                self.restores.value(),
+                # The engine of an owner pins the rows of a forward-only step
+                # only if it receives their ids.
+                has_contributions=self._order.sends_contributions,
+                in_one_step=in_one_step,
+            )
+        with tf.device(embedding_tables.HOST):
+            planned = ops.plan_exchange(
+                **engine.batch_inputs(features),
+                training=tf.convert_to_tensor(
+                    training if self._order.sends_contributions else False,
+                    tf.bool,
+                ),
+                **self._plan_attrs,
+            )
+        return planned, planned.error
 
     def fetch(self, step: Step) -> list[tf.Tensor]:
         """Fetches the rows of a batch, and returns the activations."""
@@ -565,43 +606,6 @@ class StepExchange:
             )
             for one, num_samples in zip(received, step.num_samples)
         ]
-
-
-def _check_errors(
-    group: Group, is_bad: tf.Tensor, error: tf.Tensor
-) -> tf.Tensor:
-    """Raises an error in all processes if one process has an error."""
-
-    def raise_error():
-        points = tf.strings.unicode_decode(error, "UTF-8")[:_MESSAGE_SIZE]
-        points = group.all_gather(
-            tf.pad(points, [[0, _MESSAGE_SIZE - tf.size(points)]])[tf.newaxis]
-        )
-        first = tf.argmax(is_bad)
-        points = tf.gather(points, first)
-        # Single quotes are removed, because the message of an assertion would
-        # show a backslash before each single quote.
-        message = tf.strings.regex_replace(
-            tf.strings.unicode_encode(
-                tf.boolean_mask(points, points > 0), "UTF-8"
-            ),
-            "'",
-            "",
-        )
-        check = tf.debugging.Assert(
-            False,
-            [
-                tf.strings.join(
-                    ["Process ", tf.strings.as_string(first), ": ", message]
-                )
-            ],
-        )
-        with tf.control_dependencies([] if check is None else [check]):
-            return tf.constant(True)
-
-    return tf.cond(
-        tf.reduce_any(is_bad), raise_error, lambda: tf.constant(True)
-    )
 
 
 def _words(message: tf.Tensor) -> tf.Tensor:

@@ -30,7 +30,7 @@ from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided.group import Group, RowTransfer
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import checkpoint_files
+from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
 
 # Number of bytes that the first process collects in memory before it writes a
 # file. The value is small because the C library does not return all of this
@@ -284,7 +284,10 @@ def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
 
 
 class DividedTable(tf_private.Trackable):
-    """A table or a slot variable that is sharded over processes.
+    """A table, or a variable with one row for each part of a table.
+
+    Slot variables have one row for each row of the table. Variables of open
+    vocabularies have one row for each bucket or segment.
 
     Shards are contiguous blocks of rows in the order of the processes. The
     sizes of the shards differ by at most one row. If a table has fewer rows
@@ -293,7 +296,8 @@ class DividedTable(tf_private.Trackable):
 
     Attributes:
       name: Name of the table or slot variable.
-      shape: Unsharded shape, `[num_rows, dim]`.
+      shape: Unsharded shape, `[num_rows, dim]`. Rows of variables of open
+        vocabularies can have another rank.
       dtype: Dtype of the stored rows.
       row_partition: Assignment of rows to processes.
       rows: `range` of the rows of this process.
@@ -320,9 +324,7 @@ class DividedTable(tf_private.Trackable):
           transfer: Transfer of rows between the processes.
         """
         self.name = name
-        self.shape = tf.TensorShape(
-            [row_partition.num_rows, known_size(block, 1)]
-        )
+        self.shape = tf.TensorShape([row_partition.num_rows, *block.shape[1:]])
         self.dtype = tf.as_dtype(block.dtype)
         self.row_partition = row_partition
         first, size = (
@@ -354,7 +356,7 @@ class DividedTable(tf_private.Trackable):
         """
         self._require_eager("numpy")
         found = np.empty(
-            [self.row_partition.num_rows, known_size(self.block, 1)],
+            [known_size(self, axis) for axis in range(len(self.shape))],
             self.dtype.as_numpy_dtype,
         )
         for first, rows in self._transfer.gather_everywhere(self):
@@ -378,8 +380,10 @@ class DividedTable(tf_private.Trackable):
           RuntimeError: If the method is called inside a `tf.function`.
         """
         self._require_eager("blocks")
-        dim = known_size(self.block, 1)
-        return self._transfer.blocks(self, rows_at_once or max(1, 2**18 // dim))
+        size = max(1, int(self.shape[1:].num_elements()))
+        return self._transfer.blocks(
+            self, rows_at_once or max(1, 2**18 // size)
+        )
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Returns rows of the table, which their processes send.
@@ -478,8 +482,8 @@ class DividedTable(tf_private.Trackable):
         return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=self.name,
             full_shape=shape,
-            var_offset=[first, 0],
-            var_shape=[count, shape[1]],
+            var_offset=[first, *(0 for _ in shape[1:])],
+            var_shape=[count, *shape[1:]],
         ).spec
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
@@ -571,12 +575,16 @@ class _Rows(tf_private.SaveableObject):
 
 
 class DividedTables:
-    """A creator of the sharded tables of an embedding."""
+    """A creator of the sharded tables of an embedding.
+
+    Attributes:
+      transfer: Transfer of rows between the processes.
+    """
 
     def __init__(self, group: Group, strategy: Any):
         """Stores the processes, and patches TensorFlow's saver."""
         self._group = group
-        self._transfer = RowTransfer(group, strategy)
+        self.transfer = RowTransfer(group, strategy)
         engine.ensure("sharded_tables")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
@@ -594,9 +602,7 @@ class DividedTables:
             spec, partition.FixedShardsPartitioner(group.size), only=group.rank
         )
         for table in spec.tables:
-            row_partition = partition.RowPartition.div(
-                table.num_rows, min(group.size, table.num_rows)
-            )
+            row_partition = _partition_of(table, group.size)
             for name, variable in variables[table.name].items():
                 if name != embedding_tables.ROUNDING_STEPS:
                     variables[table.name][name] = DividedTable(
@@ -606,6 +612,21 @@ class DividedTables:
                         variable,
                         row_partition,
                         group.rank,
-                        self._transfer,
+                        self.transfer,
                     )
         return variables
+
+
+def _partition_of(
+    table: config.TableSpec, num_processes: int
+) -> partition.RowPartition:
+    """Returns the assignment of the rows of a table to processes."""
+    if table.vocabulary is None:
+        return partition.RowPartition.div(
+            table.num_rows, min(num_processes, table.num_rows)
+        )
+    return bucket_layout.row_partition(
+        bucket_layout.partition_over_processes(
+            table.vocabulary.settings.num_buckets, num_processes
+        )
+    )

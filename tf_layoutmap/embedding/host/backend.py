@@ -441,16 +441,11 @@ class HostBackend:
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
         """Evicts keys of an open vocabulary; see `OpenTables`."""
-        call = f"`evict` of table {self._spec.tables[table].name!r}"
+        call = self._call_of_eviction(table)
         group = self._together(call)
         if group is None:
             return self._started.evict_keys(table, keys, expired=expired)
-        values = keys.numpy()
-        group.check_equal(
-            f"The keys in {call}",
-            f"{values.size} keys with checksum {zlib.crc32(values.tobytes())}"
-            f"{' and all expired keys' * expired}",
-        )
+        self._check_equal_eviction(group, call, keys, expired)
         evicted = error = None
         try:
             evicted = self._started.evict_keys(table, keys, expired=expired)
@@ -462,6 +457,24 @@ class HostBackend:
         processes.raise_errors(call, error, failures)
         assert evicted is not None
         return evicted
+
+    def _call_of_eviction(self, table: int) -> str:
+        return f"`evict` of table {self._spec.tables[table].name!r}"
+
+    def _check_equal_eviction(
+        self,
+        group: processes.Processes,
+        call: str,
+        keys: tf.Tensor,
+        expired: bool,
+    ) -> None:
+        """Checks that all processes evict the same keys."""
+        values = keys.numpy()
+        group.check_equal(
+            f"The keys in {call}",
+            f"{values.size} keys with checksum {zlib.crc32(values.tobytes())}"
+            f"{' and all expired keys' * expired}",
+        )
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite

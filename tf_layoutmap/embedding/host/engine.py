@@ -239,6 +239,7 @@ class HostEngine:
         out_of_range: str = "error",
         rounding_seed: int = 0,
         first_rows: Sequence[int] = (),
+        vocabulary_buckets: Sequence[int] = (),
         reports_evicted: bool = True,
         in_processes: bool = False,
         strings: Mapping[str, kept_strings.KeptStrings] | None = None,
@@ -256,6 +257,9 @@ class HostEngine:
           rounding_seed: Seed for rounding the rows of 16-bit tables.
           first_rows: For each table that is a shard, the index of its first row
             in the unsharded table. By default, all indices are 0.
+          vocabulary_buckets: For each table that is a shard of a table with an
+            open vocabulary, the number of buckets of the full vocabulary,
+            otherwise 0. By default, all numbers are 0.
           reports_evicted: Whether the engine calls `on_evict` of open
             vocabularies with evicted keys.
           in_processes: Whether other processes run the same steps.
@@ -293,6 +297,7 @@ class HostEngine:
                 num_replicas=num_replicas,
                 pipelined=is_pipelined,
                 table_first_rows=list(first_rows),
+                table_vocabulary_buckets=list(vocabulary_buckets),
                 **config_attrs(
                     spec,
                     variables,

@@ -70,25 +70,32 @@ class WriteRecord:
 
     def add(self, table: int, written: key_rows.RowsToWrite):
         """Adds the keys and rows of a write."""
-        found = zlib.crc32(
-            repr(
-                (int(self.value()), table, written.kind, written.step)
-            ).encode()
-        )
-        for values in (
-            written.keys,
-            written.rows,
-            *written.slots,
-            written.last_steps,
-            written.counts,
-        ):
-            found = zlib.crc32(repr(values.shape).encode(), found)
-            found = zlib.crc32(values.tobytes(), found)
-        self._fingerprint.assign(found)
+        found = zlib.crc32(repr((int(self.value()), table)).encode())
+        self._fingerprint.assign(fingerprint(written, found))
 
     def value(self) -> tf.Tensor:
         """Returns the fingerprint as a tensor."""
         return self._fingerprint.read_value()
+
+
+def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
+    """Returns a checksum of the keys and rows of a write.
+
+    Args:
+      written: The keys and rows.
+      first: Checksum of preceding values.
+    """
+    found = zlib.crc32(repr((written.kind, written.step)).encode(), first)
+    for values in (
+        written.keys,
+        written.rows,
+        *written.slots,
+        written.last_steps,
+        written.counts,
+    ):
+        found = zlib.crc32(repr(values.shape).encode(), found)
+        found = zlib.crc32(values.tobytes(), found)
+    return found
 
 
 # Timeout of collectives. A process can wait this long while another process

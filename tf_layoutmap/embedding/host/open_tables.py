@@ -6,6 +6,7 @@ calls `on_evict` with the evicted keys.
 
 from __future__ import annotations
 
+import functools
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -299,10 +300,26 @@ class OpenTables:
           The evicted keys, `[num_evicted]` int64. Keys without a row are not
           included.
         """
+        owner, *_ = sharing = open_specs.sharing(self._spec, table)
+        evictions = self._run_eviction(engine, table, keys, expired=expired)
+        if owner in self._reporters:
+            self._report_or_undo(
+                functools.partial(self._report_eviction, table),
+                [evictions.evicted, *evictions.values],
+                engine,
+                "No key was evicted",
+                in_processes=False,
+                **self._variables_of_eviction(sharing),
+            )
+        return evictions.evicted
+
+    def _run_eviction(
+        self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
+    ) -> Any:
+        """Runs the op of `evict_keys`, and returns its outputs."""
         owner, *others = sharing = open_specs.sharing(self._spec, table)
-        settings = self._spec.tables[owner].vocabulary.settings
         variables = self._variables_of_eviction(sharing)
-        evictions = ops.evict_keys(
+        return ops.evict_keys(
             engine=engine,
             keys=keys,
             expired=expired,
@@ -312,26 +329,22 @@ class OpenTables:
                 dtype for number in sharing for dtype in self._dtypes[number]
             ],
             **{name: _handles(each) for name, each in variables.items()},
-            **settings.policy(),
+            **self._spec.tables[owner].vocabulary.settings.policy(),
         )
-        if owner in self._reporters:
 
-            def report_all(keys: Any, *arrays: Any) -> None:
-                first = 0
-                for number in sharing:
-                    size = len(self._dtypes[number])
-                    self._reporters[number](keys, *arrays[first : first + size])
-                    first += size
+    def _report_eviction(self, table: int, keys: Any, *arrays: Any) -> None:
+        """Calls `on_evict` of the tables that share a vocabulary.
 
-            self._report_or_undo(
-                report_all,
-                [evictions.evicted, *evictions.values],
-                engine,
-                "No key was evicted",
-                in_processes=False,
-                **variables,
-            )
-        return evictions.evicted
+        Args:
+          table: Index of one of the tables.
+          keys: The evicted keys.
+          *arrays: Output `values` of the op, as arrays.
+        """
+        first = 0
+        for number in open_specs.sharing(self._spec, table):
+            size = len(self._dtypes[number])
+            self._reporters[number](keys, *arrays[first : first + size])
+            first += size
 
     def undo_eviction(self, engine: tf.Tensor, table: int, why: str) -> None:
         """Undoes the last call of `evict_keys`.

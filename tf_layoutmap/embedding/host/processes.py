@@ -27,6 +27,7 @@ class Processes:
 
     Attributes:
       rank: Index of this process.
+      size: Number of processes.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
@@ -46,6 +47,7 @@ class Processes:
             )
         )
         self.rank = int(replicas[0]) // self._num_local
+        self.size = int(strategy.num_replicas_in_sync) // self._num_local
 
     @property
     def is_first(self) -> bool:
@@ -72,6 +74,29 @@ class Processes:
         values = rows.astype(np.float32).ravel().view(np.int32)
         found = np.concatenate(self._gather(values)).view(np.float32)
         return found.astype(rows.dtype).reshape(-1, rows.shape[1])
+
+    def gather_int64(self, values: Array) -> list[Array]:
+        """Returns the vector of each process, in the order of the processes.
+
+        Args:
+          values: int64 vector. Its size can differ between processes.
+        """
+        local = np.ascontiguousarray(values, np.int64).view(np.int32)
+        return [one.view(np.int64) for one in self._gather(local)]
+
+    def sum(self, value: int) -> int:
+        """Returns the sum of the numbers of all processes."""
+        return sum(int(one[0]) for one in self.gather_int64(np.array([value])))
+
+    def gather_bytes(self, values: bytes) -> list[bytes]:
+        """Returns the bytes of each process, in the order of the processes."""
+        padding = b"\0" * (-len(values) % 4)
+        local = np.frombuffer(values + padding, np.int32)
+        gathered = self._gather(np.append(local, np.int32(len(padding))))
+        return [
+            one[:-1].tobytes()[: 4 * (len(one) - 1) - int(one[-1])]
+            for one in gathered
+        ]
 
     @contextlib.contextmanager
     def failing_together(self, call: str) -> Iterator[None]:

@@ -1,0 +1,177 @@
+"""Open vocabularies in tables that are sharded over processes."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes, strategies
+from tests.embedding.divided import keys_program as program
+from tests.embedding.host import open_tables_program as plan
+
+NUM_STEPS = 8
+# Starting the processes takes most of the time of a test.
+DEADLINE_SECONDS = 180
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the program in several processes, and returns their folder."""
+
+    def run(count, *arguments):
+        processes.run_workers(
+            pathlib.Path(program.__file__),
+            [[str(tmp_path), str(NUM_STEPS), *arguments]] * count,
+            tmp_path,
+            DEADLINE_SECONDS,
+        )
+        return tmp_path
+
+    return run
+
+
+def restored(strategy, path, on_evict=None):
+    """Returns an embedding of this process after a restored checkpoint."""
+    with strategy.scope():
+        embedding = plan.embedding(on_evict)
+    embedding.build()
+    tf.train.Checkpoint(embedding=embedding).read(str(path)).assert_consumed()
+    return embedding
+
+
+def train_here(num_replicas, how, path):
+    """Trains the same steps on several replicas in this process."""
+    strategy = strategies.mirrored(num_replicas)
+    on_evict = plan.OnEvict()
+    embedding = restored(strategy, path, on_evict)
+    step = plan.train_step(embedding, strategy)
+
+    def batches(number):
+        of_replicas = [
+            plan.batch(number, replica) for replica in range(num_replicas)
+        ]
+        if num_replicas == 1:
+            return of_replicas[0]
+        distribute = strategy.experimental_distribute_values_from_function
+        return [
+            tf.nest.map_structure(
+                lambda *parts: distribute(
+                    lambda context: parts[context.replica_id_in_sync_group]
+                ),
+                *[one[part] for one in of_replicas],
+            )
+            for part in range(2)
+        ]
+
+    activations, found = program.train(
+        embedding, strategy, step, NUM_STEPS, how, batches, on_evict
+    )
+    return {**found, **program.contents(embedding)}, [
+        {
+            f"activation/{name}": strategy.experimental_local_results(one)[
+                replica
+            ].numpy()
+            for name, one in activations.items()
+        }
+        for replica in range(num_replicas)
+    ]
+
+
+def check_same(folder, count, how):
+    """Checks that all results are bitwise equal to those of one process."""
+    expected, activations = train_here(count, how, folder / "start")
+    assert len(expected["keys"]) > 20
+    for worker in range(count):
+        found = dict(np.load(folder / f"{worker}.npz"))
+        if worker:  # Only the first process calls `on_evict`.
+            assert found.pop("on_evict").tolist() == [0]
+        for name, value in {**expected, **activations[worker]}.items():
+            if name in found:
+                np.testing.assert_array_equal(found[name], value, err_msg=name)
+        assert expected.keys() - found.keys() <= {"on_evict"}
+    in_checkpoint = program.contents(
+        restored(strategies.mirrored(1), folder / "end")
+    )
+    for name, value in in_checkpoint.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    return expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("how", ["in order", "evict"])
+def test_processes_equal_replicas_of_one_process_bitwise(run, count, how):
+    expected = check_same(run(count, how), count, how)
+    assert len(expected["on_evict"]) > 10
+    assert (len(expected["evicted"]) > 10) == (how == "evict")
+
+
+@pytest.mark.slow
+def test_written_rows_equal_those_of_one_process_bitwise(run):
+    check_same(run(2, "write"), 2, "write")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_checkpoint_is_restored_by_another_number_of_processes(
+    run, tmp_path, count
+):
+    run(2, "in order")
+    for path in tmp_path.glob("end.*"):
+        path.rename(tmp_path / path.name.replace("end", "restart"))
+    check_same(run(count, "in order"), count, "in order")
+
+
+@pytest.mark.slow
+def test_folded_gradients_admit_the_same_keys(run):
+    folder = run(2, "in order", "folded")
+    expected, _ = train_here(2, "in order", folder / "start")
+    found = dict(np.load(folder / "0.npz"))
+    for name, value in expected.items():
+        if value.dtype.kind == "i":
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+        elif name.startswith("items/"):
+            np.testing.assert_allclose(found[name], value, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_step_with_a_full_vocabulary_changes_no_process(run):
+    """The program checks that the failed step changes no variable."""
+    folder = run(2, "full")
+    for worker in range(2):
+        found = (folder / f"{worker}.txt").read_text()
+        assert "has no free row" in found
+        assert "Increase `capacity`" in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["failing evict", "failing step"])
+def test_an_error_of_on_evict_undoes_the_call_in_all_processes(run, how):
+    """The program checks that `evict` changes no variable."""
+    folder = run(2, how)
+    first, second = (
+        (folder / f"{worker}.txt").read_text() for worker in range(2)
+    )
+    for found in (first, second):
+        assert "OSError: disk full" in found
+
+
+@pytest.mark.slow
+def test_unsupported_calls_raise_in_all_processes(run):
+    folder = run(2, "refused")
+    for worker in range(2):
+        found = json.loads((folder / f"{worker}.txt").read_text())
+        for name, words in {
+            "resize": "use tlm.convert_vocabularies to change the capacity",
+            "lookup in a function": "outside of tf.function, by all processes",
+            "keys in a function": "must be called outside of tf.function",
+            "sample": "Sampling of keys is not supported with over_processes",
+            "evict other": "The keys in `evict` of table 'items' must be equal",
+            "write other": "The arguments of `write` of table 'items' must be",
+            "keep strings": "`keep_strings` of tlm.OpenVocabulary must be",
+            "integers": "The keys of table 'names' must be strings",
+            "by token": "A layer in a training step must not have open",
+        }.items():
+            assert words in found[name], name
