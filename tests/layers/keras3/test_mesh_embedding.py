@@ -681,7 +681,19 @@ def test_regularizers_apply_to_the_rows_of_a_step(
         losses.append(model.evaluate(IDS[:8], Y[:8], verbose=0))
     # The terms of a loss are summed in a different order.
     np.testing.assert_allclose(losses[:5], losses[5:], rtol=1e-5)
-    assert_same_tables(host, meshed)
+    if calls == 1:
+        assert_same_tables(host, meshed)
+        return
+    # The gradients of the calls and of their regularizers are summed in a
+    # different order.
+    found, expected = table_of(meshed), table_of(host)
+    np.testing.assert_allclose(
+        found.embeddings.numpy(), expected.embeddings.numpy(), atol=1e-6
+    )
+    for name, slot in expected.optimizer.slots.items():
+        np.testing.assert_allclose(
+            found.optimizer.slots[name].numpy(), slot.numpy(), rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize(
