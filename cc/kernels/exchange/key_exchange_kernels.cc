@@ -132,7 +132,7 @@ class PlanKeyExchangeOp : public KeyExchangeOp {
   void Run(OpKernelContext* ctx) override {
     KeyRequests requests;
     OpInputList inputs;
-    bool has_contributions;
+    bool has_contributions = false;
     std::shared_ptr<const Batch> batch;
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "training", &has_contributions));
     OP_REQUIRES_OK(ctx, ctx->input_list("rows", &inputs));

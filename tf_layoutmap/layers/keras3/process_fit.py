@@ -137,7 +137,20 @@ def make_function(original: Any, model: Any, step_function: Any) -> Any:
         model.distribute_strategy
     ):
         return original(model, step_function)
-    one_step = original(_OneStepModel(model), step_function)
+
+    def step_of_batch(data: Any) -> Any:
+        # At the end of an epoch, the last call has no batch and fails. Without
+        # this dependency, ops that do not use the batch would run, for example
+        # the increment of the optimizer's `iterations`.
+        batch = [
+            one
+            for one in tf.nest.flatten(data, expand_composites=True)
+            if tf.is_tensor(one)
+        ]
+        with tf.control_dependencies(batch):
+            return step_function(data)
+
+    one_step = original(_OneStepModel(model), step_of_batch)
 
     def run_steps(iterator: Any) -> Any:
         outputs = one_step(iterator)
