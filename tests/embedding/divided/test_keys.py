@@ -80,7 +80,7 @@ def train_here(num_replicas, how, path):
 
 
 def check_same(folder, count, how):
-    """Checks that all results are bitwise equal to the results of one process."""
+    """Checks that all results are bitwise equal to one process."""
     expected, activations = train_here(count, how, folder / "start")
     assert len(expected["keys"]) > 20
     for worker in range(count):
