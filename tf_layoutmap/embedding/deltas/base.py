@@ -174,20 +174,13 @@ def read_own_rows(
     table, name = names
     rows = own.rows
     if own.dtype in tf_private.SLICEABLE_DTYPES:
-        try:
-            with tf.device("CPU:0"):
-                (value,) = tf.raw_ops.RestoreV2(
-                    prefix=prefix,
-                    tensor_names=[key],
-                    shape_and_slices=[own.slice_spec(rows.start, len(rows))],
-                    dtypes=[own.dtype],
-                )
-        except tf.errors.OpError as error:
-            raise ValueError(
-                f"Reading tensor {key!r} from the base failed; the file was "
-                f"truncated or modified: {error}."
-            ) from None
-        value = np.array(value.numpy())
+        value = _restore_slice(
+            prefix,
+            key,
+            own.slice_spec(rows.start, len(rows)),
+            own.dtype,
+            "the base",
+        )
     else:
         value = np.array(
             read_tensor(open_checkpoint(prefix), key)[rows.start : rows.stop]
@@ -281,20 +274,40 @@ class StoredRows:
             var_offset=[int(first), *(0 for _ in shape[1:])],
             var_shape=[int(stop - first), *shape[1:]],
         ).spec
-        try:
-            with tf.device("CPU:0"):
-                (value,) = tf.raw_ops.RestoreV2(
-                    prefix=prefix,
-                    tensor_names=[key],
-                    shape_and_slices=[spec],
-                    dtypes=[self._dtype],
-                )
-        except tf.errors.OpError as error:
-            raise ValueError(
-                f"Reading tensor {key!r} from the base or a delta failed; the "
-                f"file was truncated or modified: {error}."
-            ) from None
-        return np.array(value.numpy())
+        return _restore_slice(
+            prefix, key, spec, self._dtype, "the base or a delta"
+        )
+
+
+def _restore_slice(
+    prefix: str, key: str, spec: str, dtype: tf.DType, source: str
+) -> Array:
+    """Reads a slice of a tensor in a checkpoint.
+
+    Args:
+      prefix: Prefix of the checkpoint.
+      key: Key of the tensor.
+      spec: Slice spec of TensorFlow's checkpoints.
+      dtype: Dtype of the tensor.
+      source: Name of the checkpoint in error messages.
+
+    Raises:
+      ValueError: If the file is truncated or modified.
+    """
+    try:
+        with tf.device("CPU:0"):
+            (value,) = tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=[key],
+                shape_and_slices=[spec],
+                dtypes=[dtype],
+            )
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"Reading tensor {key!r} from {source} failed; the file was "
+            f"truncated or modified: {error}."
+        ) from None
+    return np.array(value.numpy())
 
 
 # Size of the blocks that are compared.

@@ -284,17 +284,9 @@ class ShardKeys(open_tables.OpenTables):
                 variables,
                 first_bucket=first,
                 engines=[engine],
-                sharing={
-                    number: (
-                        self._spec.tables[number],
-                        [
-                            *self._of_table[number]["shards"],
-                            *self._of_table[number]["slots"],
-                        ],
-                    )
-                    for number in open_specs.sharing(self._spec, table)
-                    if number != table
-                },
+                sharing=open_tables.sharing_tables(
+                    self._spec, self._of_table, table
+                ),
             )
         return rows, num_new
 

@@ -405,18 +405,35 @@ class OpenTables:
             written,
             self._of_table[table],
             engines=[engine],
-            sharing={
-                number: (
-                    self._spec.tables[number],
-                    [
-                        *self._of_table[number]["shards"],
-                        *self._of_table[number]["slots"],
-                    ],
-                )
-                for number in open_specs.sharing(self._spec, table)
-                if number != table
-            },
+            sharing=sharing_tables(self._spec, self._of_table, table),
         )
+
+
+def sharing_tables(
+    spec: config.EmbeddingSpec,
+    variables: Any,
+    table: int,
+) -> dict[int, tuple[config.TableSpec, list[Any]]]:
+    """Returns the other tables that share the vocabulary of a table.
+
+    Args:
+      spec: The tables.
+      variables: Maps each open table to its variables: lists with the keys
+        "shards" and "slots".
+      table: Index of the table.
+
+    Returns:
+      Maps the index of each other table to its spec, and to its shards and slot
+      variables.
+    """
+    return {
+        number: (
+            spec.tables[number],
+            [*variables[number]["shards"], *variables[number]["slots"]],
+        )
+        for number in open_specs.sharing(spec, table)
+        if number != table
+    }
 
 
 def write_keys(

@@ -28,19 +28,16 @@ class Reads:
             weakref.WeakKeyDictionary()
         )
         # The handles of the servers in each graph.
-        self._handles: weakref.WeakKeyDictionary[Any, dict[str, tf.Tensor]] = (
+        self._handles: weakref.WeakKeyDictionary[Any, dict[int, tf.Tensor]] = (
             weakref.WeakKeyDictionary()
         )
 
     @contextlib.contextmanager
-    def reading(
-        self, index: int, device: str, handle: tf.Tensor
-    ) -> Iterator[tf.Tensor]:
+    def reading(self, index: int, handle: tf.Tensor) -> Iterator[tf.Tensor]:
         """Context in which the op that reads rows of a server is created.
 
         Args:
-          index: Index of the server.
-          device: Device of the server, which is the current device.
+          index: Index of the server, whose device is the current device.
           handle: Handle of the resource of the server.
 
         Yields:
@@ -52,18 +49,17 @@ class Reads:
             return
         graph = tf.compat.v1.get_default_graph()
         handles = self._handles.setdefault(graph, {})
-        if device not in handles:
-            # For the automatic control dependencies of TensorFlow, the result
-            # of IdentityN is another resource (the result of Identity is not).
+        if index not in handles:
+            # TensorFlow's automatic control dependencies treat the output of
+            # IdentityN as a different resource, but not the output of Identity.
             # The op is created before the first update, so that it does not
             # follow an update.
-            (handles[device],) = tf.identity_n([handle])
+            (handles[index],) = tf.identity_n([handle])
         updates = self._updates.get(graph, [])
-        before = (
-            updates[-1 - num_steps :][:1] if len(updates) > num_steps else []
-        )
-        with tf.control_dependencies([ops[index] for ops in before]):
-            yield handles[device]
+        with tf.control_dependencies(
+            [updates[-1 - num_steps][index]] if len(updates) > num_steps else []
+        ):
+            yield handles[index]
 
     def record_update(self, ops: Sequence[Any]) -> None:
         """Records the ops that update rows in a step, one for each server."""

@@ -265,9 +265,7 @@ class StepOps:
         for index, (server, request) in enumerate(zip(self.servers, requests)):
             with (
                 tf.device(server.device),
-                self._reads.reading(
-                    index, server.device, server.handle
-                ) as handle,
+                self._reads.reading(index, server.handle) as handle,
             ):
                 fetched.append(
                     end_on_server(op(server=handle, request=request))

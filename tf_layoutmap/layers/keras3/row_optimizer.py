@@ -163,7 +163,7 @@ class TrainsItself(TakesGradients):
 
 
 def unscaled(gradient: Any, scale: float | None) -> Any:
-    """Returns a gradient divided by a loss scale; None is no scale."""
+    """Divides a gradient by a loss scale, if there is one."""
     if scale is None:
         return gradient
     if not isinstance(gradient, tf.IndexedSlices):
