@@ -260,8 +260,8 @@ state: As in the op that is undone, like `shards` and `slots`.
 raises: Whether the op fails with the message `why` after the undo.
 in_processes: Whether other processes have the step, too. In this case the step
   stays in the engine, and all later calls of the engine fail until it is reset.
-may_be_missing: Whether the op undoes nothing if there is no change to undo.
-  Otherwise, the op fails.
+may_be_missing: If there is no change to undo, the op does nothing (true) or
+  fails (false).
 )doc");
 
 #undef LM_KEYS_PORTS

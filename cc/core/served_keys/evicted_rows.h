@@ -23,8 +23,8 @@ struct EvictedBlock {
   int64_t num_bytes = 0;
 };
 
-// Copies the rows of evicted keys. `rows` contains the views of the table and
-// of the slot variables.
+// Copies the rows `at` of the table and of all slot variables in `rows`. The
+// rows belong to the evicted keys `keys`.
 EvictedBlock CopyEvicted(std::vector<int64_t> keys, Span<const int64_t> at,
                          const FirstRows& rows);
 

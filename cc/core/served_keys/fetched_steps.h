@@ -31,7 +31,7 @@ namespace layoutmap {
 //
 //   * The number of tickets, the number of steps, and the epoch.
 //   * Seven values for each record of a step, with the records of closures
-//     first: the ticket (0 if there is no pending step), the step number of the
+//     first: the ticket, or 0 without a pending step, the step number of the
 //     first lookup, the number of updates before the rows were sent, the
 //     closure number, the attempt, the number of lookups whose keys are
 //     counted, and the number of lookups of this attempt.

@@ -432,8 +432,9 @@ class KeysOp : public Kernel {
   }
 
   // Writes the evicted keys and their rows to the outputs. Must be called
-  // before the initial values of new keys overwrite the rows. If `changes` is
-  // not empty, sets its elements to the changes of all tables.
+  // before the initial values of new keys overwrite the rows. If the caller
+  // keeps changes, `changes` has one element for each table, which receives the
+  // change of the table. Otherwise, `changes` is empty.
   absl::Status OutputEvicted(tensorflow::OpKernelContext* ctx,
                              const EngineConfig& config,
                              const LockedShards& locked,

@@ -110,8 +110,9 @@ class LockedVocabulary {
   LockedVocabulary& operator=(const LockedVocabulary&) = delete;
 
   // Reads the variables in `locked` that start at index `first`. The variables
-  // must be locked exclusively. `vocabulary_buckets` is the number of buckets
-  // of the full vocabulary if the table is a shard, otherwise 0.
+  // must be locked exclusively. If the table is a shard,
+  // `vocabulary_buckets` is the number of buckets in all shards of the
+  // vocabulary. Otherwise, it is 0.
   absl::Status Make(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                     int first, const TableSpec& table,
                     int64_t vocabulary_buckets, const VocabularyPolicy& policy);
@@ -129,8 +130,8 @@ class LockedVocabulary {
 
   const std::string& table() const { return table_; }
   const VocabularyPolicy& policy() const { return policy_; }
-  // The layout of the full vocabulary. The rows of the state and of the results
-  // of `AdmitKeys` and other functions are rows of the full table.
+  // The layout of the unsharded vocabulary. `state` and functions such as
+  // `AdmitKeys` use row numbers of the unsharded table.
   const BucketLayout& layout() const { return buckets_.layout; }
   const HeldBuckets& buckets() const { return buckets_; }
   const VocabularyState& state() const { return state_; }
