@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/views.h"
-#include "cc/core/keys/bucket_layout.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/kernels/changes/row_values.h"
@@ -72,33 +71,13 @@ class TakeChangesOp : public Kernel {
     TF_RETURN_IF_ERROR(CheckSize(ctx, "shards", num_shards));
     TF_RETURN_IF_ERROR(CheckSize(ctx, "slots", num_slots));
     TF_RETURN_IF_ERROR(CheckSize(ctx, "lanes", num_lanes));
-    int64_t watch;
-    OpInputList also;
-    TF_RETURN_IF_ERROR(GetScalar(ctx, "watch", &watch));
-    TF_RETURN_IF_ERROR(ctx->input_list("also", &also));
-    std::vector<std::vector<int64_t>> besides, rows;
-    for (int t = 0; t < also.size(); ++t) {
-      const Span<const int64_t> view = View<int64_t>(also[t]);
-      besides.emplace_back(view.begin(), view.end());
-    }
-
-    // The op locks all variables at the same time, so that all copies are from
-    // the same point in time. Writes to the variables wait until the op ends,
-    // so the op does no other work.
-    LockedShards locked;
-    TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes", "whole"},
-                                   LockedShards::Mode::kShared));
-    TF_RETURN_IF_ERROR(ToTf(resource.changed().Take(watch, besides, &rows)));
-    const absl::Status copied =
-        Copy(ctx, tables, is_open, locked, num_shards, num_slots, rows);
-    if (!copied.ok()) {
-      // The copy has failed. The rows are recorded again, so that the next call
-      // returns them.
-      for (size_t t = 0; t < rows.size(); ++t) {
-        resource.changed().Note(static_cast<int32_t>(t), rows[t]);
-      }
-    }
-    return copied;
+    return TakeChangedRows(ctx, {"shards", "slots", "lanes", "whole"},
+                           &resource.changed(),
+                           [&](const LockedShards& locked,
+                               const std::vector<std::vector<int64_t>>& rows) {
+                             return Copy(ctx, tables, is_open, locked,
+                                         num_shards, num_slots, rows);
+                           });
   }
 
   static absl::Status Copy(OpKernelContext* ctx,
@@ -118,10 +97,8 @@ class TakeChangesOp : public Kernel {
       shard += shards_here;
       slot += NumSlots(tables[t].optimizer) * shards_here;
       if (!is_open[t]) continue;
-      TF_RETURN_IF_ERROR(CopyLanes(
-          ctx, locked, lane, tables[t],
-          {tensorflow::DT_INT64, tensorflow::DT_INT32, tensorflow::DT_INT32},
-          {kEmptyKey, 0, 0}, rows[t], &outputs));
+      TF_RETURN_IF_ERROR(
+          CopyLanes(ctx, locked, lane, tables[t], rows[t], &outputs));
       lane += kNumLaneVariables * shards_here;
     }
     for (int i = lane; i < locked.size(); ++i) {
@@ -139,10 +116,6 @@ class TakeChangesOp : public Kernel {
     return CheckNumVariables("This engine's tables need", input, expected,
                              handles.size());
   }
-
-  // Number of vocabulary variables that have one value per row: the keys, the
-  // last steps and the counts.
-  static constexpr int kNumLaneVariables = 3;
 
   std::vector<int32_t> open_tables_;
 };

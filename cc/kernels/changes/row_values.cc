@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/optimizers/optimizer.h"
+#include "cc/core/rows/changed_rows.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/gather.h"
@@ -167,14 +169,15 @@ absl::Status RestoreRows(OpKernelContext* ctx, LockedShards* locked,
 
 absl::Status CopyLanes(OpKernelContext* ctx, const LockedShards& locked,
                        int first, const TableSpec& table,
-                       const std::vector<DataType>& dtypes,
-                       const std::vector<int64_t>& beyond,
                        Span<const int64_t> rows, OutputsInOrder* outputs) {
+  constexpr DataType dtypes[kNumLaneVariables] = {
+      tensorflow::DT_INT64, tensorflow::DT_INT32, tensorflow::DT_INT32};
+  constexpr int64_t beyond[kNumLaneVariables] = {kEmptyKey, 0, 0};
   RowPartition buckets;
   TF_RETURN_IF_ERROR(ToTf(
       RowPartition::Make(Placement::kOffsets, BucketOffsets(table), &buckets)));
   const int64_t num_lanes = buckets.num_rows() * kKeysPerBucket;
-  for (size_t v = 0; v < dtypes.size(); ++v) {
+  for (int v = 0; v < kNumLaneVariables; ++v) {
     ShardedView<const char> view;
     TF_RETURN_IF_ERROR(locked.ByteView(first, table.name + " (vocabulary)",
                                        buckets, dtypes[v], {kKeysPerBucket},
@@ -200,6 +203,35 @@ absl::Status CopyLanes(OpKernelContext* ctx, const LockedShards& locked,
     });
   }
   return absl::OkStatus();
+}
+
+absl::Status TakeChangedRows(
+    OpKernelContext* ctx, const std::vector<const char*>& inputs,
+    ChangedRows* changed,
+    const std::function<
+        absl::Status(const LockedShards& locked,
+                     const std::vector<std::vector<int64_t>>& rows)>& copy) {
+  int64_t watch;
+  tensorflow::OpInputList also;
+  TF_RETURN_IF_ERROR(GetScalar(ctx, "watch", &watch));
+  TF_RETURN_IF_ERROR(ctx->input_list("also", &also));
+  std::vector<std::vector<int64_t>> besides, rows;
+  for (int t = 0; t < also.size(); ++t) {
+    const Span<const int64_t> view = View<int64_t>(also[t]);
+    besides.emplace_back(view.begin(), view.end());
+  }
+  // Writes to the variables wait until the op ends, so the op does no other
+  // work.
+  LockedShards locked;
+  TF_RETURN_IF_ERROR(locked.Lock(ctx, inputs, LockedShards::Mode::kShared));
+  TF_RETURN_IF_ERROR(ToTf(changed->Take(watch, besides, &rows)));
+  const absl::Status copied = CatchAllTf([&] { return copy(locked, rows); });
+  if (!copied.ok()) {
+    for (size_t t = 0; t < rows.size(); ++t) {
+      changed->Note(static_cast<int32_t>(t), rows[t]);
+    }
+  }
+  return copied;
 }
 
 }  // namespace layoutmap

@@ -5,11 +5,13 @@
 #define TF_LAYOUTMAP_KERNELS_CHANGES_ROW_VALUES_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/rows/changed_rows.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/sharded_view.h"
@@ -69,16 +71,29 @@ absl::Status RestoreRows(tensorflow::OpKernelContext* ctx, LockedShards* locked,
                          const TableSpec& table, Span<const int64_t> rows,
                          const std::vector<tensorflow::Tensor>& values);
 
-// Copies the values of `rows` from vocabulary variables that have one row per
-// bucket. The variables have the types `dtypes`, and their first shard is the
-// variable `first`. If a row is after the last bucket, its output is the value
-// in `beyond`, which has one value for each dtype.
+// Number of vocabulary variables that have one value per row: the keys, the
+// last steps and the counts.
+constexpr int kNumLaneVariables = 3;
+
+// Copies the values of `rows` from these variables, which have one row per
+// bucket. Their first shard is the variable `first`. The row of unknown keys,
+// which is after the last bucket, has the empty key, step 0 and count 0.
 absl::Status CopyLanes(tensorflow::OpKernelContext* ctx,
                        const LockedShards& locked, int first,
-                       const TableSpec& table,
-                       const std::vector<tensorflow::DataType>& dtypes,
-                       const std::vector<int64_t>& beyond,
-                       Span<const int64_t> rows, OutputsInOrder* outputs);
+                       const TableSpec& table, Span<const int64_t> rows,
+                       OutputsInOrder* outputs);
+
+// Copies the rows that have changed since the call that returned the input
+// `watch`, and the rows in the input `also`. The function locks the variables
+// in `inputs` at the same time, so that all copies are from the same point in
+// time, and calls copy(locked, rows) with the rows of each table. If a copy
+// fails, the rows are recorded again, so that the next call returns them.
+absl::Status TakeChangedRows(
+    tensorflow::OpKernelContext* ctx, const std::vector<const char*>& inputs,
+    ChangedRows* changed,
+    const std::function<
+        absl::Status(const LockedShards& locked,
+                     const std::vector<std::vector<int64_t>>& rows)>& copy);
 
 }  // namespace layoutmap
 

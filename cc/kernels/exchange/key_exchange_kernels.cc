@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/exchange/key_requests.h"
@@ -20,6 +19,7 @@
 #include "cc/kernels/engine/batch_inputs.h"
 #include "cc/kernels/exchange/exchange_plan.h"
 #include "cc/kernels/kernel_util.h"
+#include "cc/kernels/vocabulary/open_table_specs.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -42,10 +42,11 @@ class KeyExchangeOp : public Kernel {
   explicit KeyExchangeOp(OpKernelConstruction* ctx) : Kernel(ctx) {
     auto servers = std::make_shared<ServersConfig>();
     auto config = std::make_shared<KeysConfig>();
+    std::vector<int32_t> numbers;
     std::vector<OpenTable> tables;
     OP_REQUIRES_OK(ctx, ReadExchangeConfig(ctx, servers.get()));
-    OP_REQUIRES_OK(ctx,
-                   ReadOpenTables(ctx, servers->engine.tables.size(), &tables));
+    OP_REQUIRES_OK(ctx, ReadOpenTables(ctx, servers->engine.tables.size(),
+                                       &numbers, &tables));
     OP_REQUIRES_OK(ctx, ToTf(MakeKeysConfig(std::move(servers),
                                             std::move(tables), config.get())));
     config_ = std::move(config);
@@ -63,33 +64,6 @@ class KeyExchangeOp : public Kernel {
   }
 
  private:
-  static absl::Status ReadOpenTables(OpKernelConstruction* ctx,
-                                     size_t num_tables,
-                                     std::vector<OpenTable>* tables) {
-    std::vector<int32_t> numbers;
-    std::vector<bool> has_unknown_row;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &numbers));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
-    tables->resize(num_tables);
-    if (has_unknown_row.size() != numbers.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("`has_unknown_row` must have one value for each of the ",
-                       numbers.size(),
-                       " `open_tables`. Received: ", has_unknown_row.size()));
-    }
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const int32_t number = numbers[i];
-      if (number < 0 || number >= static_cast<int32_t>(num_tables) ||
-          (*tables)[number].is_open) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "`open_tables` must be distinct tables. Received: ", number));
-      }
-      (*tables)[number].is_open = true;
-      (*tables)[number].has_unknown_row = has_unknown_row[i];
-    }
-    return absl::OkStatus();
-  }
-
   std::shared_ptr<const KeysConfig> config_;
 };
 

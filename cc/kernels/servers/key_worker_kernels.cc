@@ -55,8 +55,8 @@ class PlanKeysOp : public Kernel {
     std::vector<OpenTable> tables;
     OP_REQUIRES_OK(ctx, ReadServersConfig(ctx, servers.get()));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
-    OP_REQUIRES_OK(ctx,
-                   ReadOpenTables(ctx, servers->engine.tables.size(), &tables));
+    OP_REQUIRES_OK(ctx, ReadOpenTables(ctx, servers->engine.tables.size(),
+                                       &open_tables_, &tables));
     OP_REQUIRES_OK(ctx, ToTf(MakeKeysConfig(std::move(servers),
                                             std::move(tables), config.get())));
     config_ = std::move(config);
@@ -98,31 +98,6 @@ class PlanKeysOp : public Kernel {
         absl::StrCat("`token` must have an index of a lookup that is not "
                      "negative. Received: ",
                      token->call));
-  }
-
-  absl::Status ReadOpenTables(OpKernelConstruction* ctx, size_t num_tables,
-                              std::vector<OpenTable>* tables) {
-    std::vector<int32_t>& numbers = open_tables_;
-    std::vector<bool> has_unknown_row;
-    TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", &numbers));
-    TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
-    tables->resize(num_tables);
-    if (has_unknown_row.size() != numbers.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "The lists about open tables must have the same size. Received: ",
-          numbers.size(), " `open_tables` and lists of other sizes"));
-    }
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      const int32_t number = numbers[i];
-      if (number < 0 || number >= static_cast<int32_t>(num_tables) ||
-          (*tables)[number].is_open) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "`open_tables` must be distinct tables. Received: ", number));
-      }
-      (*tables)[number].is_open = true;
-      (*tables)[number].has_unknown_row = has_unknown_row[i];
-    }
-    return absl::OkStatus();
   }
 
   std::shared_ptr<const KeysConfig> config_;

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/base/views.h"
-#include "cc/core/keys/bucket_layout.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/served_keys/evicted_rows.h"
 #include "cc/core/servers/pieces.h"
@@ -24,8 +23,6 @@
 #include "cc/kernels/servers/server_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
-#include "tensorflow/core/framework/resource_handle.h"
-#include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
@@ -107,32 +104,13 @@ class TakeServerRowsOp : public RecordsOp {
  private:
   absl::Status RunOn(OpKernelContext* ctx,
                      const ServerResource& server) override {
-    int64_t watch;
-    OpInputList also;
-    TF_RETURN_IF_ERROR(GetScalar(ctx, "watch", &watch));
-    TF_RETURN_IF_ERROR(ctx->input_list("also", &also));
-    std::vector<std::vector<int64_t>> besides, rows;
-    for (int t = 0; t < also.size(); ++t) {
-      const Span<const int64_t> view = View<int64_t>(also[t]);
-      besides.emplace_back(view.begin(), view.end());
-    }
     TF_RETURN_IF_ERROR(CheckSizes(ctx, server));
-    // The op locks all variables at the same time, so that all copies are from
-    // the same point in time.
-    LockedShards locked;
-    TF_RETURN_IF_ERROR(locked.Lock(ctx, {"shards", "slots", "lanes"},
-                                   LockedShards::Mode::kShared));
-    ChangedRows& changed = server.records().changed();
-    TF_RETURN_IF_ERROR(ToTf(changed.Take(watch, besides, &rows)));
-    const absl::Status copied =
-        CatchAllTf([&] { return Copy(ctx, server, locked, rows); });
-    if (!copied.ok()) {
-      // The rows are recorded again, so that the next call returns them.
-      for (size_t t = 0; t < rows.size(); ++t) {
-        changed.Note(static_cast<int32_t>(t), rows[t]);
-      }
-    }
-    return copied;
+    return TakeChangedRows(ctx, {"shards", "slots", "lanes"},
+                           &server.records().changed(),
+                           [&](const LockedShards& locked,
+                               const std::vector<std::vector<int64_t>>& rows) {
+                             return Copy(ctx, server, locked, rows);
+                           });
   }
 
   static absl::Status CheckSizes(OpKernelContext* ctx,
@@ -180,18 +158,11 @@ class TakeServerRowsOp : public RecordsOp {
       if (server.settings().open.empty() || !server.settings().is_open[p]) {
         continue;
       }
-      TF_RETURN_IF_ERROR(CopyLanes(
-          ctx, locked, lane, spec,
-          {tensorflow::DT_INT64, tensorflow::DT_INT32, tensorflow::DT_INT32},
-          {kEmptyKey, 0, 0}, rows[p], &outputs));
+      TF_RETURN_IF_ERROR(CopyLanes(ctx, locked, lane, spec, rows[p], &outputs));
       lane += kNumLaneVariables;
     }
     return outputs.Finish();
   }
-
-  // Number of vocabulary variables that have one value per row: the keys, the
-  // last steps and the counts.
-  static constexpr int kNumLaneVariables = 3;
 };
 
 class KeepEvictedRowsOp : public RecordsOp {
@@ -260,12 +231,8 @@ class RetireServerOp : public Kernel {
   }
 
   void Run(OpKernelContext* ctx) override {
-    const Tensor* handle;
     ServerPtr server;
-    OP_REQUIRES_OK(ctx, GetInput(ctx, "server", 0, &handle));
-    OP_REQUIRES_OK(
-        ctx, tensorflow::LookupResource(
-                 ctx, handle->scalar<tensorflow::ResourceHandle>()(), &server));
+    OP_REQUIRES_OK(ctx, LookUpServer(ctx, &server));
     // An op of a step checks the flag and holds these locks while it runs.
     LockedShards locked;
     locked.Lock(server->variables().apply_rows, LockedShards::Mode::kExclusive);

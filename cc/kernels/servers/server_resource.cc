@@ -38,11 +38,15 @@ ServerOp::ServerOp(OpKernelConstruction* ctx) : Kernel(ctx) {
   OP_REQUIRES_OK(ctx, OneShard(FetchedSteps::kSize, &fetched_partition_));
 }
 
-absl::Status GetServer(OpKernelContext* ctx, ServerPtr* server) {
+absl::Status LookUpServer(OpKernelContext* ctx, ServerPtr* server) {
   const tensorflow::Tensor* handle;
   TF_RETURN_IF_ERROR(GetInput(ctx, "server", 0, &handle));
-  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-      ctx, handle->scalar<ResourceHandle>()(), server));
+  return tensorflow::LookupResource(ctx, handle->scalar<ResourceHandle>()(),
+                                    server);
+}
+
+absl::Status GetServer(OpKernelContext* ctx, ServerPtr* server) {
+  TF_RETURN_IF_ERROR(LookUpServer(ctx, server));
   return (*server)->CheckNotRetired();
 }
 

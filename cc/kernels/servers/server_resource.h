@@ -112,6 +112,9 @@ class ServerResource : public tensorflow::ResourceBase {
 
 using ServerPtr = tensorflow::core::RefCountPtr<ServerResource>;
 
+// Gets the server of the input `server`, also if it is retired.
+absl::Status LookUpServer(tensorflow::OpKernelContext* ctx, ServerPtr* server);
+
 // Gets the server of the input `server`, and calls `CheckNotRetired`.
 absl::Status GetServer(tensorflow::OpKernelContext* ctx, ServerPtr* server);
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/keys/first_values.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/served_keys/key_step.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -76,6 +77,31 @@ absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
     spec.has_unknown_row = rules.has_unknown_row(i);
     TF_RETURN_IF_ERROR(rules.Get(i, &spec.policy, &spec.values));
     specs->push_back(spec);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadOpenTables(tensorflow::OpKernelConstruction* ctx,
+                            size_t num_tables, std::vector<int32_t>* numbers,
+                            std::vector<OpenTable>* tables) {
+  std::vector<bool> has_unknown_row;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("open_tables", numbers));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("has_unknown_row", &has_unknown_row));
+  tables->resize(num_tables);
+  if (has_unknown_row.size() != numbers->size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`has_unknown_row` must have one value for each of the ",
+        numbers->size(), " `open_tables`. Received: ", has_unknown_row.size()));
+  }
+  for (size_t i = 0; i < numbers->size(); ++i) {
+    const int32_t number = (*numbers)[i];
+    if (number < 0 || number >= static_cast<int32_t>(num_tables) ||
+        (*tables)[number].is_open) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`open_tables` must be distinct tables. Received: ", number));
+    }
+    (*tables)[number].is_open = true;
+    (*tables)[number].has_unknown_row = has_unknown_row[i];
   }
   return absl::OkStatus();
 }

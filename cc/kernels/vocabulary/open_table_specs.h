@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "cc/core/keys/first_values.h"
 #include "cc/core/keys/policy.h"
+#include "cc/core/served_keys/key_step.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -55,6 +56,13 @@ struct OpenTableSpec {
 // vocabulary of a table that is not its owner.
 absl::Status ReadOpenTableSpecs(tensorflow::OpKernelConstruction* ctx,
                                 std::vector<OpenTableSpec>* specs);
+
+// Reads the attributes `open_tables` and `has_unknown_row`. Sets `numbers` to
+// the indices of the open tables, and `tables` to the settings of all
+// `num_tables` tables. Returns an error if an index is invalid or repeated.
+absl::Status ReadOpenTables(tensorflow::OpKernelConstruction* ctx,
+                            size_t num_tables, std::vector<int32_t>* numbers,
+                            std::vector<OpenTable>* tables);
 
 // Reads the input `key_kinds`, which has one kind for each open table.
 absl::Status ReadKeyKinds(tensorflow::OpKernelContext* ctx, size_t num_tables,
