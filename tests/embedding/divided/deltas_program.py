@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding.divided import checkpoints
 from tf_layoutmap.embedding.deltas import parts
 
 tpu = tf.tpu.experimental.embedding
@@ -125,12 +126,7 @@ def main(folder, how):
     checkpoint = tf.train.Checkpoint(embedding=one)
 
     def save(name):
-        # The files that other processes write are temporary.
-        checkpoint.write(
-            str(
-                folder / (name if worker == 0 else f"temporary_{worker}/{name}")
-            )
-        )
+        checkpoint.write(checkpoints.path_of(folder, name, worker))
 
     save("base")
     step = train_step(one, strategy)

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes
+from tests.embedding.divided import checkpoints
 from tests.embedding.host import open_tables_program as plan
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
@@ -246,18 +247,7 @@ def main(folder, num_steps, how, order="exact"):
             on_evict, over_processes="sharded", order=order
         )
     embedding.build()
-    checkpoint = tf.train.Checkpoint(embedding=embedding)
-    if (folder / "restart.index").exists():
-        checkpoint.read(str(folder / "restart")).assert_consumed()
-
-    def save(name):
-        # The files that other processes write are temporary.
-        checkpoint.write(
-            str(
-                folder / (name if worker == 0 else f"temporary_{worker}/{name}")
-            )
-        )
-
+    save = checkpoints.restored(embedding, folder, worker)
     save("start")
     step = plan.train_step(embedding, strategy)
     activations, found = train(

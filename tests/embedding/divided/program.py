@@ -17,6 +17,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+from tests.embedding.divided import checkpoints
 from tests.embedding.host import multi_process_program as plan
 from tf_layoutmap.embedding.divided import group, tables
 
@@ -46,18 +47,7 @@ def main(folder, num_steps, how, order, dies_before=None):
         # With these small limits, each table is gathered in several blocks and
         # saved in several files.
         group._CHUNK, tables.PART_BYTES = 8, 64
-    checkpoint = tf.train.Checkpoint(embedding=embedding)
-    if (folder / "restart.index").exists():
-        checkpoint.read(str(folder / "restart")).assert_consumed()
-
-    def save(name):
-        # The files that other processes write are temporary.
-        checkpoint.write(
-            str(
-                folder / (name if worker == 0 else f"temporary_{worker}/{name}")
-            )
-        )
-
+    save = checkpoints.restored(embedding, folder, worker)
     save("start")
     step = plan.train_step(embedding, strategy, how)
     for number in range(int(num_steps)):

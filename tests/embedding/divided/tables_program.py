@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding.divided import checkpoints
 from tests.embedding.divided import deltas_program as plan
 from tf_layoutmap.embedding.divided import group
 from tf_layoutmap.serving import sources
@@ -124,10 +125,7 @@ def main(folder):
     step = plan.train_step(one, strategy)
 
     def path_of(name):
-        # The files that other processes write are temporary.
-        return str(
-            folder / (name if worker == 0 else f"temporary_{worker}/{name}")
-        )
+        return checkpoints.path_of(folder, name, worker)
 
     checkpoint = tf.train.Checkpoint(embedding=one)
     checkpoint.write(path_of("base"))

@@ -23,8 +23,8 @@ POLICIES = {
 }
 
 
-def embedding(policy, optimizer=None, *, capacity=64, **options):
-    """Returns a built embedding with one open and one closed table."""
+def feature_config(capacity):
+    """Returns features of the open table `words` and the closed table `ads`."""
     words = tpu.TableConfig(
         capacity,
         3,
@@ -39,14 +39,17 @@ def embedding(policy, optimizer=None, *, capacity=64, **options):
         name="ads",
         initializer=tf.constant_initializer(0.25),
     )
+    return {
+        "bag": tpu.FeatureConfig(words, name="bag"),
+        "text": tpu.FeatureConfig(words, max_sequence_length=2, name="text"),
+        "ads": tpu.FeatureConfig(ads, name="ads"),
+    }
+
+
+def embedding(policy, optimizer=None, *, capacity=64, **options):
+    """Returns a built embedding with one open and one closed table."""
     built = tlm.TPUEmbedding(
-        {
-            "bag": tpu.FeatureConfig(words, name="bag"),
-            "text": tpu.FeatureConfig(
-                words, max_sequence_length=2, name="text"
-            ),
-            "ads": tpu.FeatureConfig(ads, name="ads"),
-        },
+        feature_config(capacity),
         optimizer or tpu.Adagrad(0.3),
         rounding_seed=5,
         vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},

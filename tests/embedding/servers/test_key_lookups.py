@@ -25,24 +25,8 @@ POLICIES = {
 
 
 def make_layer(policy, capacity=64, **options):
-    words = tpu.TableConfig(
-        capacity,
-        3,
-        combiner="mean",
-        name="words",
-        initializer=tf.random_uniform_initializer(-1.0, 1.0),
-    )
-    ads = tpu.TableConfig(
-        9, 2, initializer=tf.constant_initializer(0.25), name="ads"
-    )
     layer = tlm.layers.TPUEmbedding(
-        {
-            "bag": tpu.FeatureConfig(words, name="bag"),
-            "text": tpu.FeatureConfig(
-                words, max_sequence_length=2, name="text"
-            ),
-            "ads": tpu.FeatureConfig(ads, name="ads"),
-        },
+        cases.feature_config(capacity),
         tpu.Adagrad(0.3),
         vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},
         **options,

@@ -303,11 +303,14 @@ def load_checkpoint(model, path):
     ).assert_existing_objects_matched()
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize(
+by_files = pytest.mark.parametrize(
     "save, load",
     [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
 )
+
+
+@pytest.mark.covering(1)
+@by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")]
 )
@@ -512,10 +515,7 @@ def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize(
-    "save, load",
-    [(save_weights, load_weights), (save_checkpoint, load_checkpoint)],
-)
+@by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]
 )
