@@ -178,13 +178,13 @@ class Rounds:
         failures = _Failures()
         todo = list(range(count))
         while todo:
-            futures, error = self._run_once(epoch, todo)
+            calls, error = self._run_once(epoch, todo)
             errors = []
-            for numbers, future in futures:
-                own = waiting.wait_for_error(future)
+            for numbers, call in calls:
+                own = waiting.wait_for_error(call.future)
                 if own is None:
                     done.update(dict.fromkeys(numbers))
-                    done[numbers[-1]] = future
+                    done[numbers[-1]] = call
                 else:
                     errors.append(own)
             if error is None:
@@ -222,12 +222,12 @@ class Rounds:
         self._adapt(count, time.monotonic() - began)
         return RoundResult(count, values, None)
 
-    def fetch(self, future: Any) -> Any:
+    def fetch(self, call: step_closure.ScheduledCall | None) -> Any:
         """Returns a closure's result in numpy; None if its worker is lost."""
-        if future is None:
+        if call is None:
             return None
         try:
-            return waiting.call_with_deadline(future.fetch, self._deadline)
+            return waiting.call_with_deadline(call.fetch, self._deadline)
         except (tf.errors.OpError, waiting.LateError):
             return None
 
@@ -241,36 +241,36 @@ class Rounds:
         self,
         epoch: int,
         numbers: list[int],
-    ) -> tuple[list[tuple[list[int], Any]], Exception | None]:
+    ) -> tuple[
+        list[tuple[list[int], step_closure.ScheduledCall]], Exception | None
+    ]:
         """Schedules closures for steps, and waits until they have run.
 
         Returns:
-          The numbers and the future of each closure, and the error of a closure
-          or None.
+          The numbers and the scheduled call of each closure, and the error of a
+          closure or None.
         """
-        futures: list[tuple[list[int], Any]] = []
+        calls: list[tuple[list[int], step_closure.ScheduledCall]] = []
         size = self._steps_per_closure
         try:
-            for start in range(0, len(numbers), size):
-                group = numbers[start : start + size]
-                futures.append(
-                    (
-                        group,
-                        self._closure.schedule(self._iterator, epoch, group),
-                    )
-                )
+            # Entering the scope takes longer than scheduling a closure.
+            with self._coordinator.strategy.scope():
+                for start in range(0, len(numbers), size):
+                    group = numbers[start : start + size]
+                    call = self._closure.schedule(self._iterator, epoch, group)
+                    calls.append((group, call))
             waiting.call_with_deadline(
                 self._coordinator.join,
                 self._deadline,
-                [future for _, future in futures],
+                [call.future for _, call in calls],
             )
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
             # The docstring of `wait_for_error` says why the traceback is
             # removed.
-            return futures, error.with_traceback(None)
-        return futures, None
+            return calls, error.with_traceback(None)
+        return calls, None
 
     def _move_to_next_epoch(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -26,6 +27,31 @@ _MAX_GROUP_OPS = 4000
 
 class InputCancelledError(RuntimeError):
     """The iterator of a worker was cancelled, and returns no more batches."""
+
+
+class ScheduledCall(NamedTuple):
+    """A scheduled call of a `StepClosure`.
+
+    Attributes:
+      future: The RemoteValue whose status is the status of the call. If the
+        iterator of the worker was cancelled, waiting for this value raises
+        `InputCancelledError`.
+      remote: List that contains the result on its worker after the call, or is
+        empty if the coordinator copies the result.
+    """
+
+    future: Any
+    remote: list[Any]
+
+    def fetch(self) -> Any:
+        """Waits for the call and returns its result, as numpy arrays."""
+        copied = self.future.fetch()
+        if not self.remote:
+            return copied
+        return tf.nest.map_structure(
+            lambda one: one.numpy() if hasattr(one, "numpy") else one,
+            self.remote[0],
+        )
 
 
 class StepClosure:
@@ -64,10 +90,14 @@ class StepClosure:
           joins_results: Whether the result of a call contains the results of
             all its steps. In this case, `body` must return a float64 vector,
             and the result of a call is the concatenation of these vectors. By
-            default, a call returns the result of its last step.
+            default, the result of a call is the result of its last step, and
+            remains on its worker until it is fetched.
         """
         self._coordinator = coordinator
         self._max_steps = max_steps
+        # The coordinator copies each result that a call returns from its
+        # worker, with two more messages.
+        self._copies_results = joins_results
         self._applied: list[Any] = []
         # Maps the number of steps of a call to a concrete function. The key
         # None is for all numbers other than `max_steps`.
@@ -137,8 +167,10 @@ class StepClosure:
 
     def schedule(
         self, iterator: Any, epoch: int, numbers: Sequence[int]
-    ) -> Any:
+    ) -> ScheduledCall:
         """Schedules a call of the closure on any worker.
+
+        The current strategy must be the strategy of the coordinator.
 
         Args:
           iterator: As for `trace`.
@@ -146,17 +178,18 @@ class StepClosure:
           numbers: Numbers of the steps in their epoch.
 
         Returns:
-          The future result of the call. If the iterator of the worker was
-          cancelled, waiting for the result raises `InputCancelledError`.
+          The scheduled call.
         """
-        return tf_private.schedule_call(
+        remote: list[Any] = []
+        pairs = np.empty((len(numbers), 2), np.int64)
+        pairs[:, 0] = epoch
+        pairs[:, 1] = numbers
+        future = tf_private.schedule_call(
             self._coordinator,
-            self._make_call(self._trace(iterator, len(numbers))),
-            (
-                iterator,
-                tf.constant([[epoch, one] for one in numbers], tf.int64),
-            ),
+            self._make_call(self._trace(iterator, len(numbers)), remote),
+            (iterator, tf.constant(pairs)),
         )
+        return ScheduledCall(future, remote)
 
     def _trace(self, iterator: Any, num_steps: int) -> Any:
         """Returns the concrete function for a number of steps."""
@@ -171,7 +204,16 @@ class StepClosure:
             )
         return self._traced[key]
 
-    def _make_call(self, traced: Any) -> Callable[[Any, tf.Tensor], Any]:
+    def _make_call(
+        self, traced: Any, remote: list[Any]
+    ) -> Callable[[Any, tf.Tensor], Any]:
+        """Returns the function that the coordinator calls.
+
+        Args:
+          traced: Concrete function.
+          remote: List that receives the result if the coordinator must not copy
+            it.
+        """
         num_cancelled = 0
 
         def call(iterator, numbers):
@@ -183,7 +225,13 @@ class StepClosure:
                     None, None, "Not started, because another closure failed."
                 )
             try:
-                return traced(iterator, numbers)
+                result = traced(iterator, numbers)
+                # The steps have ended: with this strategy, TensorFlow waits for
+                # the answer of a worker, also if it does not copy a result.
+                if self._copies_results:
+                    return result
+                remote[:] = [result]
+                return None
             except tf.errors.CancelledError as error:
                 # No code cancels these calls deliberately. This error means
                 # that a connection was interrupted, or that an op of this

@@ -31,9 +31,14 @@ def make_call(monkeypatch):
         tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
     )
 
-    def make(*errors):
-        closure = step_closure.StepClosure(None, lambda iterator: iterator)
-        return closure._make_call(Traced(*errors)), has_failed
+    def make(*errors, remote=None, **options):
+        closure = step_closure.StepClosure(
+            None, lambda iterator: iterator, **options
+        )
+        call = closure._make_call(
+            Traced(*errors), [] if remote is None else remote
+        )
+        return call, has_failed
 
     return make
 
@@ -41,13 +46,23 @@ def make_call(monkeypatch):
 def test_a_lost_connection_is_retried_a_limited_number_of_times(
     make_call,
 ):
-    call, _ = make_call(*[cancelled("of /job:ps/task:0")] * 4)
+    remote = []
+    call, _ = make_call(*[cancelled("of /job:ps/task:0")] * 4, remote=remote)
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):
             call(1, 2)
     with pytest.raises(step_closure.InputCancelledError, match="of /job:ps"):
         call(1, 2)
+    assert remote == []
+    assert call(1, 2) is None
+    assert remote == [(1, 2)]
+
+
+def test_joined_results_are_returned_to_the_coordinator(make_call):
+    remote = []
+    call, _ = make_call(remote=remote, joins_results=True)
     assert call(1, 2) == (1, 2)
+    assert remote == []
 
 
 def test_other_cancellations_are_attributed_to_the_iterator(make_call):

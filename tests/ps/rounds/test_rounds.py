@@ -46,6 +46,7 @@ class Coordinator:
         self.num_failed = 0
         self.scheduled = []
         self.num_datasets = 0
+        self.strategy = tf.distribute.get_strategy()
 
     def create_per_worker_dataset(self, function):
         outer = self
@@ -101,7 +102,9 @@ class Closure:
     def schedule(self, iterator, epoch, numbers):
         del iterator
         assert 1 <= len(numbers) <= self.max_steps
-        return self.coordinator.schedule(epoch, numbers)
+        return step_closure.ScheduledCall(
+            self.coordinator.schedule(epoch, numbers), []
+        )
 
     def move_to_epoch(self, epoch, next_epoch):
         assert self.coordinator.epoch == epoch
@@ -196,7 +199,7 @@ def test_the_result_of_a_closure_is_the_result_of_its_last_step(make_rounds):
     _, tested = make_rounds(drawn_from([]), 4)
     ended = tested.run(10)
     assert [
-        None if one is None else one.numbers[-1] for one in ended.values
+        None if one is None else one.future.numbers[-1] for one in ended.values
     ] == [None, None, None, 3, None, None, None, 7, None, 9]
 
 
