@@ -10,9 +10,13 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import (
+    closures,
+    prefetching,
+    resource_order,
+)
 
-_APPLY = "LayoutMap>ApplyRows"
+_APPLY = ("LayoutMap>ApplyRows", "LayoutMap>ApplyAndFetchRows")
 
 # If a CancelledError contains this text, TensorFlow's coordinator runs the
 # closure again, without a limit.
@@ -103,13 +107,20 @@ class StepClosure:
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
 
-        def step(iterator, epoch_and_number):
-            state = closures.begin(epoch_and_number, prefetch_steps)
+        # Whether updates can be joined with later reads, and whether the last
+        # trace has the order of the program.
+        self._joins_calls = True
+        self._is_ordered = True
+
+        def step(iterator, epoch_and_number, joins_calls=False):
+            state = closures.begin(
+                epoch_and_number, prefetch_steps, joins_calls=joins_calls
+            )
             result = body(iterator)
             self._record_trace(state)
             return result
 
-        def repeated(iterator, numbers, first, num_groups, size):
+        def repeated(iterator, numbers, first, num_groups, size, joins_calls):
             # Groups run one after the other.
             results = tf.TensorArray(
                 tf.float64, num_groups, infer_shape=False, element_shape=[None]
@@ -121,14 +132,15 @@ class StepClosure:
                 parts = []
                 for place in range(size):
                     number = numbers[first + group * size + place]
-                    parts.append(step(iterator, number))
+                    parts.append(step(iterator, number, joins_calls))
+                prefetching.end_steps()
                 if joins_results:
                     results = results.write(group, tf.concat(parts, axis=0))
             return results.concat() if joins_results else None
 
-        @tf.function
         def all_steps(iterator, numbers):
             results = [step(iterator, numbers[0])]
+            joins_calls = self._may_join_calls()
             size = _group_size(max_steps, prefetch_steps)
             num_groups = (max_steps - 2) // size
             # A loop over steps on several devices costs more calls per step
@@ -136,16 +148,20 @@ class StepClosure:
             if num_groups < 2:
                 num_groups = 0
             else:
-                results.append(repeated(iterator, numbers, 1, num_groups, size))
+                results.append(
+                    repeated(
+                        iterator, numbers, 1, num_groups, size, joins_calls
+                    )
+                )
             for place in range(1 + num_groups * size, max_steps):
-                results.append(step(iterator, numbers[place]))
+                results.append(step(iterator, numbers[place], joins_calls))
+            prefetching.end_steps()
             return tf.concat(results, axis=0) if joins_results else results[-1]
 
-        @tf.function
         def some_steps(iterator, numbers):
             last = tf.shape(numbers)[0] - 1
             results = [
-                repeated(iterator, numbers, 0, last, 1),
+                repeated(iterator, numbers, 0, last, 1, False),
                 step(iterator, numbers[last]),
             ]
             return tf.concat(results, axis=0) if joins_results else results[-1]
@@ -196,13 +212,32 @@ class StepClosure:
         is_full = num_steps == self._max_steps
         key = num_steps if is_full else None
         if key not in self._traced:
-            self._traced[key] = tf_private.trace_for_workers(
-                self._coordinator,
-                self._all_steps if is_full else self._some_steps,
+            self._traced[key] = self._trace_function(
                 iterator,
+                self._all_steps if is_full else self._some_steps,
                 tf.TensorSpec([key, 2], tf.int64),
             )
         return self._traced[key]
+
+    def _trace_function(
+        self, iterator: Any, function: Any, numbers: tf.TensorSpec
+    ) -> Any:
+        """Returns the concrete function.
+
+        If updates that are joined with later reads do not have the order of the
+        program, traces the function again without joined calls.
+        """
+        while True:
+            self._is_ordered = True
+            traced = tf_private.trace_for_workers(
+                self._coordinator, tf.function(function), iterator, numbers
+            )
+            if not self._joins_calls or (
+                self._is_ordered
+                and not resource_order.uses_variables(traced.graph)
+            ):
+                return traced
+            self._joins_calls = False
 
     def _make_call(
         self, traced: Any, remote: list[Any]
@@ -267,9 +302,22 @@ class StepClosure:
         ]
 
     @tf.autograph.experimental.do_not_convert
+    def _may_join_calls(self) -> bool:
+        """Returns whether updates can be joined with reads of later steps.
+
+        The first step must have been traced. If a step reads or changes a table
+        itself, TensorFlow orders this op after all ops on the server that were
+        created before, so an update must not be created later.
+        """
+        if resource_order.uses_variables(tf.compat.v1.get_default_graph()):
+            self._joins_calls = False
+        return self._joins_calls
+
+    @tf.autograph.experimental.do_not_convert
     def _record_trace(self, state: closures.Closure) -> None:
-        """Checks and stores the state after a trace of the step."""
+        """Checks and stores the state after a trace of a step."""
         _check_tokens(state)
+        self._is_ordered &= not state.has_conflict
         # Duplicates are removed, because a step may contain several
         # `apply_gradients` of the same embedding, for example in branches. All
         # traces of the step use the same embeddings.
@@ -337,7 +385,7 @@ def _check_tokens(state: closures.Closure):
     """
     if state.applied:
         return
-    if any(node.op == _APPLY for node in _nodes_of_closure()):
+    if any(node.op in _APPLY for node in _nodes_of_closure()):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
             "functions that were not traced before; do not decorate it, or the "

@@ -96,7 +96,8 @@ def traced_steps(max_steps, num_steps, monkeypatch, **limits):
     function = (
         closure._all_steps if num_steps == max_steps else closure._some_steps
     )
-    return function(iterator, numbers).numpy().reshape(-1, 3).tolist()
+    results = tf.function(function)(iterator, numbers)
+    return results.numpy().reshape(-1, 3).tolist()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_the_number_of_copies_of_a_step_is_limited():
             num_traces += 1
 
         closure = step_closure.StepClosure(None, body, max_steps)
-        closure._all_steps.get_concrete_function(
+        tf.function(closure._all_steps).get_concrete_function(
             tf.constant(0), tf.zeros([max_steps, 2], tf.int64)
         )
         assert num_traces <= 2 * step_closure._MAX_GROUP + 1
@@ -148,7 +149,7 @@ def test_a_large_step_has_fewer_copies_also_if_its_ops_are_in_branches():
 
     bodies = []
     closure = step_closure.StepClosure(None, body, 100)
-    closure._all_steps.get_concrete_function(
+    tf.function(closure._all_steps).get_concrete_function(
         tf.constant(0), tf.zeros([100, 2], tf.int64)
     )
     ops_per_step = 2000  # At least two ops for each random value.
