@@ -434,7 +434,8 @@ def joined_calls(strategy):
     """Returns results of steps, and the ops of a closure on a server, by step.
 
     A result consists of whether the results of steps and the rows equal the
-    the host, and the number of reads, updates and joined calls of a server.
+    results of the host, and of the number of reads, updates and joined calls of
+    a server.
     """
     found = {}
     for step in (
