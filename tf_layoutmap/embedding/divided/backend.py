@@ -27,6 +27,7 @@ from tf_layoutmap.embedding import replicas
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import (
     key_exchange,
+    resizing,
     shard_keys,
     step_exchange,
 )
@@ -40,6 +41,7 @@ from tf_layoutmap.embedding.host import (
     process_checks,
     processes,
 )
+from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.spec import config
@@ -158,6 +160,10 @@ class DividedEngine(HostEngine):
     def restores(self) -> multi_process.RestoreCounter:
         """Counter of the checkpoints that this process has restored."""
         return self._exchange.restores
+
+    @restores.setter
+    def restores(self, counter: multi_process.RestoreCounter):
+        self._exchange.restores = counter
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
         """Sends the ids of this replica to the owners of the rows."""
@@ -289,6 +295,10 @@ class DividedEngine(HostEngine):
         """Undoes the last call of `evict_own`."""
         with tf.device(self._handle.device):
             self._shard_keys.undo_own_eviction(self._handle, table, why)
+
+    def report_dropped(self, table: int, values: Sequence[Any]):
+        """Calls `on_evict` with the keys that a resize has dropped."""
+        self._shard_keys.report_table(table, values)
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
@@ -473,8 +483,14 @@ class DividedBackend(HostBackend):
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process."""
-        variables = self._tables.create(self._spec)
-        for table in self._spec.tables:
+        return self._create_tables_of(self._spec)
+
+    def _create_tables_of(
+        self, spec: config.EmbeddingSpec
+    ) -> dict[str, dict[str, Any]]:
+        """Creates the variables of this process for the tables of a spec."""
+        variables = self._tables.create(spec)
+        for table in spec.tables:
             if table.vocabulary is not None and table.vocabulary.owner is None:
                 variables[table.name].update(
                     divided_vocabulary.create_variables(
@@ -489,8 +505,15 @@ class DividedBackend(HostBackend):
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
         self._variables = variables
-        self.engine = DividedEngine(
-            self._shapes.fix_spec(),
+        self.engine = self._make_engine(self._shapes.fix_spec(), variables)
+
+    def _make_engine(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+    ) -> DividedEngine:
+        return DividedEngine(
+            spec,
             variables,
             self._owners,
             out_of_range=self._out_of_range,
@@ -512,10 +535,15 @@ class DividedBackend(HostBackend):
         self, table: int
     ) -> Callable[..., divided_vocabulary.DividedVocabulary]:
         """Returns a function that creates the `Vocabulary` of a table."""
-        assert isinstance(self.engine, DividedEngine)
+
+        def find_own(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            # A resize replaces the engine.
+            assert isinstance(self.engine, DividedEngine)
+            return self.engine.shard_keys.find_own(table, keys)
+
         return functools.partial(
             divided_vocabulary.DividedVocabulary,
-            find_own=functools.partial(self.engine.shard_keys.find_own, table),
+            find_own=find_own,
             find_group=functools.partial(
                 processes.of_strategy, self._replicas.strategy
             ),
@@ -584,17 +612,60 @@ class DividedBackend(HostBackend):
         )
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Raises an error, because each process has only some of the keys.
+        """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
+        name = self._spec.tables[table].name
+        call = f"`resize` of table {name!r}"
+        group, retired = self._together(call), self._started
+        assert group is not None and isinstance(retired, DividedEngine)
+        group.check_equal(f"The capacity in {call}", repr(capacity))
+        spec = host_resizing.spec_with_capacity(self._spec, table, capacity)
+        try:
+            with group.failing_together(call):
+                self.flush()
+                self._retire_for_resize(name)
+            with self._replicas.strategy.scope():
+                resized, engine = self._resized_together(
+                    spec, table, group, call
+                )
+        except BaseException:
+            retired.retire("")
+            raise
+        variables = {**self._variables, **resized.variables}
+        old = [self._variables[one] for one in resized.variables]
+        self.engine, self._spec, self._variables = engine, spec, variables
+        self._shapes.replace_spec(spec)
+        for by_name in old:
+            resizing.discard_variables(by_name)
+        return resized
 
-        Raises:
-          NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "`resize` of a vocabulary is not supported with over_processes="
-            '"sharded"; use tlm.convert_vocabularies to change the capacity '
-            f"in a checkpoint. Received: capacity {capacity} (table "
-            f"{self._spec.tables[table].name!r})."
+    def _resized_together(
+        self,
+        spec: config.EmbeddingSpec,
+        table: int,
+        group: processes.Processes,
+        call: str,
+    ) -> tuple[host_resizing.Resized, DividedEngine]:
+        """Returns resized variables and an engine, and calls `on_evict`."""
+        resized = resizing.resize(
+            spec, table, self._variables, self._create_tables_of, group, call
         )
+        engine = None
+        with group.failing_together(call):
+            engine = self._make_engine(
+                host_resizing.spec_with_capacity(
+                    self._shapes.fix_spec(),
+                    table,
+                    spec.tables[table].vocabulary.settings.capacity,
+                ),
+                {**self._variables, **resized.variables},
+            )
+            assert isinstance(self.engine, DividedEngine)
+            # The next step compares the counter with the other processes.
+            engine.restores = self.engine.restores
+            for number, dropped in resized.dropped.items():
+                engine.report_dropped(number, dropped)
+        assert engine is not None
+        return resized, engine
 
     def watch_changes(self) -> Any:
         """Starts to record which rows of this process are written."""
