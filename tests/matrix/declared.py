@@ -193,10 +193,6 @@ SECTIONS["loop"] = Section(
             row("asynchronous checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row(
                 "pipelining",
-                sharded=NotYet(
-                    "must be False with over_processes=",
-                    "The exchange of sharded tables is not pipelined.",
-                ),
                 servers=Impossible(
                     "must be False under ParameterServerStrategy",
                     "Use `prefetch_steps=1` of `tlm.ps.Run`.",

@@ -57,7 +57,7 @@ def evict(embedding, number):
 
 # Capacities of both vocabularies, by the number of the next step. A vocabulary
 # with a small capacity is in one process only.
-CAPACITIES = {2: (56, 33), 4: (24, 16), 6: (600, 90)}
+CAPACITIES = {3: (24, 16), 5: (600, 90)}
 
 
 def resize(embedding, number):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import (
     key_exchange,
     resizing,
+    shard_changes,
     shard_keys,
     step_exchange,
 )
@@ -70,6 +71,7 @@ class DividedEngine(HostEngine):
         variables: dict[str, dict[str, Any]],
         group: Group,
         *,
+        is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
         order: str,
@@ -80,6 +82,8 @@ class DividedEngine(HostEngine):
           spec: Features and unsharded tables.
           variables: Variables that `DividedTables` created.
           group: The processes.
+          is_pipelined: Whether each update is applied after the lookup of the
+            next step.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
           order: Order of gradient summation, `"exact"` or `"folded"`.
@@ -129,6 +133,7 @@ class DividedEngine(HostEngine):
             local_spec,
             local_variables,
             num_replicas=group.size,
+            is_pipelined=is_pipelined,
             rounding_seed=rounding_seed,
             first_rows=first_rows,
             vocabulary_buckets=self._shard_keys.vocabulary_buckets(),
@@ -167,14 +172,34 @@ class DividedEngine(HostEngine):
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
         """Sends the ids of this replica to the owners of the rows."""
-        step, of_training, inputs = self._exchange.plan(training, features)
+        with tf.control_dependencies(self._check_updates()):
+            step, of_training, inputs = self._exchange.plan(training, features)
         for other, received in enumerate(inputs):
             super().enqueue(other, of_training[other], received)
         self._steps.enqueue(step)
 
+    def _check_updates(self) -> list[tf.Operation]:
+        """Returns a check that the same update is pending in all processes.
+
+        A program can apply the pending update of a process outside of steps,
+        for example when it reads `embedding_tables`.
+        """
+        if not self.is_pipelined:
+            return []
+        with tf.device(self._handle.device):
+            state = ops.describe_host_engine(engine=self._handle)
+        counts = self._group.all_gather(state.num_updates[tf.newaxis])
+        return process_checks.check_updates(
+            tf.ensure_shape(counts, [self._group.size])
+        )
+
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         step = self._steps.dequeue()
+        if self.is_pipelined:
+            # See `HostEngine.dequeue`. Each process holds the update of its
+            # rows back.
+            self.apply_pending(replica, always=False)
         for other in range(self._group.size):
             with tf.device(self._handle.device):
                 ops.pass_step(engine=self._handle, replica=other)
@@ -306,7 +331,7 @@ class DividedEngine(HostEngine):
         """Writes the keys of this process; see `ShardKeys.write_own`."""
         return self._shard_keys.write_own(self._handle, table, written)
 
-    def watch_changes(self) -> ShardChanges:
+    def watch_changes(self) -> shard_changes.ShardChanges:
         """Starts to record which rows of this process are written."""
         # If this process has no shard of a table, its engine does not record
         # keys of the table.
@@ -318,7 +343,7 @@ class DividedEngine(HostEngine):
             }
             for table, by_name in self._local_variables.items()
         }
-        return ShardChanges(
+        return shard_changes.ShardChanges(
             changes.Changes(self._spec, recorded, self._handle),
             self._own_rows,
             {
@@ -339,71 +364,6 @@ class DividedEngine(HostEngine):
         # the result does not contain the counts of the engine.
         del counts["features"]
         return counts
-
-
-class ShardChanges:
-    """A recorder of the rows that are written to the shards of this process.
-
-    Rows are numbered by their index in the unsharded table.
-    """
-
-    def __init__(
-        self,
-        shards: changes.Changes,
-        rows: Mapping[str, range],
-        whole: Mapping[str, Mapping[str, Any]],
-    ):
-        """Creates the recorder.
-
-        Args:
-          shards: Recorder of the shards, which numbers the local rows.
-          rows: Rows of this process, by table.
-          whole: Small variables of vocabularies, which are copied in full, by
-            table and name.
-        """
-        self._shards = shards
-        self._rows = rows
-        self._whole = whole
-
-    @property
-    def num_replaced(self) -> int:
-        """Number of times that all values may have been replaced."""
-        return self._shards.num_replaced
-
-    @num_replaced.setter
-    def num_replaced(self, count: int):
-        self._shards.num_replaced = count
-
-    def take(
-        self, also: Mapping[str, np.ndarray[Any, Any]]
-    ) -> dict[str, changes.TableChanges]:
-        """Copies the rows written since the last call; see `EngineChanges`.
-
-        All processes must call the method together.
-
-        Args:
-          also: Additional rows of this process to copy, by table.
-        """
-        found = self._shards.take(
-            {
-                table: rows - self._rows[table].start
-                for table, rows in also.items()
-            }
-        )
-        return {
-            table: dataclasses.replace(
-                one,
-                rows=one.rows + self._rows[table].start,
-                whole={
-                    **one.whole,
-                    **{
-                        name: whole.numpy()
-                        for name, whole in self._whole[table].items()
-                    },
-                },
-            )
-            for table, one in found.items()
-        }
 
 
 def _local_spec(
@@ -451,15 +411,10 @@ class DividedBackend(HostBackend):
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if a vocabulary keeps
-            strings, or if a process has several devices.
+          NotImplementedError: If a vocabulary keeps strings, or if a process
+            has several devices.
           ValueError: If `partitioner` is not None.
         """
-        if is_pipelined:
-            raise NotImplementedError(
-                "Argument `pipeline_execution_with_tensor_core` must be False "
-                'with over_processes="sharded". Received: True.'
-            )
         if partitioner is not None:
             raise ValueError(
                 "Argument `partitioner` must be None with over_processes="
@@ -471,7 +426,7 @@ class DividedBackend(HostBackend):
             spec,
             strategy_replicas,
             partitioner=None,
-            is_pipelined=False,
+            is_pipelined=is_pipelined,
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
         )
@@ -516,6 +471,7 @@ class DividedBackend(HostBackend):
             spec,
             variables,
             self._owners,
+            is_pipelined=self._is_pipelined,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
             order=self._order,
@@ -605,6 +561,8 @@ class DividedBackend(HostBackend):
         )
         rows, num_new = np.zeros([0], np.int64), 0
         with group.failing_together(call):
+            # The pending update would change rows after they were written.
+            self.flush()
             rows, num_new = self.engine.write_rows(table, written)
         return (
             np.max(group.gather_int64(rows), axis=0),
