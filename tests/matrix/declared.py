@@ -66,11 +66,6 @@ NO_LAYER_KEYS_IN_SHARDS = NotYet(
     "Layers do not support keys in tables that are sharded over processes. A "
     "`tlm.TPUEmbedding` in a custom loop does.",
 )
-RESIZE_IN_SHARDS = NotYet(
-    "`resize` of a vocabulary is not supported with over_processes",
-    "The capacity of a sharded vocabulary is changed in a checkpoint, with "
-    "`tlm.convert_vocabularies`.",
-)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -173,7 +168,6 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "`resize`",
-                sharded=RESIZE_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
@@ -199,10 +193,6 @@ SECTIONS["loop"] = Section(
             row("asynchronous checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row(
                 "pipelining",
-                sharded=NotYet(
-                    "must be False with over_processes=",
-                    "The exchange of sharded tables is not pipelined.",
-                ),
                 servers=Impossible(
                     "must be False under ParameterServerStrategy",
                     "Use `prefetch_steps=1` of `tlm.ps.Run`.",
