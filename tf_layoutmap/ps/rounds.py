@@ -46,8 +46,9 @@ class RoundResult(NamedTuple):
       num_done: Number of steps whose updates are in the tables.
       values: Results of the steps, in the order of their numbers. Each result
         can be passed to `Rounds.fetch`. The result of a step is None if it was
-        not the last step of its closure, or if its result was lost. Empty if
-        the round has an error.
+        not the last step of its closure, or if its result was lost. Without
+        `joins_results`, only the result of the last step is kept. Empty if the
+        round has an error.
       error: Error of a step that does not count, or None.
     """
 
@@ -178,7 +179,7 @@ class Rounds:
         failures = _Failures()
         todo = list(range(count))
         while todo:
-            calls, error = self._run_once(epoch, todo)
+            calls, error = self._run_once(epoch, todo, last=count - 1)
             errors = []
             for numbers, call in calls:
                 own = waiting.wait_for_error(call.future)
@@ -241,10 +242,17 @@ class Rounds:
         self,
         epoch: int,
         numbers: list[int],
+        *,
+        last: int,
     ) -> tuple[
         list[tuple[list[int], step_closure.ScheduledCall]], Exception | None
     ]:
         """Schedules closures for steps, and waits until they have run.
+
+        Args:
+          epoch: Epoch of the steps.
+          numbers: Numbers of the steps.
+          last: Number of the last step of the round, whose result is kept.
 
         Returns:
           The numbers and the scheduled call of each closure, and the error of a
@@ -257,7 +265,12 @@ class Rounds:
             with self._coordinator.strategy.scope():
                 for start in range(0, len(numbers), size):
                     group = numbers[start : start + size]
-                    call = self._closure.schedule(self._iterator, epoch, group)
+                    call = self._closure.schedule(
+                        self._iterator,
+                        epoch,
+                        group,
+                        keeps_result=group[-1] == last,
+                    )
                     calls.append((group, call))
             waiting.call_with_deadline(
                 self._coordinator.join,

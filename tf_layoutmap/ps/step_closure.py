@@ -40,15 +40,18 @@ class ScheduledCall(NamedTuple):
       future: The RemoteValue whose status is the status of the call. If the
         iterator of the worker was cancelled, waiting for this value raises
         `InputCancelledError`.
-      remote: List that contains the result on its worker after the call, or is
-        empty if the coordinator copies the result.
+      remote: List that contains the result on its worker after the call. Empty
+        if the coordinator copies the result, or if the result is not kept.
     """
 
     future: Any
     remote: list[Any]
 
     def fetch(self) -> Any:
-        """Waits for the call and returns its result, as numpy arrays."""
+        """Waits for the call and returns its result, as numpy arrays.
+
+        Returns None if the result was not kept.
+        """
         copied = self.future.fetch()
         if not self.remote:
             return copied
@@ -94,8 +97,8 @@ class StepClosure:
           joins_results: Whether the result of a call contains the results of
             all its steps. In this case, `body` must return a float64 vector,
             and the result of a call is the concatenation of these vectors. By
-            default, the result of a call is the result of its last step, and
-            remains on its worker until it is fetched.
+            default, the result of a call is the result of its last step. If it
+            is kept, it remains on its worker until it is fetched.
         """
         self._coordinator = coordinator
         self._max_steps = max_steps
@@ -182,7 +185,12 @@ class StepClosure:
         self._trace(iterator, self._max_steps)
 
     def schedule(
-        self, iterator: Any, epoch: int, numbers: Sequence[int]
+        self,
+        iterator: Any,
+        epoch: int,
+        numbers: Sequence[int],
+        *,
+        keeps_result: bool = True,
     ) -> ScheduledCall:
         """Schedules a call of the closure on any worker.
 
@@ -192,6 +200,9 @@ class StepClosure:
           iterator: As for `trace`.
           epoch: An epoch that has not been ended by `move_to_epoch`.
           numbers: Numbers of the steps in their epoch.
+          keeps_result: Whether the result is kept. Always true with
+            `joins_results`. The memory of a worker may not suffice for the
+            results of all calls.
 
         Returns:
           The scheduled call.
@@ -202,7 +213,10 @@ class StepClosure:
         pairs[:, 1] = numbers
         future = tf_private.schedule_call(
             self._coordinator,
-            self._make_call(self._trace(iterator, len(numbers)), remote),
+            self._make_call(
+                self._trace(iterator, len(numbers)),
+                remote if keeps_result else None,
+            ),
             (iterator, tf.constant(pairs)),
         )
         return ScheduledCall(future, remote)
@@ -240,14 +254,14 @@ class StepClosure:
             self._joins_calls = False
 
     def _make_call(
-        self, traced: Any, remote: list[Any]
+        self, traced: Any, remote: list[Any] | None
     ) -> Callable[[Any, tf.Tensor], Any]:
         """Returns the function that the coordinator calls.
 
         Args:
           traced: Concrete function.
           remote: List that receives the result if the coordinator must not copy
-            it.
+            it. None if the result is not kept.
         """
         num_cancelled = 0
 
@@ -265,7 +279,8 @@ class StepClosure:
                 # the answer of a worker, also if it does not copy a result.
                 if self._copies_results:
                     return result
-                remote[:] = [result]
+                if remote is not None:
+                    remote[:] = [result]
                 return None
             except tf.errors.CancelledError as error:
                 # No code cancels these calls deliberately. This error means

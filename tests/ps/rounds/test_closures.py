@@ -35,10 +35,7 @@ def make_call(monkeypatch):
         closure = step_closure.StepClosure(
             None, lambda iterator: iterator, **options
         )
-        call = closure._make_call(
-            Traced(*errors), [] if remote is None else remote
-        )
-        return call, has_failed
+        return closure._make_call(Traced(*errors), remote), has_failed
 
     return make
 
@@ -56,6 +53,11 @@ def test_a_lost_connection_is_retried_a_limited_number_of_times(
     assert remote == []
     assert call(1, 2) is None
     assert remote == [(1, 2)]
+
+
+def test_a_result_that_is_not_kept_is_released(make_call):
+    call, _ = make_call()
+    assert call(1, 2) is None
 
 
 def test_joined_results_are_returned_to_the_coordinator(make_call):

@@ -46,6 +46,7 @@ class Coordinator:
         self.num_failed = 0
         self.scheduled = []
         self.num_datasets = 0
+        self.kept = []
         self.strategy = tf.distribute.get_strategy()
 
     def create_per_worker_dataset(self, function):
@@ -99,9 +100,10 @@ class Closure:
     def trace(self, iterator):
         next(iterator)
 
-    def schedule(self, iterator, epoch, numbers):
+    def schedule(self, iterator, epoch, numbers, keeps_result):
         del iterator
         assert 1 <= len(numbers) <= self.max_steps
+        self.coordinator.kept.extend(numbers[-1:] if keeps_result else [])
         return step_closure.ScheduledCall(
             self.coordinator.schedule(epoch, numbers), []
         )
@@ -196,8 +198,9 @@ def test_a_failed_closure_repeats_only_the_steps_that_were_not_applied(
 
 
 def test_the_result_of_a_closure_is_the_result_of_its_last_step(make_rounds):
-    _, tested = make_rounds(drawn_from([]), 4)
+    coordinator, tested = make_rounds(drawn_from([]), 4)
     ended = tested.run(10)
+    assert coordinator.kept == [9]
     assert [
         None if one is None else one.future.numbers[-1] for one in ended.values
     ] == [None, None, None, 3, None, None, None, 7, None, 9]
