@@ -156,10 +156,6 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "shared vocabulary",
-                servers=NotYet(
-                    "must have a separate tlm.OpenVocabulary for each table",
-                    "A server admits the keys of each table separately.",
-                ),
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
