@@ -61,11 +61,6 @@ ONE_REPLICA_OF_PROCESSES = Impossible(
     "A `ShardedEmbedding` is trained by one replica per step. "
     "`tlm.layers.TPUEmbedding` supports several processes.",
 )
-NO_LAYER_KEYS_IN_SHARDS = NotYet(
-    "A layer in a training step must not have open vocabularies",
-    "Layers do not support keys in tables that are sharded over processes. A "
-    "`tlm.TPUEmbedding` in a custom loop does.",
-)
 RESIZE_IN_SHARDS = NotYet(
     "`resize` of a vocabulary is not supported with over_processes",
     "The capacity of a sharded vocabulary is changed in a checkpoint, with "
@@ -315,7 +310,7 @@ SECTIONS["tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_LAYER_KEYS_IN_SHARDS,
+                sharded=STEPS_OF_REPLICAS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -398,7 +393,7 @@ SECTIONS["tf_keras tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_LAYER_KEYS_IN_SHARDS,
+                sharded=STEPS_OF_REPLICAS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
