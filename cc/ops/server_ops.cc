@@ -207,10 +207,12 @@ REGISTER_OP("LayoutMap>FoldGradients")
     .Input("gradients: num_features * float")
     .Input("hyperparameters: num_tables * float")
     .Input("token: int64")
+    .Input("next: num_next * uint8")
     .Output("requests: num_servers * uint8")
     .Attr("num_servers: int >= 1")
     .Attr("num_features: int >= 1")
     .Attr("num_tables: int >= 1")
+    .Attr("num_next: int >= 0")
     .SetShapeFn([](InferenceContext* c) {
       return SetVectors(c, "requests", "num_servers");
     })
@@ -224,12 +226,15 @@ hyperparameters: Hyperparameters of each table, in the order that its optimizer
   defines.
 token: [3]: epoch, number and attempt of the closure; number -1 if there is no
   closure.
+next: Empty, or for each server a request of `PlanStep` for a later batch.
 requests: For each server, first the epoch, number, attempt and the number of
   updates when the rows were fetched (8 bytes each). Then the type of values,
   the number of rows of each shard, and the hyperparameters of its shards as
   float32 (4 bytes each). Then one gradient for each row, and last the rows, as
   in `PlanStep`. Each row occurs once, or once per contribution if the optimizer
-  applies one step per contribution.
+  applies one step per contribution. With `next`, each output is a request of
+  `ApplyAndFetchRows`: the size of this message (8 bytes), the message, zeros up
+  to a multiple of 8 bytes, and the request of the later batch.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRows")
@@ -248,6 +253,27 @@ server: Output of `CreateServer`.
 request: Output of `FoldGradients`.
 is_new: False if the closure was already applied. In this case the op changes
   nothing.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyAndFetchRows")
+    .Input("server: resource")
+    .Input("request: uint8")
+    .Output("is_new: bool")
+    .Output("fetched: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(SetShape(c, "is_new", c->Scalar()));
+      return SetShape(c, "fetched", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Updates rows of all shards on a server, and then reads rows of a later batch.
+
+A request that is not valid changes nothing.
+
+server: Output of `CreateServer`.
+request: Output of `FoldGradients` with `next`.
+is_new: As in `ApplyRows`. The op also reads the rows if this value is false.
+fetched: As in `FetchServerRows`.
 )doc");
 
 }  // namespace

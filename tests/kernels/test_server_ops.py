@@ -167,6 +167,11 @@ class Cluster:
             server=self.server(server, **changes), request=request
         )
 
+    def apply_and_fetch(self, server, request):
+        return ops.apply_and_fetch_rows(
+            server=self.server(server), request=request
+        )
+
     def check(self):
         for ref, own in zip(self.refs, self.variables, strict=True):
             slots = iter(own["slots"])
@@ -279,8 +284,11 @@ def test_combined_rows_match_the_host_engine(sharding, batch, wire):
     seed=st.integers(0, 9),
     token=tokens,
     wire=wires,
+    next_batch=st.none() | batches(),
 )
-def test_gradients_are_summed_row_by_row(sharding, batch, seed, token, wire):
+def test_gradients_are_summed_row_by_row(
+    sharding, batch, seed, token, wire, next_batch
+):
     cluster = Cluster(sharding, wire=wire)
     plan, requests = cluster.plan(batch)
     fetched = [cluster.fetch(*one) for one in enumerate(requests)]
@@ -293,23 +301,23 @@ def test_gradients_are_summed_row_by_row(sharding, batch, seed, token, wire):
         gradients=gradients,
         hyperparameters=HYPERPARAMETERS,
         token=np.array(token, np.int64),
+        next=[] if next_batch is None else cluster.plan(next_batch).requests,
     )
     flat = [one.reshape(-1, one.shape[-1]) for one in gradients]
     for ref, message in zip(cluster.refs, messages, strict=True):
-        cases.assert_bitwise_equal(
-            message,
-            servers.apply_message(
-                token,
-                0,
-                needed(batch, ref.shards),
-                [HYPERPARAMETERS[one.table] for one in ref.shards],
-                [
-                    servers.sums(FEATURES, batch, flat, one)
-                    for one in ref.shards
-                ],
-                wire,
-            ),
+        expected = servers.apply_message(
+            token,
+            0,
+            needed(batch, ref.shards),
+            [HYPERPARAMETERS[one.table] for one in ref.shards],
+            [servers.sums(FEATURES, batch, flat, one) for one in ref.shards],
+            wire,
         )
+        if next_batch is not None:
+            expected = servers.joined(
+                expected, servers.fetch(needed(next_batch, ref.shards), wire)
+            )
+        cases.assert_bitwise_equal(message, expected)
 
 
 @given(sharding=shardings, data=st.data(), wire=wires)
@@ -348,7 +356,18 @@ def test_each_closure_is_applied_once(sharding, data, wire):
             rates,
         )
         try:
-            found = bool(cluster.apply(server, message))
+            if data.draw(st.booleans()):
+                found = bool(cluster.apply(server, message))
+            else:
+                request = servers.fetch(rows, wire)
+                is_new, fetched = cluster.apply_and_fetch(
+                    server, servers.joined(message, request)
+                )
+                found = bool(is_new)
+                # The op reads the rows after the update.
+                cases.assert_bitwise_equal(
+                    fetched, cluster.fetch(server, request)
+                )
         except FailedPrecondition:
             found = None
         assert found is expected, token
@@ -602,6 +621,34 @@ def test_a_state_of_the_wrong_size_raises():
         cluster.fetch(0, fetch_bytes([0, 0, 0], []))
 
 
+def test_a_joined_request_that_is_not_valid_changes_nothing():
+    cluster = Cluster([0, 1, 0, 1, 0])
+    update = servers.apply_message(
+        (1, 0, 0),
+        0,
+        [[2], [], []],
+        [HYPERPARAMETERS[t] for t in cluster.tables[0]],
+        [np.ones([1, 3], np.float32), *[np.zeros([0, 16], np.float32)] * 2],
+    )
+    request = servers.fetch([[1], [], []])
+    whole = servers.joined(update, request)
+    for message, words in [
+        (whole[:7], "Received: 7 bytes, too few"),
+        (whole[: len(update)], "the size of an update, the update"),
+        (whole[: -len(request)], "the number of rows for each of the 3 shards"),
+        (whole[:-1], "must have 1 rows"),
+        (servers.joined(update, request[:-1]), "must have 1 rows"),
+        (servers.joined(update[:-1], request), "must have 1 rows"),
+        (servers.joined(update, servers.fetch([[99], [], []])), "rows below"),
+    ]:
+        with pytest.raises(InvalidArgument, match=words):
+            cluster.apply_and_fetch(0, message)
+        cluster.check()
+    is_new, fetched = cluster.apply_and_fetch(0, whole)
+    assert bool(is_new)
+    cases.assert_bitwise_equal(fetched, cluster.fetch(0, request))
+
+
 def test_a_server_with_the_same_variable_twice_raises():
     cluster = Cluster([0, 1, 0, 1, 0])
     with pytest.raises(InvalidArgument, match="the same variable twice"):
@@ -635,6 +682,7 @@ def test_malformed_plans_and_answers_raise():
         "gradients": gradients,
         "hyperparameters": HYPERPARAMETERS,
         "token": np.array([1, 0, 0], np.int64),
+        "next": [],
     }
     ops.fold_gradients(**fold)
     for changes, words in [
@@ -658,6 +706,8 @@ def test_malformed_plans_and_answers_raise():
         ({"hyperparameters": [[0.5]]}, "`num_tables` must be 2"),
         ({"hyperparameters": [[0.5], [-1.0]]}, "Table 'words'"),
         ({"token": np.array([1, 0], np.int64)}, "epoch, number and"),
+        ({"next": requests[:1]}, "`num_next` must be 2"),
+        ({"next": [requests[0], requests[1:]]}, "`next` must have rank 1"),
     ]:
         with pytest.raises(InvalidArgument, match=words):
             ops.fold_gradients(**{**fold, **changes})

@@ -61,11 +61,6 @@ ONE_REPLICA_OF_PROCESSES = Impossible(
     "A `ShardedEmbedding` is trained by one replica per step. "
     "`tlm.layers.TPUEmbedding` supports several processes.",
 )
-RESIZE_IN_SHARDS = NotYet(
-    "`resize` of a vocabulary is not supported with over_processes",
-    "The capacity of a sharded vocabulary is changed in a checkpoint, with "
-    "`tlm.convert_vocabularies`.",
-)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -168,7 +163,6 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "`resize`",
-                sharded=RESIZE_IN_SHARDS,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
@@ -194,10 +188,6 @@ SECTIONS["loop"] = Section(
             row("asynchronous checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row(
                 "pipelining",
-                sharded=NotYet(
-                    "must be False with over_processes=",
-                    "The exchange of sharded tables is not pipelined.",
-                ),
                 servers=Impossible(
                     "must be False under ParameterServerStrategy",
                     "Use `prefetch_steps=1` of `tlm.ps.Run`.",

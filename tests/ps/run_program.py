@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import types
 import unittest.mock
 
 import numpy as np
@@ -324,11 +325,17 @@ def order_on_a_server(graph):
     All ops are on the server of the first read.
     """
     ops = graph.get_operations()
-    reads = [one for one in ops if one.type == "LayoutMap>FetchServerRows"]
-    updates = [one for one in ops if one.type == "LayoutMap>ApplyRows"]
+    # The joined op updates rows before it reads rows.
+    joined = "LayoutMap>ApplyAndFetchRows"
+    reads = [
+        one for one in ops if one.type in ("LayoutMap>FetchServerRows", joined)
+    ]
+    updates = [
+        one for one in ops if one.type in ("LayoutMap>ApplyRows", joined)
+    ]
 
     def ancestors(op):
-        found, todo = set(), [op]
+        found, todo = {op}, [op]
         while todo:
             one = todo.pop()
             before = {tensor.op for tensor in one.inputs}
@@ -385,6 +392,115 @@ def prefetched_rows(strategy):
     return found
 
 
+def reads_the_table_first(one, batch):
+    (table,) = one.embedding_tables.values()
+    found = tf.reduce_sum(table.read_value())
+    return found + tf.reduce_sum(train_on(one, batch))
+
+
+def reads_the_table_last(one, batch):
+    train_on(one, batch)
+    (table,) = one.embedding_tables.values()
+    return tf.reduce_sum(table.read_value())
+
+
+def look_up(one, batch):
+    one.enqueue(batch, training=False)
+    return tf.reduce_sum(one.dequeue())
+
+
+def looks_up_twice(one, batch):
+    train_on(one, batch)
+    return look_up(one, batch)
+
+
+def looks_up_in_a_branch(one, batch):
+    found = tf.cond(
+        batch[0] > 2, lambda: look_up(one, batch), lambda: tf.constant(0.0)
+    )
+    return found + tf.reduce_sum(train_on(one, batch))
+
+
+def trains_in_a_branch(one, batch):
+    found = tf.cond(
+        batch[0] > 2,
+        lambda: tf.reduce_sum(train_on(one, batch)),
+        lambda: tf.constant(0.0),
+    )
+    return found + look_up(one, batch)
+
+
+def joined_calls(strategy):
+    """Returns results of steps, and the ops of a closure on a server, by step.
+
+    A result consists of whether the results of steps and the rows equal the
+    results of the host, and of the number of reads, updates and joined calls of
+    a server.
+    """
+    found = {}
+    for step in (
+        lambda one, batch: tf.reduce_sum(train_on(one, batch)),
+        reads_the_table_first,
+        reads_the_table_last,
+        looks_up_twice,
+        looks_up_in_a_branch,
+        trains_in_a_branch,
+    ):
+        name = step.__name__.strip("<>")
+        host = adagrad_table()
+        expected = [
+            float(
+                tf.function(step)(
+                    host, tf.constant(BATCHES[number % len(BATCHES)])
+                )
+            )
+            for number in range(12)
+        ]
+        with strategy.scope():
+            one = adagrad_table(
+                partitioner=tlm.partitioners.FixedShardsPartitioner(2)
+            )
+        tested = run(
+            strategy,
+            one,
+            f"joined_{name}",
+            lambda batch, one=one, step=step: step(one, batch),
+            lambda: tf.data.Dataset.from_tensor_slices(BATCHES).repeat(),
+            steps_per_closure=5,
+        )
+        results = [float(tested.steps(count)) for count in (5, 7)]
+        (table,) = one.embedding_tables.values()
+        (rows_of_host,) = host.embedding_tables.values()
+        graph = tested._rounds._closure._traced[5].graph
+        ops = [one.type.removeprefix("LayoutMap>") for one in server_ops(graph)]
+        found[name] = [
+            results == [expected[4], expected[11]],
+            bool((table.numpy() == rows_of_host.numpy()).all()),
+            [
+                ops.count(kind)
+                for kind in (
+                    "FetchServerRows",
+                    "ApplyRows",
+                    "ApplyAndFetchRows",
+                )
+            ],
+        ]
+    return found
+
+
+def server_ops(graph):
+    """Returns the ops on the first server in a function and its branches."""
+    ops = list(graph.get_operations())
+    for function in graph.as_graph_def().library.function:
+        ops.extend(
+            types.SimpleNamespace(type=node.op, device=node.device)
+            for node in function.node_def
+        )
+    return [
+        one for one in ops if "job:ps" in one.device and "task:0" in one.device
+    ]
+
+
 def folder_that_is_a_file(strategy):
     (FOLDER / "file").touch()
     run(strategy, None, "file")
@@ -417,6 +533,7 @@ CASES = {
             a_dataset_created_outside,
             closures_of_several_steps,
             prefetched_rows,
+            joined_calls,
         ]
     },
     "no_objects": refusal(objects={}),

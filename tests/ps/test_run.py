@@ -111,6 +111,29 @@ def test_prefetched_rows_miss_only_updates_of_the_last_steps(found):
 
 
 @pytest.mark.parametrize(
+    "step, num_calls",
+    [
+        # The first of five steps is not joined with the second step.
+        ("lambda", [2, 2, 3]),
+        ("reads_the_table_first", [5, 5, 0]),
+        ("reads_the_table_last", [5, 5, 0]),
+        # Each update is joined with the second lookup of its step.
+        ("looks_up_twice", [6, 1, 4]),
+        ("looks_up_in_a_branch", [10, 5, 0]),
+        ("trains_in_a_branch", [10, 5, 0]),
+    ],
+)
+def test_updates_are_joined_with_later_reads_in_the_order_of_the_program(
+    found, step, num_calls
+):
+    has_results, has_rows, calls = found["joined_calls"][step]
+    assert has_results
+    assert has_rows
+    # Reads, updates and joined calls of a server in a closure of five steps.
+    assert calls == num_calls
+
+
+@pytest.mark.parametrize(
     "case, words",
     [
         ("a_function_that_was_traced_before", "was traced elsewhere"),

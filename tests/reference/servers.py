@@ -142,6 +142,16 @@ def apply_message(
     )
 
 
+def joined(apply: np.ndarray, fetch: np.ndarray) -> np.ndarray:
+    """Returns a message with an update and a request of `fetch`."""
+    return as_tensor(
+        struct.pack("<q", len(apply)),
+        apply.tobytes(),
+        bytes(-len(apply) % 8),
+        fetch.tobytes(),
+    )
+
+
 def as_tensor(*parts: bytes) -> np.ndarray:
     """Concatenates the parts of a message to a uint8 array."""
     return np.frombuffer(b"".join(parts), np.uint8)

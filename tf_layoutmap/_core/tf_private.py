@@ -563,9 +563,11 @@ def trace_for_workers(
 
 
 def schedule_call(coordinator: Any, call: Any, args: tuple[Any, ...]) -> Any:
-    """Schedules a Python function, which is never cancelled, on a worker."""
-    with coordinator.strategy.scope():
-        return getattr(coordinator, _CLUSTER).schedule(call, args, {})
+    """Schedules a Python function, which is never cancelled, on a worker.
+
+    The current strategy must be the strategy of `coordinator`.
+    """
+    return getattr(coordinator, _CLUSTER).schedule(call, args, {})
 
 
 def has_failed_closure(coordinator: Any) -> bool:

@@ -46,8 +46,9 @@ class RoundResult(NamedTuple):
       num_done: Number of steps whose updates are in the tables.
       values: Results of the steps, in the order of their numbers. Each result
         can be passed to `Rounds.fetch`. The result of a step is None if it was
-        not the last step of its closure, or if its result was lost. Empty if
-        the round has an error.
+        not the last step of its closure, or if its result was lost. Without
+        `joins_results`, only the result of the last step is kept. Empty if the
+        round has an error.
       error: Error of a step that does not count, or None.
     """
 
@@ -178,13 +179,13 @@ class Rounds:
         failures = _Failures()
         todo = list(range(count))
         while todo:
-            futures, error = self._run_once(epoch, todo)
+            calls, error = self._run_once(epoch, todo, last=count - 1)
             errors = []
-            for numbers, future in futures:
-                own = waiting.wait_for_error(future)
+            for numbers, call in calls:
+                own = waiting.wait_for_error(call.future)
                 if own is None:
                     done.update(dict.fromkeys(numbers))
-                    done[numbers[-1]] = future
+                    done[numbers[-1]] = call
                 else:
                     errors.append(own)
             if error is None:
@@ -222,12 +223,12 @@ class Rounds:
         self._adapt(count, time.monotonic() - began)
         return RoundResult(count, values, None)
 
-    def fetch(self, future: Any) -> Any:
+    def fetch(self, call: step_closure.ScheduledCall | None) -> Any:
         """Returns a closure's result in numpy; None if its worker is lost."""
-        if future is None:
+        if call is None:
             return None
         try:
-            return waiting.call_with_deadline(future.fetch, self._deadline)
+            return waiting.call_with_deadline(call.fetch, self._deadline)
         except (tf.errors.OpError, waiting.LateError):
             return None
 
@@ -241,36 +242,48 @@ class Rounds:
         self,
         epoch: int,
         numbers: list[int],
-    ) -> tuple[list[tuple[list[int], Any]], Exception | None]:
+        *,
+        last: int,
+    ) -> tuple[
+        list[tuple[list[int], step_closure.ScheduledCall]], Exception | None
+    ]:
         """Schedules closures for steps, and waits until they have run.
 
+        Args:
+          epoch: Epoch of the steps.
+          numbers: Numbers of the steps.
+          last: Number of the last step of the round, whose result is kept.
+
         Returns:
-          The numbers and the future of each closure, and the error of a closure
-          or None.
+          The numbers and the scheduled call of each closure, and the error of a
+          closure or None.
         """
-        futures: list[tuple[list[int], Any]] = []
+        calls: list[tuple[list[int], step_closure.ScheduledCall]] = []
         size = self._steps_per_closure
         try:
-            for start in range(0, len(numbers), size):
-                group = numbers[start : start + size]
-                futures.append(
-                    (
+            # Entering the scope takes longer than scheduling a closure.
+            with self._coordinator.strategy.scope():
+                for start in range(0, len(numbers), size):
+                    group = numbers[start : start + size]
+                    call = self._closure.schedule(
+                        self._iterator,
+                        epoch,
                         group,
-                        self._closure.schedule(self._iterator, epoch, group),
+                        keeps_result=group[-1] == last,
                     )
-                )
+                    calls.append((group, call))
             waiting.call_with_deadline(
                 self._coordinator.join,
                 self._deadline,
-                [future for _, future in futures],
+                [call.future for _, call in calls],
             )
         except (*LOST, waiting.LateError):
             raise
         except Exception as error:
             # The docstring of `wait_for_error` says why the traceback is
             # removed.
-            return futures, error.with_traceback(None)
-        return futures, None
+            return calls, error.with_traceback(None)
+        return calls, None
 
     def _move_to_next_epoch(
         self,

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import (
+    closures,
+    prefetching,
+    resource_order,
+)
 
-_APPLY = "LayoutMap>ApplyRows"
+_APPLY = ("LayoutMap>ApplyRows", "LayoutMap>ApplyAndFetchRows")
 
 # If a CancelledError contains this text, TensorFlow's coordinator runs the
 # closure again, without a limit.
@@ -26,6 +31,34 @@ _MAX_GROUP_OPS = 4000
 
 class InputCancelledError(RuntimeError):
     """The iterator of a worker was cancelled, and returns no more batches."""
+
+
+class ScheduledCall(NamedTuple):
+    """A scheduled call of a `StepClosure`.
+
+    Attributes:
+      future: The RemoteValue whose status is the status of the call. If the
+        iterator of the worker was cancelled, waiting for this value raises
+        `InputCancelledError`.
+      remote: List that contains the result on its worker after the call. Empty
+        if the coordinator copies the result, or if the result is not kept.
+    """
+
+    future: Any
+    remote: list[Any]
+
+    def fetch(self) -> Any:
+        """Waits for the call and returns its result, as numpy arrays.
+
+        Returns None if the result was not kept.
+        """
+        copied = self.future.fetch()
+        if not self.remote:
+            return copied
+        return tf.nest.map_structure(
+            lambda one: one.numpy() if hasattr(one, "numpy") else one,
+            self.remote[0],
+        )
 
 
 class StepClosure:
@@ -64,22 +97,33 @@ class StepClosure:
           joins_results: Whether the result of a call contains the results of
             all its steps. In this case, `body` must return a float64 vector,
             and the result of a call is the concatenation of these vectors. By
-            default, a call returns the result of its last step.
+            default, the result of a call is the result of its last step. If it
+            is kept, it remains on its worker until it is fetched.
         """
         self._coordinator = coordinator
         self._max_steps = max_steps
+        # The coordinator copies each result that a call returns from its
+        # worker, with two more messages.
+        self._copies_results = joins_results
         self._applied: list[Any] = []
         # Maps the number of steps of a call to a concrete function. The key
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
 
-        def step(iterator, epoch_and_number):
-            state = closures.begin(epoch_and_number, prefetch_steps)
+        # Whether updates can be joined with later reads, and whether the last
+        # trace has the order of the program.
+        self._joins_calls = True
+        self._is_ordered = True
+
+        def step(iterator, epoch_and_number, joins_calls=False):
+            state = closures.begin(
+                epoch_and_number, prefetch_steps, joins_calls=joins_calls
+            )
             result = body(iterator)
             self._record_trace(state)
             return result
 
-        def repeated(iterator, numbers, first, num_groups, size):
+        def repeated(iterator, numbers, first, num_groups, size, joins_calls):
             # Groups run one after the other.
             results = tf.TensorArray(
                 tf.float64, num_groups, infer_shape=False, element_shape=[None]
@@ -91,14 +135,15 @@ class StepClosure:
                 parts = []
                 for place in range(size):
                     number = numbers[first + group * size + place]
-                    parts.append(step(iterator, number))
+                    parts.append(step(iterator, number, joins_calls))
+                prefetching.end_steps()
                 if joins_results:
                     results = results.write(group, tf.concat(parts, axis=0))
             return results.concat() if joins_results else None
 
-        @tf.function
         def all_steps(iterator, numbers):
             results = [step(iterator, numbers[0])]
+            joins_calls = self._may_join_calls()
             size = _group_size(max_steps, prefetch_steps)
             num_groups = (max_steps - 2) // size
             # A loop over steps on several devices costs more calls per step
@@ -106,16 +151,20 @@ class StepClosure:
             if num_groups < 2:
                 num_groups = 0
             else:
-                results.append(repeated(iterator, numbers, 1, num_groups, size))
+                results.append(
+                    repeated(
+                        iterator, numbers, 1, num_groups, size, joins_calls
+                    )
+                )
             for place in range(1 + num_groups * size, max_steps):
-                results.append(step(iterator, numbers[place]))
+                results.append(step(iterator, numbers[place], joins_calls))
+            prefetching.end_steps()
             return tf.concat(results, axis=0) if joins_results else results[-1]
 
-        @tf.function
         def some_steps(iterator, numbers):
             last = tf.shape(numbers)[0] - 1
             results = [
-                repeated(iterator, numbers, 0, last, 1),
+                repeated(iterator, numbers, 0, last, 1, False),
                 step(iterator, numbers[last]),
             ]
             return tf.concat(results, axis=0) if joins_results else results[-1]
@@ -136,42 +185,84 @@ class StepClosure:
         self._trace(iterator, self._max_steps)
 
     def schedule(
-        self, iterator: Any, epoch: int, numbers: Sequence[int]
-    ) -> Any:
+        self,
+        iterator: Any,
+        epoch: int,
+        numbers: Sequence[int],
+        *,
+        keeps_result: bool = True,
+    ) -> ScheduledCall:
         """Schedules a call of the closure on any worker.
+
+        The current strategy must be the strategy of the coordinator.
 
         Args:
           iterator: As for `trace`.
           epoch: An epoch that has not been ended by `move_to_epoch`.
           numbers: Numbers of the steps in their epoch.
+          keeps_result: Whether the result is kept. Always true with
+            `joins_results`. The memory of a worker may not suffice for the
+            results of all calls.
 
         Returns:
-          The future result of the call. If the iterator of the worker was
-          cancelled, waiting for the result raises `InputCancelledError`.
+          The scheduled call.
         """
-        return tf_private.schedule_call(
+        remote: list[Any] = []
+        pairs = np.empty((len(numbers), 2), np.int64)
+        pairs[:, 0] = epoch
+        pairs[:, 1] = numbers
+        future = tf_private.schedule_call(
             self._coordinator,
-            self._make_call(self._trace(iterator, len(numbers))),
-            (
-                iterator,
-                tf.constant([[epoch, one] for one in numbers], tf.int64),
+            self._make_call(
+                self._trace(iterator, len(numbers)),
+                remote if keeps_result else None,
             ),
+            (iterator, tf.constant(pairs)),
         )
+        return ScheduledCall(future, remote)
 
     def _trace(self, iterator: Any, num_steps: int) -> Any:
         """Returns the concrete function for a number of steps."""
         is_full = num_steps == self._max_steps
         key = num_steps if is_full else None
         if key not in self._traced:
-            self._traced[key] = tf_private.trace_for_workers(
-                self._coordinator,
-                self._all_steps if is_full else self._some_steps,
+            self._traced[key] = self._trace_function(
                 iterator,
+                self._all_steps if is_full else self._some_steps,
                 tf.TensorSpec([key, 2], tf.int64),
             )
         return self._traced[key]
 
-    def _make_call(self, traced: Any) -> Callable[[Any, tf.Tensor], Any]:
+    def _trace_function(
+        self, iterator: Any, function: Any, numbers: tf.TensorSpec
+    ) -> Any:
+        """Returns the concrete function.
+
+        If updates that are joined with later reads do not have the order of the
+        program, traces the function again without joined calls.
+        """
+        while True:
+            self._is_ordered = True
+            traced = tf_private.trace_for_workers(
+                self._coordinator, tf.function(function), iterator, numbers
+            )
+            if not self._joins_calls or (
+                self._is_ordered
+                and not resource_order.uses_variables(traced.graph)
+            ):
+                return traced
+            self._joins_calls = False
+
+    def _make_call(
+        self, traced: Any, remote: list[Any] | None
+    ) -> Callable[[Any, tf.Tensor], Any]:
+        """Returns the function that the coordinator calls.
+
+        Args:
+          traced: Concrete function.
+          remote: List that receives the result if the coordinator must not copy
+            it. None if the result is not kept.
+        """
         num_cancelled = 0
 
         def call(iterator, numbers):
@@ -183,7 +274,14 @@ class StepClosure:
                     None, None, "Not started, because another closure failed."
                 )
             try:
-                return traced(iterator, numbers)
+                result = traced(iterator, numbers)
+                # The steps have ended: with this strategy, TensorFlow waits for
+                # the answer of a worker, also if it does not copy a result.
+                if self._copies_results:
+                    return result
+                if remote is not None:
+                    remote[:] = [result]
+                return None
             except tf.errors.CancelledError as error:
                 # No code cancels these calls deliberately. This error means
                 # that a connection was interrupted, or that an op of this
@@ -219,9 +317,22 @@ class StepClosure:
         ]
 
     @tf.autograph.experimental.do_not_convert
+    def _may_join_calls(self) -> bool:
+        """Returns whether updates can be joined with reads of later steps.
+
+        The first step must have been traced. If a step reads or changes a table
+        itself, TensorFlow orders this op after all ops on the server that were
+        created before, so an update must not be created later.
+        """
+        if resource_order.uses_variables(tf.compat.v1.get_default_graph()):
+            self._joins_calls = False
+        return self._joins_calls
+
+    @tf.autograph.experimental.do_not_convert
     def _record_trace(self, state: closures.Closure) -> None:
-        """Checks and stores the state after a trace of the step."""
+        """Checks and stores the state after a trace of a step."""
         _check_tokens(state)
+        self._is_ordered &= not state.has_conflict
         # Duplicates are removed, because a step may contain several
         # `apply_gradients` of the same embedding, for example in branches. All
         # traces of the step use the same embeddings.
@@ -289,7 +400,7 @@ def _check_tokens(state: closures.Closure):
     """
     if state.applied:
         return
-    if any(node.op == _APPLY for node in _nodes_of_closure()):
+    if any(node.op in _APPLY for node in _nodes_of_closure()):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
             "functions that were not traced before; do not decorate it, or the "

@@ -187,4 +187,46 @@ Status ApplyMessage::Read(Span<const uint8_t> bytes,
   return ReadPieceRows(sizes, counts, Skip(bytes, value_bytes), &rows);
 }
 
+namespace {
+
+constexpr int64_t kJoinedHeader = sizeof(int64_t);
+
+// Returns the offset of the `fetch` message in a `joined` message.
+int64_t OffsetOfFetch(int64_t apply_bytes) {
+  constexpr int64_t kAlignment = sizeof(int64_t);
+  return kJoinedHeader +
+         (apply_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+int64_t JoinedBytes(int64_t apply_bytes, int64_t fetch_bytes) {
+  return OffsetOfFetch(apply_bytes) + fetch_bytes;
+}
+
+uint8_t* WriteJoined(int64_t apply_bytes, Span<const uint8_t> fetch,
+                     uint8_t* bytes) {
+  uint8_t* const apply = Put(apply_bytes, bytes);
+  uint8_t* const end = bytes + OffsetOfFetch(apply_bytes);
+  std::fill(apply + apply_bytes, end, uint8_t{0});
+  std::copy(fetch.begin(), fetch.end(), end);
+  return apply;
+}
+
+Status JoinedMessage::Read(Span<const uint8_t> bytes) {
+  const int64_t rest = bytes.size() - kJoinedHeader;
+  const int64_t apply_bytes = rest < 0 ? -1 : ReadValue<int64_t>(bytes.data());
+  // The comparison with `rest` prevents an overflow in `OffsetOfFetch`.
+  if (apply_bytes < 0 || apply_bytes > rest ||
+      OffsetOfFetch(apply_bytes) > bytes.size()) {
+    return InvalidArgument(
+        "`request` must contain the size of an update, the update, and the "
+        "rows to read. Received: " +
+        to_string(bytes.size()) + " bytes, too few");
+  }
+  apply = {bytes.data() + kJoinedHeader, apply_bytes};
+  fetch = Skip(bytes, OffsetOfFetch(apply_bytes));
+  return Status();
+}
+
 }  // namespace layoutmap

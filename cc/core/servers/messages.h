@@ -24,6 +24,12 @@
 //   * The gradients of all rows.
 //   * The rows of all pieces, encoded as in wire.h.
 //
+// A `joined` message contains, in this order:
+//
+//   * The size of the `apply` message in bytes (8 bytes).
+//   * An `apply` message, followed by zeros up to a multiple of 8 bytes.
+//   * A `fetch` message.
+//
 // The values of rows and gradients are float32 or bfloat16, depending on the
 // configuration of the worker. Hyperparameters are float32. All values have the
 // byte order of the processor and are aligned, so that the code can read them
@@ -123,6 +129,22 @@ struct ApplyMessage {
   Span<const uint16_t> half_gradients;
 
   Status Read(Span<const uint8_t> bytes, const std::vector<PieceSize>& sizes);
+};
+
+// Returns the size in bytes of a `joined` message.
+int64_t JoinedBytes(int64_t apply_bytes, int64_t fetch_bytes);
+// Writes a `joined` message, except for its `apply` message. Returns the
+// address at which the caller must write the `apply` message.
+uint8_t* WriteJoined(int64_t apply_bytes, Span<const uint8_t> fetch,
+                     uint8_t* bytes);
+
+// The two parts of a `joined` message that a server has received. `Read`
+// returns an error if the message is too short.
+struct JoinedMessage {
+  Span<const uint8_t> apply;
+  Span<const uint8_t> fetch;
+
+  Status Read(Span<const uint8_t> bytes);
 };
 
 }  // namespace layoutmap

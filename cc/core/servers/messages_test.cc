@@ -1,5 +1,7 @@
 #include "cc/core/servers/messages.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -137,6 +139,49 @@ TEST(MessagesTest, HugeNumbersOfRowsAreRejected) {
   for (PieceSize& size : sizes) size.dim = INT64_MAX;
   ApplyMessage message;
   EXPECT_FALSE(message.Read(bytes, sizes).ok());
+}
+
+std::vector<uint8_t> Join(const std::vector<uint8_t>& apply,
+                          const std::vector<uint8_t>& fetch) {
+  // The value shows bytes that are not written.
+  std::vector<uint8_t> bytes(JoinedBytes(apply.size(), fetch.size()), 77);
+  std::copy(apply.begin(), apply.end(),
+            WriteJoined(apply.size(), fetch, bytes.data()));
+  return bytes;
+}
+
+TEST(MessagesTest, JoinedMessagesAreReadAsWritten) {
+  for (int size = 0; size < 20; ++size) {
+    const std::vector<uint8_t> apply(size, 1), fetch(20 - size, 2);
+    const std::vector<uint8_t> bytes = Join(apply, fetch);
+    EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 77), 0);
+    JoinedMessage message;
+    ASSERT_EQ(message.Read(bytes).message(), "");
+    EXPECT_EQ(std::vector<uint8_t>(message.apply.begin(), message.apply.end()),
+              apply);
+    EXPECT_EQ(std::vector<uint8_t>(message.fetch.begin(), message.fetch.end()),
+              fetch);
+    const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+    const auto part = [&](Span<const uint8_t> span) {
+      return reinterpret_cast<uintptr_t>(span.data()) - address;
+    };
+    EXPECT_EQ(part(message.apply) % 8, 0);
+    EXPECT_EQ(part(message.fetch) % 8, 0);
+  }
+}
+
+TEST(MessagesTest, JoinedMessagesWithWrongSizesAreRejected) {
+  std::vector<uint8_t> bytes = Join({1, 2, 3}, {});
+  JoinedMessage message;
+  ASSERT_EQ(message.Read(bytes).message(), "");
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(message.Read({bytes.data(), static_cast<int64_t>(size)}).ok())
+        << size;
+  }
+  for (const int64_t size : {int64_t{-1}, int64_t{9}, INT64_MAX, INT64_MIN}) {
+    std::memcpy(bytes.data(), &size, sizeof(size));
+    EXPECT_FALSE(message.Read(bytes).ok()) << size;
+  }
 }
 
 TEST(MessagesTest, TheNumberOfUpdatesIsReadAsWritten) {

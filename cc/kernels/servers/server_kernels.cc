@@ -41,11 +41,8 @@ using tensorflow::TensorShape;
 // Reads the requested rows of locked shards. The last variable is `applied`.
 absl::Status Fetch(OpKernelContext* ctx, const std::vector<Piece>& pieces,
                    const std::vector<RowPartition>& partitions,
-                   const std::vector<PieceSize>& sizes,
                    const RowPartition& applied_partition,
-                   const LockedShards& shards, Span<const uint8_t> request) {
-  FetchMessage message;
-  TF_RETURN_IF_ERROR(ToTf(message.Read(request, sizes)));
+                   const LockedShards& shards, const FetchMessage& message) {
   ShardedView<const int64_t> applied;
   TF_RETURN_IF_ERROR(shards.View(shards.size() - 1, kApplied, applied_partition,
                                  {}, &applied, tensorflow::DT_INT64));
@@ -98,35 +95,32 @@ class FetchRowsOp : public PiecesOp {
     std::vector<RowPartition> partitions;
     std::vector<PieceSize> sizes;
     OP_REQUIRES_OK(ctx, ReadSizes(shards, &partitions, &sizes));
-    OP_REQUIRES_OK(ctx, Fetch(ctx, pieces(), partitions, sizes,
-                              applied_partition(), shards, request.bytes()));
+    FetchMessage message;
+    OP_REQUIRES_OK(ctx, ToTf(message.Read(request.bytes(), sizes)));
+    OP_REQUIRES_OK(ctx, Fetch(ctx, pieces(), partitions, applied_partition(),
+                              shards, message));
   }
 };
 
-class FetchServerRowsOp : public ServerOp {
+// Base class of the ops that read or update the rows of a server.
+class RowsOp : public ServerOp {
  public:
   using ServerOp::ServerOp;
 
- private:
-  absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
-                     Span<const uint8_t> request) override {
+ protected:
+  absl::Status FetchFrom(OpKernelContext* ctx, const ServerResource& server,
+                         const FetchMessage& message) const {
     LockedShards shards;
     shards.Lock(server.variables().fetch_rows, LockedShards::Mode::kShared);
-    return Fetch(ctx, server.pieces(), server.partitions(), server.sizes(),
-                 applied_partition(), shards, request);
+    return Fetch(ctx, server.pieces(), server.partitions(), applied_partition(),
+                 shards, message);
   }
-};
 
-class ApplyRowsOp : public ServerOp {
- public:
-  using ServerOp::ServerOp;
-
- private:
   // Applies the update in the request, unless it was already applied. All
   // checks run before the first change, so that a request that fails changes
   // nothing.
-  absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
-                     Span<const uint8_t> request) override {
+  absl::Status ApplyTo(OpKernelContext* ctx, const ServerResource& server,
+                       Span<const uint8_t> request) const {
     LockedShards shards;
     shards.Lock(server.variables().apply_rows, LockedShards::Mode::kExclusive);
     TF_RETURN_IF_ERROR(server.CheckNotRetired());
@@ -189,6 +183,7 @@ class ApplyRowsOp : public ServerOp {
     return absl::OkStatus();
   }
 
+ private:
   static absl::Status MakeViews(OpKernelContext* ctx,
                                 const ServerResource& server,
                                 LockedShards* shards,
@@ -230,9 +225,52 @@ class ApplyRowsOp : public ServerOp {
   }
 };
 
+class FetchServerRowsOp : public RowsOp {
+ public:
+  using RowsOp::RowsOp;
+
+ private:
+  absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
+                     Span<const uint8_t> request) override {
+    FetchMessage message;
+    TF_RETURN_IF_ERROR(ToTf(message.Read(request, server.sizes())));
+    return FetchFrom(ctx, server, message);
+  }
+};
+
+class ApplyRowsOp : public RowsOp {
+ public:
+  using RowsOp::RowsOp;
+
+ private:
+  absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
+                     Span<const uint8_t> request) override {
+    return ApplyTo(ctx, server, request);
+  }
+};
+
+class ApplyAndFetchRowsOp : public RowsOp {
+ public:
+  using RowsOp::RowsOp;
+
+ private:
+  absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
+                     Span<const uint8_t> request) override {
+    JoinedMessage joined;
+    FetchMessage fetch;
+    TF_RETURN_IF_ERROR(ToTf(joined.Read(request)));
+    // The rows are checked before the update, so that a request that fails
+    // changes nothing.
+    TF_RETURN_IF_ERROR(ToTf(fetch.Read(joined.fetch, server.sizes())));
+    TF_RETURN_IF_ERROR(ApplyTo(ctx, server, joined.apply));
+    return FetchFrom(ctx, server, fetch);
+  }
+};
+
 LM_REGISTER_KERNEL("FetchRows", FetchRowsOp);
 LM_REGISTER_KERNEL("FetchServerRows", FetchServerRowsOp);
 LM_REGISTER_KERNEL("ApplyRows", ApplyRowsOp);
+LM_REGISTER_KERNEL("ApplyAndFetchRows", ApplyAndFetchRowsOp);
 
 }  // namespace
 }  // namespace layoutmap

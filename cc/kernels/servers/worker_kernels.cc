@@ -120,7 +120,7 @@ class FoldGradientsOp : public Kernel {
     OP_REQUIRES_OK(ctx, fetched.Get(ctx));
     OP_REQUIRES_OK(ctx, GetGradients(ctx, step->config().engine, &gradients));
     OP_REQUIRES_OK(ctx, GetToken(ctx, &token));
-    OP_REQUIRES_OK(ctx, requests.Get(ctx));
+    OP_REQUIRES_OK(ctx, requests.GetWithNext(ctx));
     OP_REQUIRES_OK(ctx, requests.Result(step->Fold(
                             gradients, fetched.bytes(), token,
                             RowKernelsFor(CurrentCpuLevel()),

@@ -13,6 +13,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/servers/applied_closures.h"
+#include "cc/core/servers/messages.h"
 #include "cc/core/servers/worker_step.h"
 #include "cc/kernels/engine/engine_config_reader.h"
 #include "cc/kernels/kernel_util.h"
@@ -59,13 +60,32 @@ class Requests {
     return ctx->output_list("requests", &list_);
   }
 
+  // Gets the outputs, and the input list `next`. If the list is not empty, each
+  // output is a `joined` message that ends with the input of its server.
+  absl::Status GetWithNext(tensorflow::OpKernelContext* ctx) {
+    TF_RETURN_IF_ERROR(Get(ctx));
+    TF_RETURN_IF_ERROR(ctx->input_list("next", &next_));
+    if (next_.size() != 0) {
+      TF_RETURN_IF_ERROR(CheckCount("num_next", list_.size(), next_.size()));
+    }
+    for (const tensorflow::Tensor& one : next_) {
+      TF_RETURN_IF_ERROR(CheckRank("next", one, 1));
+    }
+    return absl::OkStatus();
+  }
+
   Allocate allocate() {
     return [this](int32_t server, int64_t size, uint8_t** bytes) {
+      const bool is_joined = next_.size() != 0;
+      Span<const uint8_t> next;
+      if (is_joined) next = View<uint8_t>(next_[server]);
+      const int64_t total = is_joined ? JoinedBytes(size, next.size()) : size;
       tensorflow::Tensor* output = nullptr;
       status_ =
-          list_.allocate(server, tensorflow::TensorShape({size}), &output);
+          list_.allocate(server, tensorflow::TensorShape({total}), &output);
       if (!status_.ok()) return OutOfMemory("Allocating a request failed");
-      *bytes = output->flat<uint8_t>().data();
+      uint8_t* const start = output->flat<uint8_t>().data();
+      *bytes = is_joined ? WriteJoined(size, next, start) : start;
       return Status();
     };
   }
@@ -78,6 +98,7 @@ class Requests {
 
  private:
   tensorflow::OpOutputList list_;
+  tensorflow::OpInputList next_;
   absl::Status status_;
 };
 

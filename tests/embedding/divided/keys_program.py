@@ -3,14 +3,15 @@
     python keys_program.py FOLDER NUM_STEPS HOW [ORDER]
 
 Trains `open_tables_program.embedding()` with sharded tables. HOW has the same
-meaning as in `open_tables_program`; "evict" evicts keys between the steps. With
-"by token" in HOW, a step consists of the calls of a layer.
+meaning as in `open_tables_program`; "evict" evicts keys between the steps, and
+"resize" also changes the capacities. With "by token" in HOW, a step consists of
+the calls of a layer.
 Writes to FOLDER the checkpoints `start` and `end` of process 0, and the
 activations, evicted keys and reads of this process. Continues from the
 checkpoint `restart` if it exists. With HOW "full", a step fails because a
-vocabulary is full, and with HOW "failing evict" and "failing step" because
-`on_evict` raises an error; FOLDER then contains the errors. With HOW "refused",
-FOLDER contains the errors of unsupported calls.
+vocabulary is full, and with HOW "failing evict", "failing resize" and "failing
+step" because `on_evict` raises an error; FOLDER then contains the errors. With
+HOW "refused", FOLDER contains the errors of unsupported calls.
 """
 
 import json
@@ -55,6 +56,39 @@ def evict(embedding, number):
     return np.zeros([0], np.int64)
 
 
+# Capacities of both vocabularies, by the number of the next step. A vocabulary
+# with a small capacity is in one process only.
+CAPACITIES = {3: (24, 16), 5: (600, 90)}
+
+
+def resize(embedding, number):
+    """Changes the capacities before some steps.
+
+    Returns:
+      Contents and numbers of keys after the change, or an empty dict.
+    """
+    found = {}
+    for table, capacity in zip(("items", "names"), CAPACITIES.get(number, ())):
+        vocabulary = embedding.vocabularies[table]
+        conversion = vocabulary.resize(capacity)
+        keys = vocabulary.keys()
+        assert len(keys) == conversion.num_kept
+        found[f"conversion {number}/{table}"] = np.array(
+            [conversion.num_kept, conversion.num_dropped]
+        )
+        found[f"rows {number}/{table}"] = vocabulary.lookup(
+            StoredKeys(keys)
+        ).numpy()
+        # The object of the vocabulary can be used after its resize.
+        found[f"evicted {number}/{table}"] = vocabulary.evict(
+            StoredKeys(keys[:2])
+        ).numpy()
+    if found:
+        for name, value in contents(embedding).items():
+            found[f"contents {number}/{name}"] = value
+    return found
+
+
 def reads(embedding):
     """Returns what a program can read from the vocabularies."""
     items = embedding.vocabularies["items"]
@@ -88,15 +122,21 @@ def train(embedding, strategy, step, num_steps, how, batches, on_evict):
     """Runs all steps, and returns activations, evicted keys and reads."""
     evicted = [np.zeros([0], np.int64)]
     activations = {}
+    resized = {}
     for number in range(num_steps):
         if how == "write":
             plan.write(embedding, number)
         if "evict" in how:
             evicted.append(evict(embedding, number))
+        if how == "resize" and number in CAPACITIES:
+            resized.update(resize(embedding, number))
+            # Functions that were traced before the resize raise errors.
+            step = plan.train_step(embedding, strategy)
         activations = step(*batches(number))
     return activations, {
         "evicted": np.concatenate(evicted),
         "on_evict": np.array(on_evict.keys),
+        **resized,
         **reads(embedding),
     }
 
@@ -187,6 +227,7 @@ def fail_on_evict(strategy, worker, how):
     names = embedding.vocabularies["names"]
     calls = {
         "failing evict": lambda: names.evict(StoredKeys(names.keys()[::2])),
+        "failing resize": lambda: names.resize(16),
         "failing step": lambda: [
             step(*plan.batch(number, worker)) for number in range(3, 9)
         ],
@@ -195,7 +236,7 @@ def fail_on_evict(strategy, worker, how):
     before, on_evict.fails = contents(embedding), True
     found = error_of(call)
     after, on_evict.fails = contents(embedding), False
-    if how == "failing evict":
+    if "failing step" not in how:
         for name, value in before.items():
             np.testing.assert_array_equal(after[name], value, err_msg=name)
     embedding.reset()
@@ -223,7 +264,6 @@ def refuse(strategy, worker):
             )
 
     calls = {
-        "resize": lambda: items.resize(160),
         "lookup in a function": tf.function(lambda: items.lookup([1])),
         "keys in a function": tf.function(lambda: items.keys()),
         "sample": lambda: tlm.ops.sample_keys(items, 4, seed=1),
@@ -247,6 +287,7 @@ def main(folder, num_steps, how, order="exact"):
     calls = {
         "full": lambda: fail_when_full(strategy, worker, how),
         "failing evict": lambda: fail_on_evict(strategy, worker, how),
+        "failing resize": lambda: fail_on_evict(strategy, worker, how),
         "failing step": lambda: fail_on_evict(strategy, worker, how),
         "refused": lambda: refuse(strategy, worker),
     }

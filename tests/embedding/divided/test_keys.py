@@ -32,11 +32,13 @@ def run(tmp_path):
     return run
 
 
-def restored(strategy, path, on_evict=None):
+def restored(strategy, path, on_evict=None, capacities=()):
     """Returns an embedding of this process after a restored checkpoint."""
     with strategy.scope():
         embedding = plan.embedding(on_evict)
     embedding.build()
+    for table, capacity in zip(("items", "names"), capacities):
+        embedding.vocabularies[table].resize(capacity)
     tf.train.Checkpoint(embedding=embedding).read(str(path)).assert_consumed()
     return embedding
 
@@ -92,7 +94,11 @@ def check_same(folder, count, how):
                 np.testing.assert_array_equal(found[name], value, err_msg=name)
         assert expected.keys() - found.keys() <= {"on_evict"}
     in_checkpoint = program.contents(
-        restored(strategies.mirrored(1), folder / "end")
+        restored(
+            strategies.mirrored(1),
+            folder / "end",
+            capacities=program.CAPACITIES[5] if how == "resize" else (),
+        )
     )
     for name, value in in_checkpoint.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
@@ -108,6 +114,18 @@ def test_processes_equal_replicas_of_one_process_bitwise(run, count, how):
     expected = check_same(run(count, how), count, how)
     assert len(expected["on_evict"]) > 10
     assert (len(expected["evicted"]) > 10) == ("evict" in how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_resized_vocabularies_equal_those_of_one_process_bitwise(run, count):
+    expected = check_same(run(count, "resize"), count, "resize")
+    for number, dropped in {3: True, 5: False}.items():
+        for table in ("items", "names"):
+            conversion = expected[f"conversion {number}/{table}"]
+            assert (conversion[1] > 0) == dropped, (number, table)
+            assert conversion[0] >= 16
+    assert len(expected["on_evict"]) > 10
 
 
 @pytest.mark.slow
@@ -152,10 +170,16 @@ def test_a_step_with_a_full_vocabulary_changes_no_process(run, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", ["failing evict", "failing step", "failing step by token"]
+    "how",
+    [
+        "failing evict",
+        "failing resize",
+        "failing step",
+        "failing step by token",
+    ],
 )
 def test_an_error_of_on_evict_undoes_the_call_in_all_processes(run, how):
-    """The program checks that `evict` changes no variable."""
+    """The program checks that `evict` and `resize` change no variable."""
     folder = run(2, how)
     first, second = (
         (folder / f"{worker}.txt").read_text() for worker in range(2)
@@ -170,7 +194,6 @@ def test_unsupported_calls_raise_in_all_processes(run):
     for worker in range(2):
         found = json.loads((folder / f"{worker}.txt").read_text())
         for name, words in {
-            "resize": "use tlm.convert_vocabularies to change the capacity",
             "lookup in a function": "outside of tf.function, by all processes",
             "keys in a function": "must be called outside of tf.function",
             "sample": "Sampling of keys is not supported with over_processes",

@@ -32,11 +32,6 @@ def create_backend(**changed):
     "changed, kind, message",
     [
         (
-            {"is_pipelined": True},
-            NotImplementedError,
-            "`pipeline_execution_with_tensor_core` must be False.*sharded",
-        ),
-        (
             {"partitioner": tlm.partitioners.FixedShardsPartitioner(2)},
             ValueError,
             "`partitioner` must be None.*one shard of a table",

@@ -31,9 +31,11 @@ def make_call(monkeypatch):
         tf_private, "has_failed_closure", lambda coordinator: bool(has_failed)
     )
 
-    def make(*errors):
-        closure = step_closure.StepClosure(None, lambda iterator: iterator)
-        return closure._make_call(Traced(*errors)), has_failed
+    def make(*errors, remote=None, **options):
+        closure = step_closure.StepClosure(
+            None, lambda iterator: iterator, **options
+        )
+        return closure._make_call(Traced(*errors), remote), has_failed
 
     return make
 
@@ -41,13 +43,28 @@ def make_call(monkeypatch):
 def test_a_lost_connection_is_retried_a_limited_number_of_times(
     make_call,
 ):
-    call, _ = make_call(*[cancelled("of /job:ps/task:0")] * 4)
+    remote = []
+    call, _ = make_call(*[cancelled("of /job:ps/task:0")] * 4, remote=remote)
     for _ in range(3):
         with pytest.raises(tf.errors.CancelledError):
             call(1, 2)
     with pytest.raises(step_closure.InputCancelledError, match="of /job:ps"):
         call(1, 2)
+    assert remote == []
+    assert call(1, 2) is None
+    assert remote == [(1, 2)]
+
+
+def test_a_result_that_is_not_kept_is_released(make_call):
+    call, _ = make_call()
+    assert call(1, 2) is None
+
+
+def test_joined_results_are_returned_to_the_coordinator(make_call):
+    remote = []
+    call, _ = make_call(remote=remote, joins_results=True)
     assert call(1, 2) == (1, 2)
+    assert remote == []
 
 
 def test_other_cancellations_are_attributed_to_the_iterator(make_call):
@@ -81,7 +98,8 @@ def traced_steps(max_steps, num_steps, monkeypatch, **limits):
     function = (
         closure._all_steps if num_steps == max_steps else closure._some_steps
     )
-    return function(iterator, numbers).numpy().reshape(-1, 3).tolist()
+    results = tf.function(function)(iterator, numbers)
+    return results.numpy().reshape(-1, 3).tolist()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +133,7 @@ def test_the_number_of_copies_of_a_step_is_limited():
             num_traces += 1
 
         closure = step_closure.StepClosure(None, body, max_steps)
-        closure._all_steps.get_concrete_function(
+        tf.function(closure._all_steps).get_concrete_function(
             tf.constant(0), tf.zeros([max_steps, 2], tf.int64)
         )
         assert num_traces <= 2 * step_closure._MAX_GROUP + 1
@@ -133,7 +151,7 @@ def test_a_large_step_has_fewer_copies_also_if_its_ops_are_in_branches():
 
     bodies = []
     closure = step_closure.StepClosure(None, body, 100)
-    closure._all_steps.get_concrete_function(
+    tf.function(closure._all_steps).get_concrete_function(
         tf.constant(0), tf.zeros([100, 2], tf.int64)
     )
     ops_per_step = 2000  # At least two ops for each random value.

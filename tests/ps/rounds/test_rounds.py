@@ -46,6 +46,8 @@ class Coordinator:
         self.num_failed = 0
         self.scheduled = []
         self.num_datasets = 0
+        self.kept = []
+        self.strategy = tf.distribute.get_strategy()
 
     def create_per_worker_dataset(self, function):
         outer = self
@@ -98,10 +100,13 @@ class Closure:
     def trace(self, iterator):
         next(iterator)
 
-    def schedule(self, iterator, epoch, numbers):
+    def schedule(self, iterator, epoch, numbers, keeps_result):
         del iterator
         assert 1 <= len(numbers) <= self.max_steps
-        return self.coordinator.schedule(epoch, numbers)
+        self.coordinator.kept.extend(numbers[-1:] if keeps_result else [])
+        return step_closure.ScheduledCall(
+            self.coordinator.schedule(epoch, numbers), []
+        )
 
     def move_to_epoch(self, epoch, next_epoch):
         assert self.coordinator.epoch == epoch
@@ -193,10 +198,11 @@ def test_a_failed_closure_repeats_only_the_steps_that_were_not_applied(
 
 
 def test_the_result_of_a_closure_is_the_result_of_its_last_step(make_rounds):
-    _, tested = make_rounds(drawn_from([]), 4)
+    coordinator, tested = make_rounds(drawn_from([]), 4)
     ended = tested.run(10)
+    assert coordinator.kept == [9]
     assert [
-        None if one is None else one.numbers[-1] for one in ended.values
+        None if one is None else one.future.numbers[-1] for one in ended.values
     ] == [None, None, None, 3, None, None, None, 7, None, 9]
 
 

@@ -148,8 +148,12 @@ class ProcessesDelta:
           value: Values in this process.
         """
         counts = self._num_rows[table]
-        is_part = self._sharded[table] and (
-            base_file.has_rows(name) or name == base_file.ROWS
+        # All processes have the full sketch, and the numbers of its changed
+        # cells, which differ from the rows of the table.
+        is_part = (
+            self._sharded[table]
+            and base_file.has_rows(name)
+            and name != base_file.SKETCH_ROWS
         )
         if not is_part or not sum(counts):
             return PartTensor(value) if self._group.is_first else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ from tf_layoutmap.embedding import replicas
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import (
     key_exchange,
+    resizing,
+    shard_changes,
     shard_keys,
     step_exchange,
 )
@@ -40,6 +42,7 @@ from tf_layoutmap.embedding.host import (
     process_checks,
     processes,
 )
+from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.spec import config
@@ -68,6 +71,7 @@ class DividedEngine(HostEngine):
         variables: dict[str, dict[str, Any]],
         group: Group,
         *,
+        is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
         order: str,
@@ -78,6 +82,8 @@ class DividedEngine(HostEngine):
           spec: Features and unsharded tables.
           variables: Variables that `DividedTables` created.
           group: The processes.
+          is_pipelined: Whether each update is applied after the lookup of the
+            next step.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
           order: Order of gradient summation, `"exact"` or `"folded"`.
@@ -127,6 +133,7 @@ class DividedEngine(HostEngine):
             local_spec,
             local_variables,
             num_replicas=group.size,
+            is_pipelined=is_pipelined,
             rounding_seed=rounding_seed,
             first_rows=first_rows,
             vocabulary_buckets=self._shard_keys.vocabulary_buckets(),
@@ -159,16 +166,40 @@ class DividedEngine(HostEngine):
         """Counter of the checkpoints that this process has restored."""
         return self._exchange.restores
 
+    @restores.setter
+    def restores(self, counter: multi_process.RestoreCounter):
+        self._exchange.restores = counter
+
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
         """Sends the ids of this replica to the owners of the rows."""
-        step, of_training, inputs = self._exchange.plan(training, features)
+        with tf.control_dependencies(self._check_updates()):
+            step, of_training, inputs = self._exchange.plan(training, features)
         for other, received in enumerate(inputs):
             super().enqueue(other, of_training[other], received)
         self._steps.enqueue(step)
 
+    def _check_updates(self) -> list[tf.Operation]:
+        """Returns a check that the same update is pending in all processes.
+
+        A program can apply the pending update of a process outside of steps,
+        for example when it reads `embedding_tables`.
+        """
+        if not self.is_pipelined:
+            return []
+        with tf.device(self._handle.device):
+            state = ops.describe_host_engine(engine=self._handle)
+        counts = self._group.all_gather(state.num_updates[tf.newaxis])
+        return process_checks.check_updates(
+            tf.ensure_shape(counts, [self._group.size])
+        )
+
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
         step = self._steps.dequeue()
+        if self.is_pipelined:
+            # See `HostEngine.dequeue`. Each process holds the update of its
+            # rows back.
+            self.apply_pending(replica, always=False)
         for other in range(self._group.size):
             with tf.device(self._handle.device):
                 ops.pass_step(engine=self._handle, replica=other)
@@ -287,13 +318,17 @@ class DividedEngine(HostEngine):
         with tf.device(self._handle.device):
             self._shard_keys.undo_own_eviction(self._handle, table, why)
 
+    def report_dropped(self, table: int, values: Sequence[Any]):
+        """Calls `on_evict` with the keys that a resize has dropped."""
+        self._shard_keys.report_table(table, values)
+
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:
         """Writes the keys of this process; see `ShardKeys.write_own`."""
         return self._shard_keys.write_own(self._handle, table, written)
 
-    def watch_changes(self) -> ShardChanges:
+    def watch_changes(self) -> shard_changes.ShardChanges:
         """Starts to record which rows of this process are written."""
         # If this process has no shard of a table, its engine does not record
         # keys of the table.
@@ -305,7 +340,7 @@ class DividedEngine(HostEngine):
             }
             for table, by_name in self._local_variables.items()
         }
-        return ShardChanges(
+        return shard_changes.ShardChanges(
             changes.Changes(self._spec, recorded, self._handle),
             self._own_rows,
             {
@@ -326,71 +361,6 @@ class DividedEngine(HostEngine):
         # the result does not contain the counts of the engine.
         del counts["features"]
         return counts
-
-
-class ShardChanges:
-    """A recorder of the rows that are written to the shards of this process.
-
-    Rows are numbered by their index in the unsharded table.
-    """
-
-    def __init__(
-        self,
-        shards: changes.Changes,
-        rows: Mapping[str, range],
-        whole: Mapping[str, Mapping[str, Any]],
-    ):
-        """Creates the recorder.
-
-        Args:
-          shards: Recorder of the shards, which numbers the local rows.
-          rows: Rows of this process, by table.
-          whole: Small variables of vocabularies, which are copied in full, by
-            table and name.
-        """
-        self._shards = shards
-        self._rows = rows
-        self._whole = whole
-
-    @property
-    def num_replaced(self) -> int:
-        """Number of times that all values may have been replaced."""
-        return self._shards.num_replaced
-
-    @num_replaced.setter
-    def num_replaced(self, count: int):
-        self._shards.num_replaced = count
-
-    def take(
-        self, also: Mapping[str, np.ndarray[Any, Any]]
-    ) -> dict[str, changes.TableChanges]:
-        """Copies the rows written since the last call; see `EngineChanges`.
-
-        All processes must call the method together.
-
-        Args:
-          also: Additional rows of this process to copy, by table.
-        """
-        found = self._shards.take(
-            {
-                table: rows - self._rows[table].start
-                for table, rows in also.items()
-            }
-        )
-        return {
-            table: dataclasses.replace(
-                one,
-                rows=one.rows + self._rows[table].start,
-                whole={
-                    **one.whole,
-                    **{
-                        name: whole.numpy()
-                        for name, whole in self._whole[table].items()
-                    },
-                },
-            )
-            for table, one in found.items()
-        }
 
 
 def _local_spec(
@@ -438,15 +408,10 @@ class DividedBackend(HostBackend):
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if a vocabulary keeps
-            strings, or if a process has several devices.
+          NotImplementedError: If a vocabulary keeps strings, or if a process
+            has several devices.
           ValueError: If `partitioner` is not None.
         """
-        if is_pipelined:
-            raise NotImplementedError(
-                "Argument `pipeline_execution_with_tensor_core` must be False "
-                'with over_processes="sharded". Received: True.'
-            )
         if partitioner is not None:
             raise ValueError(
                 "Argument `partitioner` must be None with over_processes="
@@ -458,7 +423,7 @@ class DividedBackend(HostBackend):
             spec,
             strategy_replicas,
             partitioner=None,
-            is_pipelined=False,
+            is_pipelined=is_pipelined,
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
         )
@@ -470,8 +435,14 @@ class DividedBackend(HostBackend):
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process."""
-        variables = self._tables.create(self._spec)
-        for table in self._spec.tables:
+        return self._create_tables_of(self._spec)
+
+    def _create_tables_of(
+        self, spec: config.EmbeddingSpec
+    ) -> dict[str, dict[str, Any]]:
+        """Creates the variables of this process for the tables of a spec."""
+        variables = self._tables.create(spec)
+        for table in spec.tables:
             if table.vocabulary is not None and table.vocabulary.owner is None:
                 variables[table.name].update(
                     divided_vocabulary.create_variables(
@@ -486,10 +457,18 @@ class DividedBackend(HostBackend):
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
         self._variables = variables
-        self.engine = DividedEngine(
-            self._shapes.fix_spec(),
+        self.engine = self._make_engine(self._shapes.fix_spec(), variables)
+
+    def _make_engine(
+        self,
+        spec: config.EmbeddingSpec,
+        variables: dict[str, dict[str, Any]],
+    ) -> DividedEngine:
+        return DividedEngine(
+            spec,
             variables,
             self._owners,
+            is_pipelined=self._is_pipelined,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
             order=self._order,
@@ -509,10 +488,15 @@ class DividedBackend(HostBackend):
         self, table: int
     ) -> Callable[..., divided_vocabulary.DividedVocabulary]:
         """Returns a function that creates the `Vocabulary` of a table."""
-        assert isinstance(self.engine, DividedEngine)
+
+        def find_own(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            # A resize replaces the engine.
+            assert isinstance(self.engine, DividedEngine)
+            return self.engine.shard_keys.find_own(table, keys)
+
         return functools.partial(
             divided_vocabulary.DividedVocabulary,
-            find_own=functools.partial(self.engine.shard_keys.find_own, table),
+            find_own=find_own,
             find_group=functools.partial(
                 processes.of_strategy, self._replicas.strategy
             ),
@@ -574,6 +558,8 @@ class DividedBackend(HostBackend):
         )
         rows, num_new = np.zeros([0], np.int64), 0
         with group.failing_together(call):
+            # The pending update would change rows after they were written.
+            self.flush()
             rows, num_new = self.engine.write_rows(table, written)
         return (
             np.max(group.gather_int64(rows), axis=0),
@@ -581,17 +567,60 @@ class DividedBackend(HostBackend):
         )
 
     def resize(self, table: int, capacity: int) -> Any:
-        """Raises an error, because each process has only some of the keys.
+        """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
+        name = self._spec.tables[table].name
+        call = f"`resize` of table {name!r}"
+        group, retired = self._together(call), self._started
+        assert group is not None and isinstance(retired, DividedEngine)
+        group.check_equal(f"The capacity in {call}", repr(capacity))
+        spec = host_resizing.spec_with_capacity(self._spec, table, capacity)
+        try:
+            with group.failing_together(call):
+                self.flush()
+                self._retire_for_resize(name)
+            with self._replicas.strategy.scope():
+                resized, engine = self._resized_together(
+                    spec, table, group, call
+                )
+        except BaseException:
+            retired.retire("")
+            raise
+        variables = {**self._variables, **resized.variables}
+        old = [self._variables[one] for one in resized.variables]
+        self.engine, self._spec, self._variables = engine, spec, variables
+        self._shapes.replace_spec(spec)
+        for by_name in old:
+            resizing.discard_variables(by_name)
+        return resized
 
-        Raises:
-          NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            "`resize` of a vocabulary is not supported with over_processes="
-            '"sharded"; use tlm.convert_vocabularies to change the capacity '
-            f"in a checkpoint. Received: capacity {capacity} (table "
-            f"{self._spec.tables[table].name!r})."
+    def _resized_together(
+        self,
+        spec: config.EmbeddingSpec,
+        table: int,
+        group: processes.Processes,
+        call: str,
+    ) -> tuple[host_resizing.Resized, DividedEngine]:
+        """Returns resized variables and an engine, and calls `on_evict`."""
+        resized = resizing.resize(
+            spec, table, self._variables, self._create_tables_of, group, call
         )
+        engine = None
+        with group.failing_together(call):
+            engine = self._make_engine(
+                host_resizing.spec_with_capacity(
+                    self._shapes.fix_spec(),
+                    table,
+                    spec.tables[table].vocabulary.settings.capacity,
+                ),
+                {**self._variables, **resized.variables},
+            )
+            assert isinstance(self.engine, DividedEngine)
+            # The next step compares the counter with the other processes.
+            engine.restores = self.engine.restores
+            for number, dropped in resized.dropped.items():
+                engine.report_dropped(number, dropped)
+        assert engine is not None
+        return resized, engine
 
     def watch_changes(self) -> Any:
         """Starts to record which rows of this process are written."""

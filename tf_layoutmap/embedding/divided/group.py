@@ -12,6 +12,7 @@ processes, outside of steps.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -254,6 +255,9 @@ class RowTransfer:
         self._group = group
         self._strategy = strategy
         self._background: RowTransfer | None = None
+        self._read_functions: weakref.WeakKeyDictionary[TableShard, Any] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def in_background(self) -> RowTransfer:
         """Returns an object for a thread that runs beside training steps."""
@@ -323,17 +327,24 @@ class RowTransfer:
         """
         if not tf.executing_eagerly():
             return self._read_in_replica(table, ids)
-        functions = self.__dict__.setdefault("_functions", {})
-        if table.name not in functions:
-            functions[table.name] = tf.function(
-                lambda ids: self._strategy.experimental_local_results(
+        if table not in self._read_functions:
+            # A strong reference from the value to the key would keep the table
+            # alive after a resize has replaced it.
+            current = weakref.ref(table)
+
+            def read(ids: tf.Tensor) -> tf.Tensor:
+                shard = current()
+                assert shard is not None
+                return self._strategy.experimental_local_results(
                     self._strategy.run(
-                        lambda: self._read_in_replica(table, ids)
+                        lambda: self._read_in_replica(shard, ids)
                     )
-                )[0],
-                input_signature=[tf.TensorSpec([None], tf.int64)],
+                )[0]
+
+            self._read_functions[table] = tf.function(
+                read, input_signature=[tf.TensorSpec([None], tf.int64)]
             )
-        return functions[table.name](ids)
+        return self._read_functions[table](ids)
 
     def _read_in_replica(self, table: TableShard, ids: tf.Tensor) -> tf.Tensor:
         group, dim = self._group, known_size(table.block, 1)
@@ -343,7 +354,8 @@ class RowTransfer:
         )
         order = tf.argsort(owners, stable=True)
         is_bad = (ids < 0) | (ids >= offsets[-1])
-        # The number of ids by owner, and the first invalid id of each process.
+        # The number of ids by owner, the first invalid id of each process, and
+        # whether a resize has removed the rows since the function was traced.
         heads = group.all_gather(
             tf.concat(
                 [
@@ -359,14 +371,15 @@ class RowTransfer:
                             tf.concat([tf.boolean_mask(ids, is_bad), [0]], 0)[
                                 0
                             ],
+                            tf.cast(_is_empty(table.block), tf.int64),
                         ]
                     ),
                 ],
                 0,
             )[tf.newaxis]
         )
-        heads = tf.ensure_shape(heads, [group.size, group.size + 2])
-        with tf.control_dependencies([_check_range(table, heads)]):
+        heads = tf.ensure_shape(heads, [group.size, group.size + 3])
+        with tf.control_dependencies(_check_heads(table, heads)):
             sizes = tf.identity(heads[:, : group.size])
         starts = tf.constant([*offsets[:-1]], tf.int64)
         local_rows = tf.gather(ids - tf.gather(starts, owners), order)
@@ -440,22 +453,42 @@ def _padded(rows: tf.Tensor, size: int) -> tf.Tensor:
     return _sendable(tf.pad(rows, padding))
 
 
-def _check_range(table: TableShard, heads: tf.Tensor) -> tf.Operation:
-    """Returns a check that the ids of all processes are in range."""
-    is_bad = heads[:, -2] > 0
-    process = tf.argmax(is_bad)
-    return tf.debugging.Assert(
-        ~tf.reduce_any(is_bad),
-        [
-            tf.strings.join(
-                [
-                    "Process ",
-                    tf.strings.as_string(process),
-                    ": id ",
-                    tf.strings.as_string(tf.gather(heads[:, -1], process)),
-                    f" is outside table {table.name} with "
-                    f"{table.row_partition.num_rows} rows",
-                ]
-            )
-        ],
+def _is_empty(block: Any) -> tf.Tensor:
+    """Returns whether a variable has no rows, whatever its static shape."""
+    with tf.device(block.device):
+        return tf.raw_ops.VariableShape(input=block.handle)[0] == 0
+
+
+def replaced_message(name: str) -> str:
+    """Returns the message for reads of a variable that a resize replaced."""
+    return (
+        f"A resize of a vocabulary has replaced table {name}. Read "
+        "`embedding_tables`, `slot_variables` or `vocabularies` of the "
+        "embedding again, and trace functions that read the table again."
     )
+
+
+def _check_heads(table: TableShard, heads: tf.Tensor) -> list[tf.Operation]:
+    """Returns checks that the rows exist and that all ids are in range."""
+    is_bad = heads[:, -3] > 0
+    process = tf.argmax(is_bad)
+    return [
+        tf.debugging.Assert(
+            tf.reduce_all(heads[:, -1] == 0), [replaced_message(table.name)]
+        ),
+        tf.debugging.Assert(
+            ~tf.reduce_any(is_bad),
+            [
+                tf.strings.join(
+                    [
+                        "Process ",
+                        tf.strings.as_string(process),
+                        ": id ",
+                        tf.strings.as_string(tf.gather(heads[:, -2], process)),
+                        f" is outside table {table.name} with "
+                        f"{table.row_partition.num_rows} rows",
+                    ]
+                )
+            ],
+        ),
+    ]

@@ -280,6 +280,7 @@ class Folded:
                 tf.constant(one, tf.float32) for one in self._hyperparameters
             ],
             token=tf.constant([0, -1, 0], tf.int64),
+            next=[],
             # The op uses only the sizes of these tensors, so their values are
             # zeros.
             fetched=[

@@ -27,7 +27,11 @@ from tf_layoutmap import partition
 from tf_layoutmap._core import paths, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.divided.group import Group, RowTransfer
+from tf_layoutmap.embedding.divided.group import (
+    Group,
+    RowTransfer,
+    replaced_message,
+)
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
@@ -304,6 +308,8 @@ class DividedTable(tf_private.Trackable):
       block: `tf.Variable` of shape `[len(rows), dim]` with the rows of this
         process. If the process has no rows, `block` has one row that is never
         read.
+      replaced: Whether a resize has replaced the table. Reads then raise an
+        error.
     """
 
     def __init__(
@@ -334,6 +340,7 @@ class DividedTable(tf_private.Trackable):
         )
         self.rows = range(first, first + size)
         self.block = block
+        self.replaced = False
         self._rank = rank
         self._transfer = transfer
         self._restored_rows: _Rows | None = None
@@ -355,13 +362,22 @@ class DividedTable(tf_private.Trackable):
           RuntimeError: If the method is called inside a `tf.function`.
         """
         self._require_eager("numpy")
-        found = np.empty(
+        found = self.empty_array()
+        self.copy_to(found)
+        return found
+
+    def empty_array(self) -> np.ndarray[Any, Any]:
+        """Returns an uninitialized array for all rows."""
+        return np.empty(
             [known_size(self, axis) for axis in range(len(self.shape))],
             self.dtype.as_numpy_dtype,
         )
+
+    def copy_to(self, values: np.ndarray[Any, Any]) -> None:
+        """Copies all rows to an array, in all processes; see `numpy`."""
+        self._require_eager("copy_to")
         for first, rows in self._transfer.gather_everywhere(self):
-            found[first : first + known_size(rows, 0)] = rows.numpy()
-        return found
+            values[first : first + known_size(rows, 0)] = rows.numpy()
 
     def blocks(self, rows_at_once: int | None = None) -> Iterator[tf.Tensor]:
         """Yields all rows in order, in all processes.
@@ -404,6 +420,7 @@ class DividedTable(tf_private.Trackable):
             range. All processes raise this error.
         """
         del name
+        self.require_current()
         ids = tf.cast(tf.convert_to_tensor(indices), tf.int64)
         rows = self._transfer.sparse_read(self, tf.reshape(ids, [-1]))
         dim = known_size(self.block, 1)
@@ -440,6 +457,12 @@ class DividedTable(tf_private.Trackable):
                 "sharded over processes. Inside a tf.function, use "
                 "`sparse_read` in a replica."
             )
+        self.require_current()
+
+    def require_current(self) -> None:
+        """Raises a RuntimeError if a resize has replaced the table."""
+        if self.replaced:
+            raise RuntimeError(replaced_message(self.name))
 
     def _raise_conversion(self) -> NoReturn:
         """Raises an error, because a conversion can be in only one process.
@@ -474,6 +497,7 @@ class DividedTable(tf_private.Trackable):
           values `[rows, dim]` of the block. In other processes, the iterator is
           empty.
         """
+        self.require_current()
         return self._transfer.gather(self)
 
     def slice_spec(self, first: int, count: int) -> str:

@@ -19,7 +19,11 @@ from tf_layoutmap import partition
 from tf_layoutmap._core import checks, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import tables as divided_tables
-from tf_layoutmap.embedding.divided.group import Group, RowTransfer
+from tf_layoutmap.embedding.divided.group import (
+    Group,
+    RowTransfer,
+    replaced_message,
+)
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.vocabulary import bucket_layout, key_rows, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -119,6 +123,8 @@ class DividedNumbers(tf_private.Trackable):
       block: int64 variable `[num_numbers]` with the numbers of this process.
       shape: `[num_numbers]`.
       dtype: int64.
+      replaced: Whether a resize has replaced the variable. Reads then raise an
+        error.
     """
 
     dtype = tf.int64
@@ -135,6 +141,7 @@ class DividedNumbers(tf_private.Trackable):
         self.name = name
         self.block = block
         self.shape = block.shape
+        self.replaced = False
         self._rank = rank
         self._transfer = transfer
 
@@ -156,6 +163,8 @@ class DividedNumbers(tf_private.Trackable):
                 "tf.function, by all processes together, because the "
                 "vocabulary is sharded over processes."
             )
+        if self.replaced:
+            raise RuntimeError(replaced_message(self.name))
         found = self._transfer.all_gather(self.block[tf.newaxis]).numpy()
         values = found.sum(0)
         values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)
@@ -360,6 +369,7 @@ class DividedVocabulary(state.Vocabulary):
                 "outside of tf.function, by all processes together, because "
                 "the vocabulary is sharded over processes."
             )
+        self.key_variable.require_current()
 
 
 def _encode(block: key_rows.KeyBlock) -> bytes:

@@ -302,19 +302,7 @@ class HostBackend:
         self.flush()
         spec = resizing.spec_with_capacity(self._spec, table, capacity)
         engine = self._started
-        try:
-            engine.retire(
-                f"The vocabulary of table {name!r} was resized: functions "
-                "that were traced before the resize must be traced again, "
-                "Keras models must be compiled again, and a tlm.DeltaWriter "
-                "must be created again with a new base"
-            )
-        except tf.errors.FailedPreconditionError:
-            raise RuntimeError(
-                "A vocabulary cannot be resized while steps are in flight; "
-                "finish the steps, or call `reset` to discard them (table "
-                f"{name!r})."
-            ) from None
+        self._retire_for_resize(name)
         try:
             with (
                 contextlib.nullcontext()
@@ -333,6 +321,29 @@ class HostBackend:
         for by_name in old:
             resizing.empty_variables(by_name)
         return resized
+
+    def _retire_for_resize(self, name: str) -> None:
+        """Lets later calls of the engine fail, because a table is resized.
+
+        Args:
+          name: Name of the table.
+
+        Raises:
+          RuntimeError: If steps are in flight.
+        """
+        try:
+            self._started.retire(
+                f"The vocabulary of table {name!r} was resized: functions "
+                "that were traced before the resize must be traced again, "
+                "Keras models must be compiled again, and a tlm.DeltaWriter "
+                "must be created again with a new base"
+            )
+        except tf.errors.FailedPreconditionError:
+            raise RuntimeError(
+                "A vocabulary cannot be resized while steps are in flight; "
+                "finish the steps, or call `reset` to discard them (table "
+                f"{name!r})."
+            ) from None
 
     def _resized(
         self, spec: config.EmbeddingSpec, table: int

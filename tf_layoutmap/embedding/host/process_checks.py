@@ -177,6 +177,41 @@ def check_restores(
     return [] if check is None else [check]
 
 
+def check_updates(counts: tf.Tensor) -> list[tf.Operation]:
+    """Returns a check that all processes have applied the same updates.
+
+    If only some processes have applied the pending pipelined update, the rows
+    of a lookup are from different steps.
+
+    Args:
+      counts: `[num_processes]` int64 number of updates of each process.
+    """
+    is_other = counts != counts[0]
+    other = tf.argmax(is_other)
+    text = tf.strings.as_string
+    check = tf.debugging.Assert(
+        ~tf.reduce_any(is_other),
+        [
+            tf.strings.join(
+                [
+                    "The pending pipelined update must be applied in all "
+                    "processes; otherwise a step looks up rows of different "
+                    "steps. Call `flush` in all processes, and read "
+                    "`embedding_tables` in all processes or in none. Process 0 "
+                    "has applied ",
+                    text(counts[0]),
+                    " updates, process ",
+                    text(other),
+                    " ",
+                    text(tf.gather(counts, other)),
+                    " updates.",
+                ]
+            )
+        ],
+    )
+    return [] if check is None else [check]
+
+
 def check_rates(
     spec: config.EmbeddingSpec,
     hyperparameters: Sequence[Sequence[tf.Tensor]],

@@ -224,7 +224,8 @@ class StepShapes:
         self._spec = spec
         self.samples = SampleShapes(spec.features)
         # For each replica, the graph in which its last step was dequeued, and
-        # the number of samples of each feature in that step.
+        # for each feature the number of samples in that step. If the number is
+        # unknown, the activations instead.
         self._dequeued: dict[int, tuple[Any, list[Any]]] = {}
 
     def fix_spec(self) -> config.EmbeddingSpec:
@@ -423,9 +424,13 @@ class StepShapes:
         return tf.reshape(gradient, [-1, gradient.shape[-1]])
 
     def record_dequeued(self, replica: int, activations: list[tf.Tensor]):
-        """Records the numbers of samples in a replica's dequeued step."""
+        """Records the numbers of samples in a replica's dequeued step.
+
+        An unknown number is read only when a gradient is None. A trace with
+        many features would otherwise have several unused ops per feature.
+        """
         sizes = [
-            one.shape[0] if one.shape[0] is not None else tf.shape(one)[0]
+            one.shape[0] if one.shape[0] is not None else one
             for one in activations
         ]
         self._dequeued[replica] = (
@@ -450,7 +455,8 @@ class StepShapes:
                     "number of samples is not known here; pass zeros, or "
                     "pass the batch size to `build`."
                 )
-            shape[0] = num_samples[index]
+            size = num_samples[index]
+            shape[0] = size if isinstance(size, int) else tf.shape(size)[0]
         return shape
 
 

@@ -121,10 +121,16 @@ class Closure:
       num_enqueued: Number of calls of `enqueue` with `training=True` so far.
       prefetch_steps: Number of earlier steps whose updates the rows of a step
         may miss.
+      joins_calls: Whether an update can be joined with a later read.
+      has_conflict: Whether an update that should be joined with a later read is
+        followed by a call in another function, such as a branch. The order of
+        the calls of this trace is wrong.
     """
 
     token: tf.Tensor
     prefetch_steps: int = 0
+    joins_calls: bool = False
+    has_conflict: bool = False
     applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
     num_enqueued: int = 0
 
@@ -134,7 +140,9 @@ class Closure:
 _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
-def begin(numbers: tf.Tensor, prefetch_steps: int = 0) -> Closure:
+def begin(
+    numbers: tf.Tensor, prefetch_steps: int = 0, *, joins_calls: bool = False
+) -> Closure:
     """Begins a step of a closure in the function that is being traced.
 
     If the function contains several steps, the next call ends the step.
@@ -143,6 +151,8 @@ def begin(numbers: tf.Tensor, prefetch_steps: int = 0) -> Closure:
       numbers: int64 `[2]` tensor with the epoch (at least 1) and the number of
         the step.
       prefetch_steps: As for `tlm.ps.Run`.
+      joins_calls: As for `Closure`. If True, `prefetching.end_steps` must be
+        called after the last step.
     """
     # Each run of the function reads the time once, so the attempt is unique.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
@@ -151,6 +161,7 @@ def begin(numbers: tf.Tensor, prefetch_steps: int = 0) -> Closure:
             [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0
         ),
         prefetch_steps,
+        joins_calls,
     )
     setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
     return closure
@@ -199,17 +210,37 @@ def prefetch_steps() -> int:
 
     The result is 0 in functions inside of the closure, such as branches.
     """
-    closure = getattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, None)
+    closure = _closure_of(tf.compat.v1.get_default_graph())
     return 0 if closure is None else closure.prefetch_steps
+
+
+def joins_calls() -> bool:
+    """Returns whether an update can be joined with a later read.
+
+    The result is False in functions inside of the closure, such as branches.
+    """
+    closure = _closure_of(tf.compat.v1.get_default_graph())
+    return closure is not None and closure.joins_calls
+
+
+def report_conflict(graph: Any) -> None:
+    """Sets `has_conflict` of the current step in the graph of a closure."""
+    closure = _closure_of(graph)
+    if closure is not None:
+        closure.has_conflict = True
 
 
 def enclosing_closure() -> Closure | None:
     """Returns the step of a closure that is being traced, or None."""
     for graph in tf_private.graphs_around():
-        closure = getattr(graph, _ATTRIBUTE, None)
+        closure = _closure_of(graph)
         if closure is not None:
             return closure
     return None
+
+
+def _closure_of(graph: Any) -> Closure | None:
+    return getattr(graph, _ATTRIBUTE, None)
 
 
 @dataclasses.dataclass

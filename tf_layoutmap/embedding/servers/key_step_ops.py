@@ -70,6 +70,8 @@ class _KeyServer:
 class KeyStepOps(step_ops.StepOps):
     """The ops of the steps of an embedding with open tables on servers."""
 
+    _JOINS = False  # `ApplyAndFetchRows` does not look up keys.
+
     def __init__(
         self,
         spec: config.EmbeddingSpec,

@@ -93,6 +93,15 @@ def _related(graph: Any) -> dict[int, list[Any]]:
     return related
 
 
+def uses_variables(graph: Any) -> bool:
+    """Returns whether a function uses variables of the servers that it uses.
+
+    Args:
+      graph: Graph of the function.
+    """
+    return any(_related(graph).values())
+
+
 def _add_variables_of_servers(op: Any, reads: Any, writes: Any) -> bool:
     """Adds the variables of servers to the resources that an op uses.
 

@@ -2,8 +2,10 @@
 
 A step calls each server twice, regardless of the number of tables. The first
 call reads rows from all shards of the server, and the second call updates these
-rows. The worker plans the requests, combines the rows, and sums the gradients
-of each row. The worker does not store state between steps.
+rows. If a closure runs several steps, one call can update the rows of a step
+and then read the rows of a later step. The worker plans the requests, combines
+the rows, and sums the gradients of each row. The worker does not store state
+between steps.
 """
 
 from __future__ import annotations
@@ -80,6 +82,9 @@ class Counts:
 class StepOps:
     """The ops of the steps of an embedding on servers."""
 
+    # Whether an update can be joined with the read of a later step.
+    _JOINS = True
+
     def __init__(
         self,
         spec: config.EmbeddingSpec,
@@ -102,7 +107,7 @@ class StepOps:
         """
         self.spec = spec
         self._rounding_seed = rounding_seed
-        self._reads = prefetching.Reads()
+        self._order = prefetching.StepOrder(self._apply)
         self.servers: list[Server] = []
         shard_servers = []
         for number, table in enumerate(spec.tables):
@@ -255,7 +260,19 @@ class StepOps:
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Reads the rows of a step, with one call per server."""
-        return self._read(ops.fetch_server_rows, requests)
+        update = self._order.take_for_read()
+        if update is None:
+            return self._read(ops.fetch_server_rows, requests)
+        fetched, applied = [], []
+        for server, request in zip(self.servers, self._fold(update, requests)):
+            with tf.device(server.device):
+                found = ops.apply_and_fetch_rows(
+                    server=server.handle, request=request
+                )
+            applied.append(end_on_server(found.is_new))
+            fetched.append(found.fetched)
+        self._order.record(applied)
+        return fetched
 
     def _read(
         self, op: Callable[..., tf.Tensor], requests: Sequence[tf.Tensor]
@@ -265,7 +282,7 @@ class StepOps:
         for index, (server, request) in enumerate(zip(self.servers, requests)):
             with (
                 tf.device(server.device),
-                self._reads.reading(index, server.handle) as handle,
+                self._order.reading(index, server.handle) as handle,
             ):
                 fetched.append(
                     end_on_server(op(server=handle, request=request))
@@ -302,22 +319,43 @@ class StepOps:
           hyperparameters: One float32 vector per table.
           token: int64 `[3]` token of the closure.
         """
-        requests = ops.fold_gradients(
-            plan=plan,
-            fetched=list(fetched),
-            gradients=list(gradients),
-            hyperparameters=list(hyperparameters),
-            token=token,
+        self._order.add(
+            prefetching.Update(
+                plan, fetched, gradients, hyperparameters, token
+            ),
+            may_join=self._JOINS,
         )
+
+    def _apply(self, update: prefetching.Update) -> list[tf.Tensor]:
+        """Creates the ops of an update, and returns one output per server."""
         applied = []
-        for server, request in zip(self.servers, requests):
+        for server, request in zip(self.servers, self._fold(update, [])):
             with tf.device(server.device):
                 applied.append(
                     end_on_server(
                         ops.apply_rows(server=server.handle, request=request)
                     )
                 )
-        self._reads.record_update(applied)
+        return applied
+
+    def _fold(
+        self, update: prefetching.Update, following: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns the message to each server for an update.
+
+        Args:
+          update: The update.
+          following: For each server, the request for rows that the server reads
+            after the update; or empty.
+        """
+        return ops.fold_gradients(
+            plan=update.plan,
+            fetched=list(update.fetched),
+            gradients=list(update.gradients),
+            hyperparameters=list(update.hyperparameters),
+            token=update.token,
+            next=list(following),
+        )
 
     def count(self) -> dict[str, Counts]:
         """Returns the counters of all servers, by device."""

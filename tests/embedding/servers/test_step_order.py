@@ -1,0 +1,160 @@
+"""Tests the order of reads and updates of servers in a traced function."""
+
+from typing import Any
+
+import hypothesis
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+
+from tf_layoutmap.embedding.servers import closures, prefetching
+
+
+class Calls:
+    """Records the reads and updates of a function with one server."""
+
+    def __init__(self):
+        self.order = prefetching.StepOrder(self.apply)
+        self.ops = []
+        self.handle = tf.constant(0)
+
+    def apply(self, update):
+        with tf.control_dependencies([update.token]):
+            one = tf.constant(0, name="update")
+        self.ops.append((update.plan, None))
+        return [one]
+
+    def update(self, number, may_join=True, token: Any = 0):
+        plan: Any = _Plan(number)
+        self.order.add(
+            prefetching.Update(plan, [], [], [], tf.convert_to_tensor(token)),
+            may_join=may_join,
+        )
+
+    def read(self, number) -> Any:
+        update = self.order.take_for_read()
+        if update is not None:
+            self.ops.append((update.plan, number))
+            self.order.record([tf.constant(0, name="joined")])
+            return None
+        with self.order.reading(0, self.handle) as handle:
+            read = tf.identity(handle)
+        self.ops.append((None, number))
+        return read.op
+
+
+class _Plan(int):
+    device = ""
+
+
+def begin(prefetch_steps=0, joins_calls=True):
+    return closures.begin(
+        tf.constant([1, 0]), prefetch_steps, joins_calls=joins_calls
+    )
+
+
+# A step is a list of calls: True is a read, False is an update.
+@hypothesis.given(
+    st.lists(st.lists(st.booleans(), max_size=4), max_size=6),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_joined_calls_have_the_order_of_the_program(
+    steps, prefetch_steps, joins_calls
+):
+    with tf.Graph().as_default():
+        calls = Calls()
+        num_reads = num_updates = 0
+        expected = []  # The number of updates before each read.
+        for step in steps:
+            begin(prefetch_steps, joins_calls)
+            for is_read in step:
+                if is_read:
+                    calls.read(num_reads)
+                    expected.append(num_updates)
+                    num_reads += 1
+                else:
+                    calls.update(num_updates)
+                    num_updates += 1
+        prefetching.end_steps()
+    updates = [one for one, _ in calls.ops if one is not None]
+    assert updates == list(range(num_updates))
+    reads = [one for _, one in calls.ops if one is not None]
+    assert reads == list(range(num_reads))
+    found = []
+    for place, (_, read) in enumerate(calls.ops):
+        if read is not None:
+            before = [one for one, _ in calls.ops[: place + 1]]
+            found.append(sum(one is not None for one in before))
+    for num_before, num_all in zip(found, expected, strict=True):
+        # Only the last `prefetch_steps` updates can be missing.
+        assert num_all - prefetch_steps <= num_before <= num_all
+    if not joins_calls:
+        assert found == expected
+
+
+def test_a_read_waits_for_the_update_before_the_missed_updates():
+    with tf.Graph().as_default():
+        calls = Calls()
+        begin(1, joins_calls=False)
+        for number in range(3):
+            calls.update(number)
+        read = calls.read(0)
+        names = [one.name for one in read.control_inputs]
+        assert names == ["update_1"]
+
+
+def test_a_joined_update_keeps_the_control_dependencies_of_its_caller():
+    with tf.Graph().as_default() as graph:
+        calls = Calls()
+        token = begin().token
+        with tf.control_dependencies([tf.no_op("check")]):
+            calls.update(0, token=token)
+        prefetching.end_steps()
+        (token,) = graph.get_operation_by_name("update").control_inputs
+        assert [one.name for one in token.control_inputs] == ["check"]
+
+
+def test_an_update_that_must_not_be_joined_follows_earlier_updates():
+    with tf.Graph().as_default():
+        calls = Calls()
+        begin()
+        calls.update(0)
+        calls.update(1, may_join=False)
+        assert calls.ops == [(0, None), (1, None)]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_call_in_a_branch_after_a_pending_update_is_a_conflict(is_read):
+    states = []
+
+    @tf.function
+    def function(condition):
+        calls = Calls()
+
+        def branch():
+            if is_read:
+                calls.read(0)
+            else:
+                calls.update(1)
+            return tf.constant(0)
+
+        states.append(begin())
+        tf.cond(condition, branch, lambda: tf.constant(0))
+        assert not states[-1].has_conflict
+        calls.update(0)
+        tf.cond(condition, branch, lambda: tf.constant(0))
+        prefetching.end_steps()
+
+    function.get_concrete_function(tf.TensorSpec([], tf.bool))
+    assert [one.has_conflict for one in states] == [True]
+
+
+def test_updates_outside_of_closures_are_created_immediately():
+    with tf.Graph().as_default():
+        calls = Calls()
+        calls.update(0)
+        assert calls.ops == [(0, None)]
+    calls = Calls()
+    calls.update(0)  # Eager.
+    assert calls.ops == [(0, None)]
