@@ -187,6 +187,7 @@ REGISTER_OP("LayoutMap>OpenStep")
     .Input("splits: num_features * int64")
     .Input("num_samples: int64")
     .Input("weights: num_features * float")
+    .Input("vocabulary_steps: int64")
     .Output("token: int64")
     .Attr("num_features: int >= 1")
     .Attr("Tids: {int32, int64}")
@@ -202,6 +203,11 @@ splits: row_splits [num_samples + 1], the indices [num_ids, 2] of a sparse
   tensor, or empty for dense ids.
 num_samples: [num_features].
 weights: One factor per id. An empty tensor means 1 for each id.
+vocabulary_steps: [num_tables], or empty if no ids are rows of keys. If the ids
+  of a table are rows of keys that another op has looked up, the number of the
+  vocabulary step in which it found them, otherwise 0. The rows that the
+  vocabulary has used since this step are not evicted. The update of the lookup
+  ends the lookup, so that the rows can be evicted.
 token: Scalar that is larger than all earlier tokens of the replica.
 packed: Whether the ids of all features are in a single matrix `ids`, as
   returned by `LayoutMap>PackIds`. `weights` are then its `packed_weights` or an

@@ -204,7 +204,8 @@ REGISTER_OP("LayoutMap>AdmitRequests")
     .Input("training: bool")
     .Input("requests: num_requests * uint32")
     .Output("rows: num_requests * uint32")
-    .Output("error: string") LM_OPEN_TABLE_PORTS.Attr("num_requests: int >= 1")
+    .Output("error: string")
+    .Output("steps: int64") LM_OPEN_TABLE_PORTS.Attr("num_requests: int >= 1")
     .Attr("request_tables: list(int)")
     .Attr("keeps_change: bool")
     .Attr("num_earlier: int = 0")
@@ -213,7 +214,8 @@ REGISTER_OP("LayoutMap>AdmitRequests")
 Finds the rows of requested keys, and assigns rows to new keys.
 
 The tables of the engine are shards, and the op runs no step of the engine.
-Steps in flight pin the rows of their batches.
+Steps in flight pin the rows of their batches, or of their vocabulary steps; see
+`OpenStep`.
 
 training: Whether keys are counted, admitted and evicted.
 requests: For each replica, the keys of its batch that belong to the shards, in
@@ -226,6 +228,9 @@ rows: For each replica, the row in the shard of each key of its request, or
 error: Error message, or an empty string. If there is an error, no vocabulary
   has changed, and `rows` and `evicted` are empty. The op does not fail, because
   the other processes would then wait for this one.
+steps: For each feature in a request, the number of the vocabulary step. 0 if
+  the engine has no shard of the table, if `training` is false, or if there is
+  an error.
 has_unknown_row: Not used.
 keeps_change: Whether `TakeBackKeys` can undo the op even if no evicted keys are
   reported.

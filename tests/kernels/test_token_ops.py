@@ -23,9 +23,12 @@ from tf_layoutmap.embedding.host.engine import MARK_SHAPE
 
 
 class TokenEngine(Engine):
-    def open(self, replica, batch, dtype=np.int64):
+    def open(self, replica, batch, dtype=np.int64, vocabulary_steps=()):
         token = ops.open_step(
-            engine=self.handle, replica=replica, **inputs_of(batch, dtype)
+            engine=self.handle,
+            replica=replica,
+            vocabulary_steps=np.array(vocabulary_steps, np.int64),
+            **inputs_of(batch, dtype),
         )
         return token, ops.look_up_step(
             engine=self.handle,
@@ -125,7 +128,9 @@ def test_each_lookup_in_a_loop_receives_its_gradient():
     def step(num_calls):
         marks = tf.zeros(MARK_SHAPE)
         for _ in tf.range(num_calls):
-            token = ops.open_step(engine=engine.handle, replica=0, **inputs)
+            token = ops.open_step(
+                engine=engine.handle, replica=0, vocabulary_steps=[], **inputs
+            )
             marks += engine.follow(0, token, gradients)
         engine.apply_followed(0, marks)
 
@@ -182,6 +187,23 @@ def test_an_expired_token_raises():
     assert int(engine.open(0, random_batch(1))[0]) == 66
 
 
+@pytest.mark.parametrize("steps", [(0, 0), (0, 3)])
+def test_the_update_ends_a_lookup_of_rows_of_keys(steps):
+    engine = TokenEngine()
+    gradients = random_gradients(1)
+    token, _ = engine.open(0, random_batch(1), vocabulary_steps=steps)
+    engine.apply_followed(0, engine.follow(0, token, gradients))
+    engine.ref.apply_followed(
+        [(engine.ref.open(0, random_batch(1))[0], 1, gradients)],
+        HYPERPARAMETERS,
+    )
+    engine.check()
+    assert engine.kept() == ([int(not any(steps))], [0])
+    if any(steps):
+        with pytest.raises(FailedPrecondition, match="has expired"):
+            engine.follow(0, token, gradients)
+
+
 BAD_CALLS = {
     "an unknown replica": (
         lambda e, t: e.open(1, random_batch(1)),
@@ -190,6 +212,14 @@ BAD_CALLS = {
     "an unknown token": (
         lambda e, t: e.follow(0, 7, random_gradients(1)),
         "`token` must belong to a lookup.*Received: 7",
+    ),
+    "vocabulary steps too few": (
+        lambda e, t: e.open(0, random_batch(1), vocabulary_steps=[1]),
+        "This engine has 2 tables. Received: 1 vocabulary steps",
+    ),
+    "a negative vocabulary step": (
+        lambda e, t: e.open(0, random_batch(1), vocabulary_steps=[1, -1]),
+        r"`vocabulary_steps` must be in \[0, 2\^31\). Received: -1",
     ),
     "a gradient too long": (
         lambda e, t: e.follow(0, t, random_gradients(1, num_samples=4)),

@@ -61,11 +61,6 @@ ONE_REPLICA_OF_PROCESSES = Impossible(
     "A `ShardedEmbedding` is trained by one replica per step. "
     "`tlm.layers.TPUEmbedding` supports several processes.",
 )
-NO_LAYER_KEYS_IN_SHARDS = NotYet(
-    "A layer in a training step must not have open vocabularies",
-    "Layers do not support keys in tables that are sharded over processes. A "
-    "`tlm.TPUEmbedding` in a custom loop does.",
-)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -301,7 +296,7 @@ SECTIONS["tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_LAYER_KEYS_IN_SHARDS,
+                sharded=STEPS_OF_REPLICAS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
@@ -384,7 +379,7 @@ SECTIONS["tf_keras tpu"] = Section(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
-                sharded=NO_LAYER_KEYS_IN_SHARDS,
+                sharded=STEPS_OF_REPLICAS,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),

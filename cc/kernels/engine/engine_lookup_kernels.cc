@@ -77,11 +77,39 @@ class OpenStepOp : public EngineOp {
     TF_RETURN_IF_ERROR(
         inputs_.MakeBatch<Tid>(ctx, engine.engine(), &batch, &made));
     TF_RETURN_IF_ERROR(ToTf(made));
+    TF_RETURN_IF_ERROR(
+        SetVocabularySteps(ctx, engine.engine().config(), batch));
     TF_RETURN_IF_ERROR(ToTf(engine.tokens().Open(replica, batch, &token)));
     return SetScalar(ctx, "token", token);
   }
 
  private:
+  // Sets the vocabulary step of each feature whose rows belong to keys.
+  static absl::Status SetVocabularySteps(
+      OpKernelContext* ctx, const EngineConfig& config,
+      const std::shared_ptr<const Batch>& batch) {
+    const Tensor* input;
+    TF_RETURN_IF_ERROR(GetInput(ctx, "vocabulary_steps", 1, &input));
+    const Span<const int64_t> steps = View<int64_t>(*input);
+    if (steps.empty()) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(CheckListSize("tables", "vocabulary steps",
+                                     config.tables.size(),
+                                     static_cast<int>(steps.size())));
+    for (const int64_t step : steps) {
+      if (step >= 0 && step <= INT32_MAX) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`vocabulary_steps` must be in [0, 2^31). Received: ", step));
+    }
+    // `MakeBatch` has created the batch, and no other object refers to it yet.
+    Batch& own = *std::const_pointer_cast<Batch>(batch);
+    for (size_t f = 0; f < own.size(); ++f) {
+      // The ids are rows already, so no row is replaced.
+      own[f].TakeRowsOfKeys(
+          {}, 0, static_cast<int32_t>(steps[config.table_of_feature[f]]));
+    }
+    return absl::OkStatus();
+  }
+
   BatchInputs inputs_;
 };
 

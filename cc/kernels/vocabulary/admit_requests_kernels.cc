@@ -75,12 +75,15 @@ class AdmitRequestsOp : public KeysOp {
     EngineResource::TakeBack earlier = resource->RemoveTakeBack();
     if (options_.num_earlier == 0) earlier = nullptr;
     std::vector<std::vector<uint32_t>> rows(requests.size());
-    const absl::Status error = Admit(ctx, *resource, requests, training, &rows);
+    std::vector<int64_t> steps(request_tables_.size());
+    const absl::Status error =
+        Admit(ctx, *resource, requests, training, &rows, &steps);
     if (error.ok()) {
       KeepBoth(*resource, std::move(earlier));
     } else {
       resource->KeepTakeBack(std::move(earlier));
       rows.assign(requests.size(), {});
+      steps.assign(request_tables_.size(), 0);
       LockedShards none;
       OP_REQUIRES_OK(ctx,
                      OutputNoneEvicted(ctx, resource->engine().config(), none));
@@ -90,6 +93,7 @@ class AdmitRequestsOp : public KeysOp {
     for (size_t r = 0; r < rows.size(); ++r) {
       OP_REQUIRES_OK(ctx, SetOutput<uint32_t>(&outputs, r, rows[r]));
     }
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "steps", steps));
     OP_REQUIRES_OK(
         ctx, SetScalar(ctx, "error", tensorflow::tstring(error.message())));
   }
@@ -118,7 +122,8 @@ class AdmitRequestsOp : public KeysOp {
 
   absl::Status Admit(OpKernelContext* ctx, EngineResource& resource,
                      const std::vector<std::vector<PieceKeys>>& requests,
-                     bool training, std::vector<std::vector<uint32_t>>* rows) {
+                     bool training, std::vector<std::vector<uint32_t>>* rows,
+                     std::vector<int64_t>* steps) {
     const std::vector<TableSpec>& tables = resource.engine().config().tables;
     for (const OpenTableSpec& spec : specs()) {
       if (spec.table >= 0 && spec.table < static_cast<int>(tables.size())) {
@@ -153,6 +158,9 @@ class AdmitRequestsOp : public KeysOp {
         ctx, resource, config, inputs, training, options_,
         [&](const std::vector<std::shared_ptr<const Batch>>& batches,
             std::function<Status()>*) {
+          for (size_t i = 0; i < features.size(); ++i) {
+            (*steps)[features[i]] = (*batches[0])[i].vocabulary_step();
+          }
           for (size_t r = 0; r < requests.size(); ++r) {
             for (size_t i = 0; i < features.size(); ++i) {
               const TableSpec& table = tables[config.table_of_feature[i]];

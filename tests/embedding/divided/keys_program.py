@@ -4,7 +4,8 @@
 
 Trains `open_tables_program.embedding()` with sharded tables. HOW has the same
 meaning as in `open_tables_program`; "evict" evicts keys between the steps, and
-"resize" also changes the capacities.
+"resize" also changes the capacities. With "by token" in HOW, a step consists of
+the calls of a layer.
 Writes to FOLDER the checkpoints `start` and `end` of process 0, and the
 activations, evicted keys and reads of this process. Continues from the
 checkpoint `restart` if it exists. With HOW "full", a step fails because a
@@ -125,7 +126,7 @@ def train(embedding, strategy, step, num_steps, how, batches, on_evict):
     for number in range(num_steps):
         if how == "write":
             plan.write(embedding, number)
-        if how == "evict":
+        if "evict" in how:
             evicted.append(evict(embedding, number))
         if how == "resize" and number in CAPACITIES:
             resized.update(resize(embedding, number))
@@ -138,6 +139,11 @@ def train(embedding, strategy, step, num_steps, how, batches, on_evict):
         **resized,
         **reads(embedding),
     }
+
+
+def calls_of(how):
+    """Returns the argument `how` of `plan.train_step`."""
+    return "by token" if "by token" in how else "in order"
 
 
 def full_table(**options):
@@ -168,7 +174,7 @@ def error_of(call):
     return "no error"
 
 
-def fail_when_full(strategy, worker):
+def fail_when_full(strategy, worker, how):
     """Returns the error of a step for which a vocabulary has too few rows."""
     with strategy.scope():
         embedding = full_table(over_processes="sharded")
@@ -176,8 +182,17 @@ def fail_when_full(strategy, worker):
 
     @tf.function(reduce_retracing=True)
     def step(few, many):
+        features = {"few": few, "many": many}
+
         def in_replica():
-            embedding.enqueue({"few": few, "many": many})
+            if "by token" in how:
+                backend = embedding._state.backend
+                lookup, found = backend.open(features, None)
+                backend.apply_followed(
+                    backend.follow(lookup, [tf.ones_like(one) for one in found])
+                )
+                return
+            embedding.enqueue(features)
             found = embedding.dequeue()
             embedding.apply_gradients(
                 tf.nest.map_structure(tf.ones_like, found)
@@ -206,7 +221,7 @@ def fail_on_evict(strategy, worker, how):
     with strategy.scope():
         embedding = plan.embedding(on_evict, over_processes="sharded")
     embedding.build()
-    step = plan.train_step(embedding, strategy)
+    step = plan.train_step(embedding, strategy, calls_of(how))
     for number in range(3):
         step(*plan.batch(number, worker))
     names = embedding.vocabularies["names"]
@@ -217,15 +232,16 @@ def fail_on_evict(strategy, worker, how):
             step(*plan.batch(number, worker)) for number in range(3, 9)
         ],
     }
+    call = calls[how.removesuffix(" by token")]
     before, on_evict.fails = contents(embedding), True
-    found = error_of(calls[how])
+    found = error_of(call)
     after, on_evict.fails = contents(embedding), False
-    if how != "failing step":
+    if "failing step" not in how:
         for name, value in before.items():
             np.testing.assert_array_equal(after[name], value, err_msg=name)
     embedding.reset()
     step(*plan.batch(3, worker))
-    calls[how]()
+    call()
     return found
 
 
@@ -254,9 +270,6 @@ def refuse(strategy, worker):
         "evict other": lambda: items.evict([worker]),
         "write other": lambda: items.write([worker]),
         "keep strings": keep_strings,
-        "by token": lambda: plan.train_step(embedding, strategy, "by token")(
-            *plan.batch(0, worker)
-        ),
         "integers": lambda: embedding.vocabularies["names"].write([1]),
     }
     found = {}
@@ -272,14 +285,15 @@ def main(folder, num_steps, how, order="exact"):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     calls = {
-        "full": lambda: fail_when_full(strategy, worker),
+        "full": lambda: fail_when_full(strategy, worker, how),
         "failing evict": lambda: fail_on_evict(strategy, worker, how),
         "failing resize": lambda: fail_on_evict(strategy, worker, how),
         "failing step": lambda: fail_on_evict(strategy, worker, how),
         "refused": lambda: refuse(strategy, worker),
     }
-    if how in calls:
-        (folder / f"{worker}.txt").write_text(calls[how]())
+    call = calls.get(how.removesuffix(" by token"))
+    if call is not None:
+        (folder / f"{worker}.txt").write_text(call())
         processes.stay_until_written(folder, "[01].txt")
         return
     on_evict = plan.OnEvict()
@@ -290,7 +304,7 @@ def main(folder, num_steps, how, order="exact"):
     embedding.build()
     save = checkpoints.restored(embedding, folder, worker)
     save("start")
-    step = plan.train_step(embedding, strategy)
+    step = plan.train_step(embedding, strategy, calls_of(how))
     activations, found = train(
         embedding,
         strategy,

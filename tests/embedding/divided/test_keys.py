@@ -48,7 +48,7 @@ def train_here(num_replicas, how, path):
     strategy = strategies.mirrored(num_replicas)
     on_evict = plan.OnEvict()
     embedding = restored(strategy, path, on_evict)
-    step = plan.train_step(embedding, strategy)
+    step = plan.train_step(embedding, strategy, program.calls_of(how))
 
     def batches(number):
         of_replicas = [
@@ -107,11 +107,13 @@ def check_same(folder, count, how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("how", ["in order", "evict"])
+@pytest.mark.parametrize(
+    "how", ["in order", "evict", "by token", "evict by token"]
+)
 def test_processes_equal_replicas_of_one_process_bitwise(run, count, how):
     expected = check_same(run(count, how), count, how)
     assert len(expected["on_evict"]) > 10
-    assert (len(expected["evicted"]) > 10) == (how == "evict")
+    assert (len(expected["evicted"]) > 10) == ("evict" in how)
 
 
 @pytest.mark.slow
@@ -143,9 +145,10 @@ def test_a_checkpoint_is_restored_by_another_number_of_processes(
 
 
 @pytest.mark.slow
-def test_folded_gradients_admit_the_same_keys(run):
-    folder = run(2, "in order", "folded")
-    expected, _ = train_here(2, "in order", folder / "start")
+@pytest.mark.parametrize("how", ["in order", "by token"])
+def test_folded_gradients_admit_the_same_keys(run, how):
+    folder = run(2, how, "folded")
+    expected, _ = train_here(2, how, folder / "start")
     found = dict(np.load(folder / "0.npz"))
     for name, value in expected.items():
         if value.dtype.kind == "i":
@@ -155,9 +158,10 @@ def test_folded_gradients_admit_the_same_keys(run):
 
 
 @pytest.mark.slow
-def test_a_step_with_a_full_vocabulary_changes_no_process(run):
+@pytest.mark.parametrize("how", ["full", "full by token"])
+def test_a_step_with_a_full_vocabulary_changes_no_process(run, how):
     """The program checks that the failed step changes no variable."""
-    folder = run(2, "full")
+    folder = run(2, how)
     for worker in range(2):
         found = (folder / f"{worker}.txt").read_text()
         assert "has no free row" in found
@@ -166,7 +170,13 @@ def test_a_step_with_a_full_vocabulary_changes_no_process(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", ["failing evict", "failing resize", "failing step"]
+    "how",
+    [
+        "failing evict",
+        "failing resize",
+        "failing step",
+        "failing step by token",
+    ],
 )
 def test_an_error_of_on_evict_undoes_the_call_in_all_processes(run, how):
     """The program checks that `evict` and `resize` change no variable."""
@@ -191,6 +201,5 @@ def test_unsupported_calls_raise_in_all_processes(run):
             "write other": "The arguments of `write` of table 'items' must be",
             "keep strings": "`keep_strings` of tlm.OpenVocabulary must be",
             "integers": "The keys of table 'names' must be strings",
-            "by token": "A layer in a training step must not have open",
         }.items():
             assert words in found[name], name

@@ -358,6 +358,7 @@ def test_shards_admit_the_keys_of_all_replicas_like_one_vocabulary(
             uses, requests = requests_of(shard, batch)
             admitted = shard.admit(requests)
             assert admitted.error.numpy() == b""
+            assert admitted.steps.numpy().tolist() == [number, number]
             for of_replica, rows in zip(uses, admitted.rows, strict=True):
                 wanted = [
                     expected.find([key])[0]
@@ -391,6 +392,7 @@ def test_a_forward_only_step_admits_no_key():
     shard = Shard(0, 12)
     _, requests = requests_of(shard, (([5, 7, 9], [11]), ([], [])))
     admitted = shard.admit(requests, training=False)
+    assert admitted.steps.numpy().tolist() == [0, 0]
     assert set(np.concatenate(admitted.rows).tolist()) <= {NO_ROW}
     assert not shard.numbers.numpy().any()
 
@@ -401,6 +403,7 @@ def test_a_full_vocabulary_returns_an_error_and_changes_nothing():
     admitted = shard.admit(requests)
     assert "has no free row" in admitted.error.numpy().decode()
     assert [len(one) for one in admitted.rows] == [0, 0]
+    assert admitted.steps.numpy().tolist() == [0, 0]
     assert not shard.numbers.numpy().any()
     assert (shard.lanes[0].numpy() == reference.EMPTY).all()
 
@@ -482,6 +485,51 @@ def test_rows_of_steps_in_flight_are_not_evicted():
             Tvalues=[tf.float32],
             **shard.variables(),
         )
+
+
+def test_a_lookup_protects_the_rows_since_its_vocabulary_step():
+    shard = Shard(12, 20)
+    _, requests = requests_of(shard, full_batch())
+    step = shard.admit(requests).steps.numpy()[:1]
+    stored = shard.lanes[0].numpy().ravel()
+    used = np.flatnonzero(stored != reference.EMPTY)[::2]
+    token = ops.open_step(
+        engine=shard.engine,
+        replica=0,
+        ids=[used[:1]],
+        splits=[np.zeros([0], np.int64)],
+        num_samples=[1],
+        weights=[np.zeros([0], np.float32)],
+        vocabulary_steps=step + 1,
+    )
+    # The next step uses these rows, and later steps must not evict them.
+    again = (([int(key) for key in stored[used]], []), ([], []))
+    assert shard.admit(requests_of(shard, again)[1]).steps[0] == step + 1
+    later = requests_of(shard, ((list(range(5000, 7000)), []), ([], [])))[1]
+    shard.admit(later)
+    now = shard.lanes[0].numpy().ravel()
+    np.testing.assert_array_equal(now[used], stored[used])
+    assert (now != stored).any()
+    mark = ops.follow_step(
+        engine=shard.engine,
+        replica=0,
+        token=token,
+        gradients=[np.zeros([1, 2], np.float32)],
+    )
+    ops.apply_followed(
+        engine=shard.engine,
+        replica=0,
+        marks=mark,
+        hyperparameters=[np.array([0.5], np.float32)],
+        shards=[shard.rows.handle],
+        slots=[],
+        rounding_steps=[],
+    )
+    # The update has ended the lookup.
+    last = requests_of(shard, ((list(range(8000, 9999)), []), ([], [])))[1]
+    shard.admit(last)
+    now = shard.lanes[0].numpy().ravel()
+    assert not np.isin(now[used], stored[used]).all()
 
 
 @pytest.mark.parametrize(

@@ -230,22 +230,19 @@ class DividedEngine(HostEngine):
     def open(self, replica: int, features: engine.StepInputs) -> DividedLookup:
         """Opens the lookups of this replica and of other processes.
 
-        Raises:
-          NotImplementedError: If a table has an open vocabulary.
+        The keys of each replica are a separate step of the vocabularies, as for
+        tables that are not sharded.
         """
-        if self._exchange.has_keys:
-            # The engine releases the rows of an updated lookup immediately only
-            # if it knows the vocabulary step of the lookup.
-            raise NotImplementedError(
-                "A layer in a training step must not have open vocabularies "
-                'with over_processes="sharded"; use tlm.TPUEmbedding in a '
-                'custom loop, or over_processes="copied". Received: open '
-                f"vocabularies of tables {self._exchange.open_tables}."
-            )
-        step, _, inputs = self._exchange.plan(True, features)
+        step, _, inputs = self._exchange.plan(True, features, in_one_step=False)
+        # The engine gets the rows of keys, and their vocabulary steps. It
+        # therefore protects the same rows from eviction as an engine that gets
+        # the keys, and releases them after the update.
+        steps = step.vocabulary_steps or [None] * len(inputs)
         return DividedLookup(
             [
-                super(DividedEngine, self).open(other, received)
+                super(DividedEngine, self).open(
+                    other, received, vocabulary_steps=steps[other]
+                )
                 for other, received in enumerate(inputs)
             ],
             step,

@@ -14,7 +14,7 @@ in a single process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,6 +32,24 @@ from tf_layoutmap.vocabulary.sharded_numbers import KIND
 
 # Columns of the output `sizes` of `RequestKeys`.
 _REQUEST, _NUM_KEYS = range(2)
+
+
+class KeyPlan(NamedTuple):
+    """A step whose keys have rows.
+
+    Attributes:
+      planned: Outputs of the op `PlanKeyExchange`.
+      error: Error of this process, or an empty string.
+      vocabulary_steps: If each replica is a separate step of the vocabularies,
+        for each process an int64 tensor `[num_tables]`: the number of the step
+        in which this process has admitted the keys of the other process.
+        0 for tables without an open vocabulary, and 1 for open tables of which
+        this process has no shard. Otherwise empty.
+    """
+
+    planned: Any
+    error: tf.Tensor
+    vocabulary_steps: list[tf.Tensor]
 
 
 class KeyExchange:
@@ -87,12 +105,20 @@ class KeyExchange:
             for number, one in zip(self._numbers, settings)
             if one.on_evict is not None
         ]
-        self._request_tables = [
-            self._own.numbers.index(one.table)
-            if one.table in self._own.numbers
-            else -1
+        tables = [
+            one.table
             for one in spec.features
             if spec.table_of(one).vocabulary is not None
+        ]
+        self._request_tables = [
+            self._own.numbers.index(one) if one in self._own.numbers else -1
+            for one in tables
+        ]
+        # For each table, its first feature in a request. An index after the
+        # last feature represents no feature.
+        self._first_features = [
+            tables.index(number) if number in tables else len(tables)
+            for number in range(len(spec.tables))
         ]
 
     def plan(
@@ -103,7 +129,7 @@ class KeyExchange:
         *,
         has_contributions: Any,
         in_one_step: bool,
-    ) -> tuple[Any, tf.Tensor]:
+    ) -> KeyPlan:
         """Finds the rows of the keys of all replicas, and plans the step.
 
         Args:
@@ -115,10 +141,6 @@ class KeyExchange:
           in_one_step: Whether the keys of all replicas are one step of the
             vocabularies. Otherwise, each replica is a separate step, in the
             order of the replicas.
-
-        Returns:
-          A tuple of the outputs of the op `PlanKeyExchange`, and the error of
-          this process, or an empty string.
         """
         group = self._group
         batch = engine.batch_inputs(features, of_keys=True)
@@ -128,7 +150,9 @@ class KeyExchange:
         requests = group.exchange(
             list(requested.requests), sizes[:, :, _REQUEST]
         )
-        rows, error = self._admit(training, requests, kinds, in_one_step)
+        rows, error, vocabulary_steps = self._admit(
+            training, requests, kinds, in_one_step
+        )
         rows = group.exchange(rows, tf.transpose(sizes[:, :, _NUM_KEYS]))
         with tf.device(embedding_tables.HOST):
             planned = ops.plan_key_exchange(
@@ -141,7 +165,11 @@ class KeyExchange:
                     if name != "num_owners"
                 },
             )
-        return planned, tf.strings.join([error, planned.error])
+        return KeyPlan(
+            planned,
+            tf.strings.join([error, planned.error]),
+            vocabulary_steps,
+        )
 
     def undo(self, why: tf.Tensor) -> tf.Operation | None:
         """Undoes the last admission, if there is one.
@@ -246,16 +274,18 @@ class KeyExchange:
         requests: Sequence[tf.Tensor],
         kinds: tf.Tensor,
         in_one_step: bool,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
         """Finds the rows of the keys that all processes have requested.
 
         Returns:
-          A tuple of two elements: for each process, the rows of its keys in the
-          shards of this process, and the error, or an empty string.
+          A tuple of three elements: for each process, the rows of its keys in
+          the shards of this process; the error, or an empty string; and the
+          vocabulary steps, as in `KeyPlan`.
         """
         steps = [list(requests)] if in_one_step else [[one] for one in requests]
         rows: list[tf.Tensor] = []
         errors: list[tf.Tensor] = []
+        vocabulary_steps: list[tf.Tensor] = []
         kinds = tf.gather(
             kinds,
             tf.constant(
@@ -265,6 +295,7 @@ class KeyExchange:
         )
         for step, of_step in enumerate(steps):
             evicted: list[tf.Tensor] = []
+            numbers = tf.zeros([len(self._request_tables)], tf.int64)
             if self._own.numbers:
                 admitted = self._own.admit_requests(
                     self._handle,
@@ -278,13 +309,30 @@ class KeyExchange:
                 rows += [tf.ensure_shape(one, [None]) for one in admitted.rows]
                 errors.append(tf.ensure_shape(admitted.error, []))
                 evicted = list(admitted.evicted)
+                numbers = admitted.steps
             else:
                 rows += [tf.zeros([0], tf.uint32) for _ in of_step]
             errors += [
                 self._report(number, self._own.evicted_of(number, evicted))
                 for number in (() if training is False else self._reporting)
             ]
-        return rows, tf.strings.join([tf.constant(""), *errors])
+            if not in_one_step:
+                vocabulary_steps.append(self._steps_of_tables(numbers))
+        return (
+            rows,
+            tf.strings.join([tf.constant(""), *errors]),
+            vocabulary_steps,
+        )
+
+    def _steps_of_tables(self, steps: tf.Tensor) -> tf.Tensor:
+        """Converts the output `steps` of `AdmitRequests`; see `KeyPlan`."""
+        # All processes must know whether a table is open, because the update of
+        # a lookup ends a lookup of keys in all processes.
+        at_least_one = tf.maximum(steps, 1)
+        return tf.gather(
+            tf.concat([at_least_one, tf.zeros([1], tf.int64)], 0),
+            self._first_features,
+        )
 
     def _report(self, table: int, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Calls `on_evict` in the first process, with keys of all processes.

@@ -47,12 +47,15 @@ class Step:
       num_samples: For each process, an `[num_features]` int64 tensor with the
         number of gradients that this process receives from the process for each
         feature.
+      vocabulary_steps: For each process, the vocabulary steps in which this
+        process has admitted its keys, or empty; see `KeyPlan`.
     """
 
     plan: tf.Tensor
     requests: list[tf.Tensor]
     sizes: tf.Tensor
     num_samples: list[tf.Tensor]
+    vocabulary_steps: list[tf.Tensor]
 
 
 class StepsInFlight(steps.StepQueues[Step]):
@@ -412,16 +415,6 @@ class StepExchange:
                 name="applied",
             )
 
-    @property
-    def open_tables(self) -> list[str]:
-        """Names of the tables with open vocabularies."""
-        return [one.name for one in self._spec.tables if one.vocabulary]
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether a table has an open vocabulary."""
-        return self._keys is not None
-
     def plan(
         self,
         training: Any,
@@ -447,7 +440,9 @@ class StepExchange:
             uses rows of this process.
         """
         group = self._group
-        exchange_plan, error = self._make_plan(training, features, in_one_step)
+        exchange_plan, error, vocabulary_steps = self._make_plan(
+            training, features, in_one_step
+        )
         is_bad = tf.strings.length(error) > 0
         heads = tf.ensure_shape(
             group.all_gather(
@@ -491,13 +486,15 @@ class StepExchange:
                 ids, counts = self._order.read(received[:size], received[size:])
             inputs.append(ids)
             num_samples.append(counts)
-        step = Step(exchange_plan.plan, requests, sizes, num_samples)
+        step = Step(
+            exchange_plan.plan, requests, sizes, num_samples, vocabulary_steps
+        )
         return step, of_training, inputs
 
     def _make_plan(
         self, training: Any, features: engine.StepInputs, in_one_step: bool
-    ) -> tuple[Any, tf.Tensor]:
-        """Returns the plan of a batch, and its error or an empty string."""
+    ) -> key_exchange.KeyPlan:
+        """Returns the plan of a batch."""
         if self._keys is not None:
             return self._keys.plan(
                 training,
@@ -517,7 +514,7 @@ class StepExchange:
                 ),
                 **self._plan_attrs,
             )
-        return planned, planned.error
+        return key_exchange.KeyPlan(planned, planned.error, [])
 
     def fetch(self, step: Step) -> list[tf.Tensor]:
         """Fetches the rows of a batch, and returns the activations."""

@@ -416,8 +416,18 @@ class HostEngine:
         self,
         replica: int,
         features: StepInputs,
+        *,
+        vocabulary_steps: tf.Tensor | None = None,
     ) -> OpenLookup:
-        """Opens a lookup that can receive gradients later."""
+        """Opens a lookup that can receive gradients later.
+
+        Args:
+          replica: Index of the replica.
+          features: Batch of the replica.
+          vocabulary_steps: None, or int64 `[num_tables]`. If the ids of a table
+            are rows of keys, the vocabulary step in which the keys got their
+            rows, otherwise 0.
+        """
         engine = self._handle
         graph = tf.compat.v1.get_default_graph()
         if not tf.executing_eagerly() and hasattr(graph, "capture"):
@@ -437,7 +447,13 @@ class HostEngine:
                 self._keys.report_evicted(engine, evicted)
                 self._keys.keep_strings(features, True)
             else:
-                token = ops.open_step(**arguments, **batch_inputs(features))
+                token = ops.open_step(
+                    **arguments,
+                    **batch_inputs(features),
+                    vocabulary_steps=tf.zeros([0], tf.int64)
+                    if vocabulary_steps is None
+                    else vocabulary_steps,
+                )
         return OpenLookup(engine, {replica: token})
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:

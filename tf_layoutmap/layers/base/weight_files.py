@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, user_warnings
 from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.divided.vocabulary import DividedNumbers
 from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -251,8 +252,12 @@ def load_shards(embedding: TPUEmbedding, store: Weights):
 
 
 def _local_part(variable: Any) -> Any:
-    """Returns the variable with the rows of this process."""
-    return variable.block if isinstance(variable, DividedTable) else variable
+    """Returns the variable with the rows or numbers of this process."""
+    return (
+        variable.block
+        if isinstance(variable, DividedTable | DividedNumbers)
+        else variable
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

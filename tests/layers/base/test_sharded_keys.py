@@ -1,0 +1,152 @@
+"""Tests layers with open vocabularies in tables sharded over processes."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import processes
+from tests.layers.base import sharded_keys_program as program
+from tests.matrix.runtimes import tensors_in
+
+# The processes run all cases of a Keras version.
+DEADLINE_SECONDS = 900
+LIBRARIES = ("keras", "tf_keras")
+
+
+def run(folder, library, count, *names):
+    processes.run_workers(
+        pathlib.Path(program.__file__),
+        [[str(folder), library, *names]] * count,
+        folder,
+        DEADLINE_SECONDS,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def two_processes(request, tmp_path_factory):
+    """Returns the Keras version and the folder with all results."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, run(folder, request.param, 2)
+
+
+def results_of(folder, name, how, worker=0):
+    return dict(np.load(folder / f"{name} {how} {worker}.npz"))
+
+
+def check_same(folder, name, count):
+    """Checks that sharded tables equal replicated tables bitwise."""
+    for worker in range(count):
+        expected = results_of(folder, name, program.COPIED, worker)
+        found = results_of(folder, name, program.SHARDED, worker)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(found[key], value, err_msg=key)
+    return results_of(folder, name, program.SHARDED)
+
+
+def skip_unsupported(library, name):
+    if name not in program.cases_of(library):
+        pytest.skip(f"{library} does not support {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [name for name in program.CASES if name != "folded"]
+)
+def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
+    library, folder = two_processes
+    if name not in program.cases_of(library):
+        return
+    found = check_same(folder, name, 2)
+    # The last step of the vocabulary, and its statistics.
+    assert found["values/items/vocabulary_numbers"][0] > 4
+    assert (len(found["evicted"]) > 5) == (name != "keras_file")
+    assert len(found["values/items"]) == 81
+    assert not np.isnan(found["predict"]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
+    names = ("fit", "several_calls", "evict", "early_stopping")
+    run(tmp_path, library, 3, *names)
+    for name in names:
+        check_same(tmp_path, name, 3)
+
+
+@pytest.mark.slow
+def test_folded_gradients_admit_the_same_keys(two_processes):
+    _, folder = two_processes
+    expected = results_of(folder, "folded", program.COPIED)
+    found = results_of(folder, "folded", program.SHARDED)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if value.dtype.kind == "i":
+            np.testing.assert_array_equal(found[key], value, err_msg=key)
+        elif value.dtype.kind == "f":
+            np.testing.assert_allclose(
+                found[key], value, 1e-4, 1e-4, err_msg=key
+            )
+
+
+def case_of_one_process(library):
+    """Returns the model with the default strategy, after it was built."""
+    one = program.Case(library, tf.distribute.get_strategy(), pathlib.Path(), 0)
+    one.model.predict(one.data(1), verbose=0)
+    return one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", range(2))
+def test_a_keras_file_of_each_process_contains_all_rows(worker, two_processes):
+    library, folder = two_processes
+    expected = results_of(folder, "keras_file", program.SHARDED)
+    version, _ = program.modules_of(library)
+    model = version.models.load_model(
+        folder / "keras_file sharded" / f"worker_{worker}/model.keras"
+    )
+    path = str(folder / f"loaded_{worker}")
+    tf.train.Checkpoint(it=model.get_layer("tables").embedding).write(path)
+    for name, value in tensors_in(path).items():
+        np.testing.assert_array_equal(
+            value, expected[f"values/{name}"], err_msg=name
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("worker", range(2))
+def test_a_weight_file_of_each_process_contains_all_rows(worker, two_processes):
+    library, folder = two_processes
+    expected = results_of(folder, "weight_file", program.SHARDED)
+    one = case_of_one_process(library)
+    one.folder = folder / "loaded"
+    one.model.load_weights(
+        folder / "weight_file sharded" / f"worker_{worker}/model.weights.h5"
+    )
+    for name, value in one.values().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_an_exported_model_returns_the_predictions(two_processes):
+    library, folder = two_processes
+    one = program.Case(library, tf.distribute.get_strategy(), pathlib.Path(), 0)
+    served = tf.saved_model.load(str(folder / "export sharded" / "exported"))
+    found = np.concatenate(
+        [served.serve(keys) for keys, _ in one.data(2, seed=7)]
+    )
+    expected = np.concatenate(
+        [
+            np.reshape(
+                results_of(folder, "export", program.SHARDED, worker)[
+                    "predict"
+                ],
+                [-1, 4],
+            )
+            for worker in range(2 if library == "tf_keras" else 1)
+        ]
+    )
+    np.testing.assert_allclose(np.sort(found, 0), np.sort(expected, 0), 1e-6)
