@@ -12,7 +12,6 @@ from tests.matrix.states import (
     Absent,
     Impossible,
     NotTried,
-    NotYet,
     State,
     Works,
 )
