@@ -138,12 +138,14 @@ REGISTER_OP("LayoutMap>EvictServerKeys")
     .Doc(R"doc(
 Frees the rows of the given keys, or of all expired keys, of one shard.
 
+If other shards share the vocabulary, the rows are freed in all of them.
+
 server: Output of `CreateServer`. The op fails if a pending step uses one of the
   keys.
 keys: Keys to free, any shape. Keys of other shards are ignored, and with
   `expired` all keys are ignored.
 evicted: Keys that had a row, [num_evicted].
-piece: Index of the shard among the shards of the server. Its table must have an
+piece: Index of the shard among the shards of the server. Its table must own an
   open vocabulary.
 expired: Whether the op frees the rows of all expired keys.
 only_check: If True, the op only checks whether the keys may be freed.

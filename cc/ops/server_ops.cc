@@ -88,6 +88,7 @@ REGISTER_OP("LayoutMap>CreateServer")
     .Attr("first_limits: list(float) = []")
     .Attr("first_seeds: list(int) = []")
     .Attr("slot_values: list(float) = []")
+    .Attr("vocabulary_of: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(ScalarShape)
     .Doc(R"doc(
@@ -100,9 +101,9 @@ shards: All shards on this server, by table, then by shard.
 slots: Shard by shard, one slot variable after the other.
 rounding_steps: For each shard with 16-bit rows, the int64 variable that counts
   its updates.
-state: For each shard of an open table, its keys, their last steps and their
-  counts; its sketch and the sums of the sketch if keys are admitted by their
-  count; its numbers.
+state: For each shard that owns a vocabulary, its keys, their last steps and
+  their counts; its sketch and the sums of the sketch if keys are admitted by
+  their count; its numbers.
 fetched_steps: Record of the steps whose gradients are pending: an int64
   variable [8963] with zeros as initial values. Empty if no table of the
   embedding has an open vocabulary.
@@ -135,6 +136,8 @@ first_values: For each such shard, as in `EnqueueKeys`.
 first_limits: For each such shard, as in `EnqueueKeys`.
 first_seeds: For each such shard, as in `EnqueueKeys`.
 slot_values: For each such shard, the initial values of its slot variables.
+vocabulary_of: For each such shard, the index into `open_pieces` of the shard
+  that owns its vocabulary, whose policies are used. Empty: each shard owns one.
 )doc");
 
 REGISTER_OP("LayoutMap>FetchServerRows")

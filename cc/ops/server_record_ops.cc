@@ -60,10 +60,10 @@ watch: Output of the last `WatchServerRows`.
 also: For each shard, further rows to copy.
 shards: As in `CreateServer`.
 slots: As in `CreateServer`.
-lanes: For each shard of an open table: its keys, last steps and counts.
+lanes: For each shard that owns a vocabulary: its keys, last steps and counts.
 values: For each shard: the changed rows in ascending order, int64 [num_rows];
-  their values; the values of each slot variable; for an open table also the
-  keys, last steps and counts, [num_rows].
+  their values; the values of each slot variable; for a shard that owns a
+  vocabulary also the keys, last steps and counts, [num_rows].
 )doc");
 
 REGISTER_OP("LayoutMap>KeepEvictedRows")

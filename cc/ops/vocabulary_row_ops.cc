@@ -14,6 +14,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("LayoutMap>WriteKeys")
     .Input("engine: num_engines * resource")
+    .Input("server: num_servers * resource")
     .Input("state: num_state * resource")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")
@@ -28,6 +29,7 @@ REGISTER_OP("LayoutMap>WriteKeys")
     .Output("rows: int64")
     .Output("num_new: int64")
     .Attr("num_engines: int >= 0")
+    .Attr("num_servers: int >= 0")
     .Attr("num_state: int >= 4")
     .Attr("num_shards: int >= 1")
     .Attr("num_slot_shards: int >= 0")
@@ -61,6 +63,8 @@ REGISTER_OP("LayoutMap>WriteKeys")
 Writes the rows of keys. Keys without a row get a row without admission.
 
 engine: The engine, which records the changed rows, or no engine.
+server: Output of `CreateServer` on a server, otherwise no resource. The caller
+  records the changed rows with `RecordServerRows`.
 state: State of the shards, as in `EvictKeys`.
 shards: Shards of the table.
 slots: One slot variable after the other, shard by shard.
@@ -88,7 +92,8 @@ first_values: Distribution of the initial values, as in `FirstRows`.
 first_limits: Two numbers of the distribution.
 first_seed: Seed of the distribution.
 initial_slots: Initial value of each slot variable.
-sharing: Indices of the other tables of the engine that use the same vocabulary.
+sharing: Indices of the other tables that use the same vocabulary: tables of the
+  engine, or shards of the server.
 sharing_first_values: For each of them, as `first_values`. The other attributes
   about `sharing` are concatenated in the same way.
 )doc");

@@ -39,6 +39,7 @@ class Table:
         keys = np.array(keys, np.int64)
         arguments = {
             "engine": [],
+            "server": [],
             "state": [*self.keys, *self.steps, *self.counts, self.numbers],
             "shards": self.rows,
             "slots": self.slots,

@@ -173,7 +173,7 @@ def test_evicted_rows_of_a_table_without_keys_are_empty():
     )
     assert (int(following), len(keys)) == (0, 0)
     assert values[0].shape == [0, DIMS[1]]
-    with pytest.raises(InvalidArgument, match="shard of an open table"):
+    with pytest.raises(InvalidArgument, match="owns an open vocabulary"):
         ops.evict_server_keys(
             server=server.handle,
             keys=tf.constant([1], tf.int64),

@@ -12,7 +12,6 @@ from tests.matrix.states import (
     Absent,
     Impossible,
     NotTried,
-    NotYet,
     State,
     Works,
 )
@@ -151,10 +150,6 @@ SECTIONS["loop"] = Section(
             ),
             row(
                 "shared vocabulary",
-                servers=NotYet(
-                    "must have a separate tlm.OpenVocabulary for each table",
-                    "A server admits the keys of each table separately.",
-                ),
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(

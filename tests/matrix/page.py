@@ -7,7 +7,6 @@ from tests.matrix.states import (
     RUNTIMES,
     Absent,
     Impossible,
-    NotTried,
     State,
     Works,
 )
@@ -23,7 +22,7 @@ def _word(state: State) -> str:
         return "works"
     if isinstance(state, Impossible | Absent):
         return "impossible"
-    return "not tried" if isinstance(state, NotTried) else "not yet"
+    return "not tried"
 
 
 def _table(name: str, section: Section) -> list[str]:

@@ -48,10 +48,6 @@ class Impossible(Raises):
     """The combination has no meaning, or another feature replaces it."""
 
 
-class NotYet(Raises):
-    """The combination has a meaning, and a later version may support it."""
-
-
 @dataclasses.dataclass(frozen=True)
 class NotTried:
     """The combination cannot be tried by the tests.
@@ -67,7 +63,7 @@ class Absent(NotTried):
     """The runtime does not have the feature, so there is nothing to try."""
 
 
-State = Works | Impossible | NotYet | NotTried
+State = Works | Impossible | NotTried
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,9 @@ def plan_tables(
     if shared and servers is not None:
         raise NotImplementedError(
             "Argument `vocabularies` must have a separate tlm.OpenVocabulary "
-            "for each table if `servers` is passed. Received: "
+            "for each table if `servers` is passed, because a plan places each "
+            "table separately. To train tables that share a vocabulary, create "
+            "the TPUEmbedding without a plan. Received: "
             f"tables that share the vocabulary of another table, {shared}."
         )
     named_pins = {

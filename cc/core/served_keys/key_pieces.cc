@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/catch_all.h"
@@ -12,8 +13,10 @@
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/find_keys.h"
+#include "cc/core/keys/merged_keys.h"
 #include "cc/core/keys/policy.h"
 #include "cc/core/keys/vocabulary_state.h"
+#include "cc/core/memory/raw_array.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/vocabulary/admit_keys.h"
 #include "cc/core/vocabulary/first_rows.h"
@@ -40,6 +43,68 @@ std::vector<int64_t> Expand(const PieceKeys& requested) {
 uint32_t PlaceOf(const KeyPiece& piece, int64_t row) {
   return row == kNoRow ? kNoPlace
                        : static_cast<uint32_t>(row - piece.first_row());
+}
+
+// Returns the index of the piece that owns the vocabulary of a piece.
+size_t OwnerOf(const std::vector<KeyPiece>& pieces, size_t p) {
+  return pieces[p].is_owner() ? p : static_cast<size_t>(pieces[p].owner);
+}
+
+// The keys that one vocabulary counts in a step.
+struct CountedKeys {
+  // The pieces that use the vocabulary. The owner is the first piece.
+  std::vector<size_t> sharing;
+  std::vector<int64_t> keys;
+  // For each piece in `sharing`, the index in `keys` of each use of a key.
+  // Empty if the uses are the first values of `keys`.
+  std::vector<RawArray<uint32_t>> places;
+  // Row of each key in `keys`.
+  std::vector<int64_t> rows;
+  AdmittedKeys admitted;
+};
+
+// Returns the counted keys of each piece. The elements of pieces that do not
+// own a vocabulary are empty.
+std::vector<CountedKeys> CountKeys(const std::vector<KeyPiece>& pieces,
+                                   const std::vector<KeyPieceStep>& steps) {
+  std::vector<CountedKeys> counted(pieces.size());
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    if (pieces[p].is_owner()) counted[p].sharing.push_back(p);
+  }
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    if (!pieces[p].is_owner()) counted[pieces[p].owner].sharing.push_back(p);
+  }
+  for (CountedKeys& one : counted) {
+    std::vector<std::vector<int64_t>> uses;
+    for (const size_t p : one.sharing) uses.push_back(Expand(*steps[p].keys));
+    if (uses.size() < 2) {
+      if (!uses.empty()) one.keys = std::move(uses[0]);
+      one.places.resize(uses.size());
+    } else {
+      MergedKeys merged =
+          MergeKeys(std::vector<Span<const int64_t>>(uses.begin(), uses.end()));
+      one.keys = std::move(merged.keys);
+      one.places = std::move(merged.places);
+    }
+    one.rows.resize(one.keys.size());
+  }
+  return counted;
+}
+
+// Sets the rows of the keys of a piece, which is `counted.sharing[j]`.
+void SetRows(const CountedKeys& counted, size_t j, const KeyPiece& piece,
+             KeyPieceStep* step) {
+  const RawArray<uint32_t>& places = counted.places[j];
+  int64_t use = 0;
+  for (size_t i = 0; i < step->rows.size(); ++i) {
+    const int64_t place = places.size() > 0 ? places[use] : use;
+    step->rows[i] = PlaceOf(piece, counted.rows[place]);
+    use += step->keys->times[i];
+  }
+  if (piece.is_owner()) return;
+  for (const NewKey& one : counted.admitted.new_keys) {
+    step->new_rows.push_back(PlaceOf(piece, one.row));
+  }
 }
 
 }  // namespace
@@ -91,29 +156,32 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
   }
   // The memory is allocated before the first change of the state, so that a
   // failed allocation leaves the state unchanged.
-  std::vector<std::vector<int64_t>> uses(num_pieces), rows(num_pieces);
-  std::vector<AdmittedKeys> admitted(num_pieces);
+  std::vector<CountedKeys> counted = CountKeys(pieces, *steps);
   for (size_t p = 0; p < num_pieces; ++p) {
-    uses[p] = Expand(*(*steps)[p].keys);
-    rows[p].resize(uses[p].size());
-    (*steps)[p].rows.resize((*steps)[p].keys->keys.size());
+    KeyPieceStep& one = (*steps)[p];
+    one.rows.resize(one.keys->keys.size());
+    one.new_rows.clear();
+    if (pieces[p].is_owner()) continue;
+    one.new_rows.reserve(counted[pieces[p].owner].keys.size());
   }
   const auto take_back = [&](size_t num_done) {
     for (size_t done = 0; done < num_done; ++done) {
-      admitted[done].take_back((*steps)[done].state);
+      if (!pieces[done].is_owner()) continue;
+      counted[done].admitted.take_back((*steps)[done].state);
     }
   };
   std::vector<VocabularyStep> numbers(num_pieces);
   for (size_t p = 0; p < num_pieces; ++p) {
+    if (!pieces[p].is_owner()) continue;
     const KeyPieceStep& one = (*steps)[p];
     VocabularyStep& step = numbers[p];
     step.number = one.last_step + 1;
     step.oldest_in_flight = static_cast<int32_t>(
         std::max<int64_t>(step.number - one.oldest_age, 0));
     step.keeps_old = keeps_old;
-    const Status status = AdmitKeys(pieces[p].layout, pieces[p].policy, step,
-                                    uses[p], parallel_for, one.state,
-                                    Span<int64_t>(rows[p]), &admitted[p]);
+    const Status status = AdmitKeys(
+        pieces[p].layout, pieces[p].policy, step, counted[p].keys, parallel_for,
+        one.state, Span<int64_t>(counted[p].rows), &counted[p].admitted);
     if (status.ok()) continue;
     take_back(p);
     return Status(status.code(),
@@ -122,20 +190,20 @@ Status AdmitToPieces(const std::vector<KeyPiece>& pieces,
   for (size_t p = 0; p < num_pieces; ++p) {
     const KeyPieceStep& one = (*steps)[p];
     if (!one.before_first_rows) continue;
+    const AdmittedKeys& admitted = counted[OwnerOf(pieces, p)].admitted;
     const Status status =
-        CatchAll([&] { return one.before_first_rows(admitted[p].new_keys); });
+        CatchAll([&] { return one.before_first_rows(admitted.new_keys); });
     if (status.ok()) continue;
     take_back(num_pieces);
     return status;
   }
   for (size_t p = 0; p < num_pieces; ++p) {
-    KeyPieceStep& one = (*steps)[p];
-    WriteFirstRows(one.first_rows, admitted[p].new_keys, parallel_for);
-    one.counts = admitted[p].counts;
-    int64_t use = 0;
-    for (size_t i = 0; i < one.rows.size(); ++i) {
-      one.rows[i] = PlaceOf(pieces[p], rows[p][use]);
-      use += one.keys->times[i];
+    const AdmittedKeys& admitted = counted[OwnerOf(pieces, p)].admitted;
+    WriteFirstRows((*steps)[p].first_rows, admitted.new_keys, parallel_for);
+    (*steps)[p].counts = counted[p].admitted.counts;
+    for (size_t j = 0; j < counted[p].sharing.size(); ++j) {
+      const size_t other = counted[p].sharing[j];
+      SetRows(counted[p], j, pieces[other], &(*steps)[other]);
     }
   }
   return Status();

@@ -36,7 +36,12 @@ struct KeyPiece {
   // Whether the last row of the shard is the row that unknown keys share.
   bool has_unknown_row = false;
   VocabularyPolicy policy;
+  // Index, in the list of pieces, of the piece whose vocabulary this piece
+  // uses, or -1 if the piece owns its vocabulary. Both pieces have the same
+  // buckets, and a key has the same row in both pieces.
+  int32_t owner = -1;
 
+  bool is_owner() const { return owner < 0; }
   int64_t first_row() const { return first_bucket * kKeysPerBucket; }
 };
 
@@ -52,7 +57,8 @@ Status PartOf(int64_t size, int64_t first, int64_t count,
 // The arguments and the results of a step for one piece. The views use
 // partitions that `PartOf` created.
 struct KeyPieceStep {
-  // Used by training steps.
+  // Used by training steps. Pieces that share a vocabulary have views of the
+  // same memory.
   VocabularyState state;
   // Used by steps that can insert keys.
   FirstRows first_rows;
@@ -63,13 +69,17 @@ struct KeyPieceStep {
   // the oldest pending step began.
   int32_t last_step = 0;
   int64_t oldest_age = 0;
-  // A function that receives the new keys of the piece before their rows are
-  // written. It is called after the keys of all pieces are admitted. If it
-  // returns an error, the step changes nothing. May be empty.
+  // A function that receives the new keys of the piece's vocabulary before
+  // their rows are written. It is called after the keys of all pieces are
+  // admitted. If it returns an error, the step changes nothing. May be empty.
   std::function<Status(Span<const NewKey>)> before_first_rows;
   // The results of the step.
   // Row of each key in the shard, or kNoPlace.
   std::vector<uint32_t> rows;
+  // Rows of the keys that the step inserted. Set only if another piece owns the
+  // vocabulary.
+  std::vector<uint32_t> new_rows;
+  // Set only if the piece owns its vocabulary.
   VocabularyCounts counts;
 };
 
@@ -77,8 +87,10 @@ struct KeyPieceStep {
 Status CheckKeysOf(const KeyPiece& piece, Span<const int64_t> keys);
 
 // Runs a training step, which counts the keys of all pieces, inserts new keys,
-// and writes the rows of the new keys. The resulting state equals the state of
-// a single-process vocabulary after the same step. If a key has no free row and
+// and writes the rows of the new keys. If several pieces share a vocabulary,
+// the step counts their keys once (see `MergeKeys`), and writes the rows of the
+// new keys in all of these pieces. The resulting state equals the state of a
+// single-process vocabulary after the same step. If a key has no free row and
 // `fails_when_full` is set, or if `before_first_rows` of a piece fails, returns
 // an error and leaves all pieces unchanged.
 Status AdmitToPieces(const std::vector<KeyPiece>& pieces,

@@ -1,7 +1,9 @@
-// A kernel that evicts the requested keys from a shard of a vocabulary.
+// A kernel that evicts the requested keys from a shard of a vocabulary. If
+// several tables share the vocabulary, they lose the rows of the keys, too.
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <utility>
 #include <vector>
@@ -50,26 +52,34 @@ class EvictServerKeysOp : public Kernel {
   }
 
  private:
+  // A locked shard of a table.
+  struct Shard {
+    int place = 0;
+    KeyPiece piece;
+    LockedKeyPiece view;
+    KeyPieceStep state;
+    std::list<EvictedBlock> blocks;
+  };
+
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server) {
     const Tensor* keys;
     TF_RETURN_IF_ERROR(ctx->input("keys", &keys));
     const std::vector<OpenPiece>& open = server.settings().open;
     size_t i = 0;
     while (i < open.size() && open[i].place != place_) ++i;
-    if (i == open.size()) {
+    if (i == open.size() || !open[i].piece.is_owner()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "`piece` must be a shard of an open table. Received: ", place_));
+          "`piece` must be a shard of a table that owns an open vocabulary. "
+          "Received: ",
+          place_));
     }
     LockedShards locked;
     locked.Lock(server.variables().fetch_keys, LockedShards::Mode::kExclusive);
     TF_RETURN_IF_ERROR(server.CheckNotRetired());
-    KeyPiece piece = open[i].piece;
-    LockedKeyPiece view;
-    KeyPieceStep state;
-    TF_RETURN_IF_ERROR(
-        view.Find(locked, FirstStateVariable(server, i), &piece));
-    TF_RETURN_IF_ERROR(
-        ViewOpenPiece(ctx, server, i, piece, &locked, &view, &state));
+    std::deque<Shard> shards;
+    TF_RETURN_IF_ERROR(ViewShards(ctx, server, i, &locked, &shards));
+    const KeyPiece& piece = shards[0].piece;
+    const KeyPieceStep& state = shards[0].state;
     ShardedView<int64_t> fetched;
     TF_RETURN_IF_ERROR(locked.MutableView(ctx, locked.size() - 2, kFetchedSteps,
                                           fetched_partition_, {}, &fetched));
@@ -82,7 +92,6 @@ class EvictServerKeysOp : public Kernel {
     std::vector<KeyOfRow> evicted;
     TF_RETURN_IF_ERROR(
         Evict(piece, step, state, View<int64_t>(*keys), &evicted));
-    std::list<EvictedBlock> blocks;
     std::vector<int64_t> rows;
     const absl::Status copied = CatchAllTf([&] {
       std::vector<int64_t> evicted_keys, at;
@@ -92,22 +101,48 @@ class EvictServerKeysOp : public Kernel {
         rows.push_back(one.row - piece.first_row());
       }
       TF_RETURN_IF_ERROR(SetVector<int64_t>(ctx, "evicted", evicted_keys));
-      if (!only_check_ && !at.empty() &&
-          server.records().keeps_evicted(place_)) {
-        blocks.push_back(CopyEvicted(std::move(evicted_keys),
-                                     Span<const int64_t>(at),
-                                     state.first_rows));
+      if (only_check_ || at.empty()) return absl::OkStatus();
+      for (Shard& one : shards) {
+        if (!server.records().keeps_evicted(one.place)) continue;
+        one.blocks.push_back(CopyEvicted(evicted_keys, Span<const int64_t>(at),
+                                         one.state.first_rows));
       }
       return absl::OkStatus();
     });
     if (!copied.ok() || only_check_) TakeBackEvicted(evicted, state.state);
     if (!copied.ok() || only_check_) return copied;
+    // The rows of other tables with the vocabulary do not change.
     server.records().NoteChanged(place_, Span<const int64_t>(rows));
-    server.records().evicted(place_).Add(std::move(blocks));
+    for (Shard& one : shards) {
+      server.records().evicted(one.place).Add(std::move(one.blocks));
+    }
     VocabularyCounts counts;
     counts.num_evicted = static_cast<int64_t>(evicted.size());
     counts.num_expired = expired_ ? counts.num_evicted : 0;
-    AddCounts(counts, view.numbers());
+    AddCounts(counts, shards[0].view.numbers());
+    return absl::OkStatus();
+  }
+
+  // Sets `shards` to the open shard `i`, which owns a vocabulary, and to the
+  // other shards with this vocabulary.
+  static absl::Status ViewShards(OpKernelContext* ctx,
+                                 const ServerResource& server, size_t i,
+                                 LockedShards* locked,
+                                 std::deque<Shard>* shards) {
+    const std::vector<OpenPiece>& open = server.settings().open;
+    std::vector<size_t> sharing = {i};
+    for (size_t j = 0; j < open.size(); ++j) {
+      if (open[j].piece.owner == static_cast<int32_t>(i)) sharing.push_back(j);
+    }
+    for (const size_t j : sharing) {
+      Shard& one = shards->emplace_back();
+      one.place = open[j].place;
+      one.piece = open[j].piece;
+      TF_RETURN_IF_ERROR(
+          one.view.Find(*locked, open[j].first_state, &one.piece));
+      TF_RETURN_IF_ERROR(ViewOpenPiece(ctx, server, j, one.piece, locked,
+                                       &one.view, &one.state));
+    }
     return absl::OkStatus();
   }
 

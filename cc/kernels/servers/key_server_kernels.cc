@@ -35,6 +35,7 @@
 #include "cc/kernels/servers/locked_key_piece.h"
 #include "cc/kernels/servers/open_piece_views.h"
 #include "cc/kernels/servers/pieces_op.h"
+#include "cc/kernels/servers/server_records.h"
 #include "cc/kernels/servers/server_resource.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -111,16 +112,10 @@ class FetchKeysOp : public ServerOp {
         step->message.Read(bytes, sizes, step->server.settings().is_open)));
     const std::vector<OpenPiece>& open = step->open();
     step->steps.resize(open.size());
-    // The state of the vocabularies follows the shards and the slot variables.
-    int next = static_cast<int>(step->pieces().size());
-    for (const OpenPiece& one : open) {
-      next += NumSlots(step->pieces()[one.place].optimizer);
-    }
     for (size_t i = 0; i < open.size(); ++i) {
       KeyPiece& piece = step->key_pieces.emplace_back(open[i].piece);
-      TF_RETURN_IF_ERROR(
-          step->views.emplace_back().Find(step->locked, next, &piece));
-      next += LockedKeyPiece::NumVariables(piece);
+      TF_RETURN_IF_ERROR(step->views.emplace_back().Find(
+          step->locked, open[i].first_state, &piece));
       // The last shard of a table has one additional row, which cannot belong
       // to a key.
       const bool is_last =
@@ -198,6 +193,8 @@ class FetchKeysOp : public ServerOp {
     TF_RETURN_IF_ERROR(ToTf(
         AdmitToPieces(step->key_pieces, TfParallelFor(ctx), &step->steps)));
     for (size_t i = 0; i < step->open().size(); ++i) {
+      // Shards that share a vocabulary have the same numbers. All counts of a
+      // shard that does not own its vocabulary are 0.
       const Span<int64_t> numbers = step->views[i].numbers();
       numbers[kVocabularyStep] = step->steps[i].last_step + 1;
       const uint32_t kind = step->message.kinds[step->open()[i].place];
@@ -213,6 +210,8 @@ class FetchKeysOp : public ServerOp {
   }
 
   static absl::Status MakeViews(OpKernelContext* ctx, Step* step) {
+    // The kind of the keys of each vocabulary, at the index of its owner.
+    std::vector<uint32_t> kinds(step->open().size(), kNoKeysYet);
     for (size_t i = 0; i < step->open().size(); ++i) {
       const OpenPiece& open = step->open()[i];
       LockedKeyPiece& view = step->views[i];
@@ -227,8 +226,24 @@ class FetchKeysOp : public ServerOp {
       TF_RETURN_IF_ERROR(CheckKeyKind(step->pieces()[open.place].table,
                                       view.numbers(),
                                       static_cast<KeyKind>(kind)));
+      uint32_t& shared = kinds[OwnerOf(*step, i)];
+      if (shared != kNoKeysYet && kind != kNoKeysYet && kind != shared) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`request` must have keys of one kind for all tables that share a "
+            "vocabulary. Received: kinds ",
+            shared, " and ", kind, " (table '",
+            step->pieces()[open.place].table, "')"));
+      }
+      if (kind != kNoKeysYet) shared = kind;
     }
     return absl::OkStatus();
+  }
+
+  // Returns the index of the open shard that owns the vocabulary of an open
+  // shard.
+  static size_t OwnerOf(const Step& step, size_t i) {
+    const KeyPiece& piece = step.open()[i].piece;
+    return piece.is_owner() ? i : static_cast<size_t>(piece.owner);
   }
 
   // Copies the rows of the keys that the step evicts, before the step writes
@@ -258,12 +273,16 @@ class FetchKeysOp : public ServerOp {
     }
   }
 
-  // Records the rows of the step's keys as changed, because their last steps
-  // and counts have changed.
+  // Records the rows of the step's keys as changed in the shard that owns the
+  // vocabulary, because the last steps and counts of the keys have changed. In
+  // other shards, only the rows of new keys have changed.
   static void NoteChanged(const Step& step) {
+    ServerRecords& records = step.server.records();
     for (size_t i = 0; i < step.open().size(); ++i) {
-      step.server.records().NoteChanged(step.open()[i].place,
-                                        step.steps[i].rows);
+      const size_t owner = OwnerOf(step, i);
+      records.NoteChanged(step.open()[owner].place, step.steps[i].rows);
+      if (owner == i) continue;
+      records.NoteChanged(step.open()[i].place, step.steps[i].new_rows);
     }
   }
 

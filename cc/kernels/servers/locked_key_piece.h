@@ -24,7 +24,8 @@ class LockedKeyPiece {
   LockedKeyPiece& operator=(const LockedKeyPiece&) = delete;
 
   // Finds the state variables of a shard, which start at index `first`, and
-  // sets the number of buckets in `piece`. The order of the variables is: keys,
+  // sets the number of buckets in `piece`. If shards share a vocabulary, all of
+  // them use the variables of its owner. The order of the variables is: keys,
   // last steps, counts, the sketch and its sums (only if keys are admitted by
   // count), and the numbers.
   absl::Status Find(const LockedShards& locked, int first, KeyPiece* piece);

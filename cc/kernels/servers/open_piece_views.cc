@@ -16,28 +16,6 @@
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace layoutmap {
-namespace {
-
-// Returns the index of the first slot variable of the open shard `i`.
-int FirstSlot(const ServerResource& server, size_t i) {
-  int first = static_cast<int>(server.pieces().size());
-  for (size_t j = 0; j < i; ++j) {
-    const OpenPiece& open = server.settings().open[j];
-    first += NumSlots(server.pieces()[open.place].optimizer);
-  }
-  return first;
-}
-
-}  // namespace
-
-int FirstStateVariable(const ServerResource& server, size_t i) {
-  const auto& open = server.settings().open;
-  int first = FirstSlot(server, open.size());
-  for (size_t j = 0; j < i; ++j) {
-    first += LockedKeyPiece::NumVariables(open[j].piece);
-  }
-  return first;
-}
 
 absl::Status ViewOpenPiece(tensorflow::OpKernelContext* ctx,
                            const ServerResource& server, size_t i,
@@ -62,7 +40,7 @@ absl::Status ViewOpenPiece(tensorflow::OpKernelContext* ctx,
     view->PlaceRows(&rows.half_table);
   }
   rows.slots.resize(NumSlots(piece.optimizer));
-  int next_slot = FirstSlot(server, i);
+  int next_slot = open.first_slot;
   for (size_t j = 0; j < rows.slots.size(); ++j) {
     TF_RETURN_IF_ERROR(locked->MutableView(
         ctx, next_slot++, piece.table + " (slot variable)", partition,

@@ -14,10 +14,6 @@
 
 namespace layoutmap {
 
-// Returns the index of the first state variable of the open shard `i` in the
-// variables `fetch_keys` of a server.
-int FirstStateVariable(const ServerResource& server, size_t i);
-
 // Sets the views in `step` that are required to change the vocabulary and the
 // rows of the open shard `i`. `locked` are the variables `fetch_keys` of the
 // server, locked exclusively, and `view.Find` must have succeeded.

@@ -119,11 +119,14 @@ class TakeServerRowsOp : public RecordsOp {
     for (const Piece& piece : server.pieces()) {
       num_slots += static_cast<int>(NumSlots(piece.optimizer));
     }
-    const auto num_open = static_cast<int>(server.settings().open.size());
+    int num_vocabularies = 0;
+    for (const OpenPiece& open : server.settings().open) {
+      num_vocabularies += open.piece.is_owner();
+    }
     const auto num_shards = static_cast<int>(server.pieces().size());
     TF_RETURN_IF_ERROR(CheckSize(ctx, "shards", num_shards));
     TF_RETURN_IF_ERROR(CheckSize(ctx, "slots", num_slots));
-    return CheckSize(ctx, "lanes", kNumLaneVariables * num_open);
+    return CheckSize(ctx, "lanes", kNumLaneVariables * num_vocabularies);
   }
 
   static absl::Status CheckSize(OpKernelContext* ctx, const char* input,
@@ -144,6 +147,11 @@ class TakeServerRowsOp : public RecordsOp {
     for (const Piece& piece : pieces) {
       lane += static_cast<int>(NumSlots(piece.optimizer));
     }
+    // Whether each shard owns a vocabulary.
+    std::vector<bool> has_keys(pieces.size());
+    for (const OpenPiece& open : server.settings().open) {
+      has_keys[open.place] = open.piece.is_owner();
+    }
     for (size_t p = 0; p < pieces.size(); ++p) {
       TableSpec spec;
       spec.name = pieces[p].table;
@@ -155,9 +163,7 @@ class TakeServerRowsOp : public RecordsOp {
       TF_RETURN_IF_ERROR(CopyRows(ctx, locked, static_cast<int>(p), slot, spec,
                                   rows[p], &outputs));
       slot += static_cast<int>(NumSlots(spec.optimizer));
-      if (server.settings().open.empty() || !server.settings().is_open[p]) {
-        continue;
-      }
+      if (!has_keys[p]) continue;
       TF_RETURN_IF_ERROR(CopyLanes(ctx, locked, lane, spec, rows[p], &outputs));
       lane += kNumLaneVariables;
     }

@@ -73,6 +73,7 @@ class CreateServerOp : public PiecesOp {
   explicit CreateServerOp(OpKernelConstruction* ctx) : PiecesOp(ctx) {
     if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadRules(ctx));
     if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadOpenPieces(ctx));
+    if (ctx->status().ok()) OP_REQUIRES_OK(ctx, ReadOwners(ctx));
   }
 
   void Run(OpKernelContext* ctx) override {
@@ -173,6 +174,64 @@ class CreateServerOp : public PiecesOp {
     return absl::OkStatus();
   }
 
+  // Reads which shards share a vocabulary.
+  absl::Status ReadOwners(OpKernelConstruction* ctx) {
+    std::vector<int64_t> owners;
+    TF_RETURN_IF_ERROR(ctx->GetAttr("vocabulary_of", &owners));
+    std::vector<OpenPiece>& open = settings_.open;
+    if (owners.empty()) return SetFirstVariables();
+    if (owners.size() != open.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`vocabulary_of` must have one value for each of ", open.size(),
+          " `open_pieces`. Received: ", owners.size()));
+    }
+    for (size_t i = 0; i < open.size(); ++i) {
+      const int64_t owner = owners[i];
+      if (owner < 0 || owner >= static_cast<int64_t>(open.size()) ||
+          owners[owner] != owner) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`vocabulary_of` must be indices into `open_pieces` of shards that "
+            "own a vocabulary. Received: ",
+            owner));
+      }
+      if (owner == static_cast<int64_t>(i)) continue;
+      KeyPiece& piece = open[i].piece;
+      const KeyPiece& other = open[owner].piece;
+      if (piece.first_bucket != other.first_bucket ||
+          piece.layout.num_buckets() != other.layout.num_buckets()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "Shards that share a vocabulary must have the same "
+            "`first_buckets` and `vocabulary_buckets`. Received: ",
+            other.first_bucket, " of ", other.layout.num_buckets(), " (table '",
+            other.table, "') and ", piece.first_bucket, " of ",
+            piece.layout.num_buckets(), " (table '", piece.table, "')"));
+      }
+      piece.owner = static_cast<int32_t>(owner);
+      piece.policy = other.policy;
+    }
+    return SetFirstVariables();
+  }
+
+  // Sets the indices of the variables of open shards in `fetch_keys`.
+  absl::Status SetFirstVariables() {
+    auto next = static_cast<int>(pieces().size());
+    for (OpenPiece& open : settings_.open) {
+      open.first_slot = next;
+      next += NumSlots(pieces()[open.place].optimizer);
+    }
+    for (OpenPiece& open : settings_.open) {
+      open.first_state = next;
+      if (open.piece.is_owner()) {
+        next += LockedKeyPiece::NumVariables(open.piece);
+      }
+    }
+    for (OpenPiece& open : settings_.open) {
+      if (open.piece.is_owner()) continue;
+      open.first_state = settings_.open[open.piece.owner].first_state;
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status FindVariables(OpKernelContext* ctx,
                              ServerResource::Variables* found) const {
     VariableList shards, slots, counts, state, fetched_steps, applied;
@@ -192,6 +251,7 @@ class CreateServerOp : public PiecesOp {
     }
     first_slots.push_back(num_slots);
     for (const OpenPiece& open : settings_.open) {
+      if (!open.piece.is_owner()) continue;
       num_state += LockedKeyPiece::NumVariables(open.piece);
     }
     constexpr char kNeeds[] = "The shards on this server need";

@@ -35,6 +35,10 @@ namespace layoutmap {
 struct OpenPiece {
   // Index of the shard among all shards of the server.
   int place = 0;
+  // Indices of the first slot variable and of the first state variable in the
+  // variables `fetch_keys`. Shards that share a vocabulary have the same state.
+  int first_slot = 0;
+  int first_state = 0;
   KeyPiece piece;
   FirstValues values;
   std::vector<float> slot_values;
@@ -46,6 +50,7 @@ struct ServerSettings {
   uint64_t rounding_seed = 0;
   // Whether the table of each shard has an open vocabulary.
   std::vector<bool> is_open;
+  // `piece.owner` is an index into this list.
   std::vector<OpenPiece> open;
   // Whether a table of the embedding has an open vocabulary, possibly on other
   // servers. In this case, the server records which steps have fetched rows.
@@ -65,7 +70,8 @@ class ServerResource : public tensorflow::ResourceBase {
   //   * `apply_rows`: the shards, all slot variables, the update counters of
   //     16-bit shards, `fetched_steps` if the server has it, and `applied`.
   //   * `fetch_keys`: the shards, the slot variables of open tables, the state
-  //     of their vocabularies, `fetched_steps` and `applied`.
+  //     of their vocabularies (once if several tables share a vocabulary),
+  //     `fetched_steps` and `applied`.
   struct Variables {
     VariableList fetch_rows, apply_rows, fetch_keys;
   };

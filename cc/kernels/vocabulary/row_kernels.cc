@@ -16,6 +16,7 @@
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/served_keys/fetched_steps.h"
 #include "cc/core/served_keys/key_pieces.h"
+#include "cc/core/servers/pieces.h"
 #include "cc/core/steps/engine_config.h"
 #include "cc/core/tables/gather.h"
 #include "cc/core/tables/sharded_view.h"
@@ -27,6 +28,7 @@
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
 #include "cc/kernels/servers/pieces_op.h"
+#include "cc/kernels/servers/server_resource.h"
 #include "cc/kernels/vocabulary/locked_first_rows.h"
 #include "cc/kernels/vocabulary/locked_vocabulary.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -112,22 +114,27 @@ class WriteKeysOp : public Kernel {
 
   void Run(OpKernelContext* ctx) override {
     const Tensor *keys, *last_steps, *counts;
-    OpInputList engines;
+    OpInputList engines, servers;
     EnginePtr resource;
+    ServerPtr server;
+    // The specs of the tables in `sharing`.
+    std::vector<TableSpec> sharing;
     OP_REQUIRES_OK(ctx, GetInput(ctx, "keys", 1, &keys));
     OP_REQUIRES_OK(ctx, GetInput(ctx, "last_steps", 1, &last_steps));
     OP_REQUIRES_OK(ctx, GetInput(ctx, "counts", 1, &counts));
     OP_REQUIRES_OK(ctx, ctx->input_list("engine", &engines));
+    OP_REQUIRES_OK(ctx, ctx->input_list("server", &servers));
     if (engines.size() > 0) {
-      OP_REQUIRES_OK(ctx, FindEngine(ctx, engines[0], &resource));
+      OP_REQUIRES_OK(ctx, FindEngine(ctx, engines[0], &resource, &sharing));
+    } else if (servers.size() > 0) {
+      OP_REQUIRES_OK(ctx, FindServer(ctx, servers[0], &server, &sharing));
     }
-    OP_REQUIRES(ctx, resource || sharing_.empty(),
+    OP_REQUIRES(ctx, resource || server || sharing_.empty(),
                 absl::InvalidArgumentError(
-                    "`sharing` must be empty without an engine"));
+                    "`sharing` must be empty without an engine or a server"));
     Locked locked;
-    OP_REQUIRES_OK(
-        ctx, LockTable(ctx, resource ? &resource->engine().config() : nullptr,
-                       &locked));
+    OP_REQUIRES_OK(ctx, LockTable(ctx, sharing, &locked));
+    if (server) OP_REQUIRES_OK(ctx, server->CheckNotRetired());
     RowValues values;
     OP_REQUIRES_OK(ctx, ReadValues(ctx, locked, keys->NumElements(), &values));
     int32_t step = 0;
@@ -203,8 +210,33 @@ class WriteKeysOp : public Kernel {
     return absl::OkStatus();
   }
 
+  // Finds the server, and the specs of the shards in `sharing`.
+  absl::Status FindServer(OpKernelContext* ctx, const Tensor& handle,
+                          ServerPtr* server,
+                          std::vector<TableSpec>* sharing) const {
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(
+        ctx, handle.scalar<tensorflow::ResourceHandle>()(), server));
+    const std::vector<Piece>& pieces = (*server)->pieces();
+    for (const int32_t other : sharing_) {
+      if (other < 0 || other >= static_cast<int>(pieces.size())) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`sharing` must be in [0, ", pieces.size(),
+            ") on this server. Received: ", other, " (table '", table_, "')"));
+      }
+      TableSpec& spec = sharing->emplace_back();
+      spec.name = pieces[other].table;
+      spec.partition = (*server)->partitions()[other];
+      spec.dim = pieces[other].dim;
+      spec.optimizer = pieces[other].optimizer;
+      spec.row_type = pieces[other].row_type;
+    }
+    return absl::OkStatus();
+  }
+
+  // Finds the engine, and the specs of the tables in `sharing`.
   absl::Status FindEngine(OpKernelContext* ctx, const Tensor& handle,
-                          EnginePtr* engine) const {
+                          EnginePtr* engine,
+                          std::vector<TableSpec>* sharing) const {
     TF_RETURN_IF_ERROR(tensorflow::LookupResource(
         ctx, handle.scalar<tensorflow::ResourceHandle>()(), engine));
     TF_RETURN_IF_ERROR((*engine)->CheckNotRetired());
@@ -231,6 +263,7 @@ class WriteKeysOp : public Kernel {
             "`sharing` must be tables of the engine with ", num_rows,
             " rows. Received: ", other, " (table '", table_, "')"));
       }
+      sharing->push_back(tables[other]);
     }
     return absl::OkStatus();
   }
@@ -253,8 +286,10 @@ class WriteKeysOp : public Kernel {
     int64_t oldest_age = 0;
   };
 
-  // `config` is the configuration of the engine, or null on a server.
-  absl::Status LockTable(OpKernelContext* ctx, const EngineConfig* config,
+  // `others` are the specs of the tables in `sharing`. They must exist as long
+  // as `locked`.
+  absl::Status LockTable(OpKernelContext* ctx,
+                         const std::vector<TableSpec>& others,
                          Locked* locked) const {
     LockedShards& shards = locked->shards;
     TF_RETURN_IF_ERROR(shards.Lock(
@@ -272,11 +307,9 @@ class WriteKeysOp : public Kernel {
     TF_RETURN_IF_ERROR(MakePartitions(num_state, locked));
     TF_RETURN_IF_ERROR(MakeState(ctx, num_state, locked));
     TF_RETURN_IF_ERROR(MakeTable(ctx, num_state, locked));
-    if (config != nullptr) {
-      TF_RETURN_IF_ERROR(MakeOthers(
-          ctx, *config, shards.size() - fetched.size() - sharing.size(),
-          sharing.size(), locked));
-    }
+    TF_RETURN_IF_ERROR(
+        MakeOthers(ctx, others, shards.size() - fetched.size() - sharing.size(),
+                   sharing.size(), locked));
     return fetched.size() == 0 ? absl::OkStatus()
                                : ReadPending(ctx, shards.size() - 1, locked);
   }
@@ -373,11 +406,17 @@ class WriteKeysOp : public Kernel {
   }
 
   // Locks the tables in `sharing`, whose variables begin at `first`.
-  absl::Status MakeOthers(OpKernelContext* ctx, const EngineConfig& config,
-                          int first, int num_variables, Locked* locked) const {
+  absl::Status MakeOthers(OpKernelContext* ctx,
+                          const std::vector<TableSpec>& others, int first,
+                          int num_variables, Locked* locked) const {
     int expected = 0;
-    for (const int32_t other : sharing_) {
-      const TableSpec& table = config.tables[other];
+    for (const TableSpec& table : others) {
+      if (table.partition.num_rows() != locked->own_rows.num_rows()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "`sharing` must be tables with ", locked->own_rows.num_rows(),
+            " rows. Received: ", table.partition.num_rows(), " (table '",
+            table.name, "')"));
+      }
       expected += table.partition.num_shards() *
                   (1 + static_cast<int>(NumSlots(table.optimizer)));
     }
@@ -385,9 +424,9 @@ class WriteKeysOp : public Kernel {
         absl::StrCat("Tables that share the vocabulary of '", table_, "' need"),
         "sharing_shards", expected, num_variables));
     size_t next_value = 0;
-    locked->others.resize(sharing_.size());
-    for (size_t i = 0; i < sharing_.size(); ++i) {
-      const TableSpec& table = config.tables[sharing_[i]];
+    locked->others.resize(others.size());
+    for (size_t i = 0; i < others.size(); ++i) {
+      const TableSpec& table = others[i];
       TF_RETURN_IF_ERROR(LockFirstRows(ctx, &locked->shards, first, table,
                                        sharing_values_[i], &locked->others[i]));
       first += table.partition.num_shards();
@@ -483,7 +522,8 @@ class WriteKeysOp : public Kernel {
   BucketLayout layout_;
   FirstValues values_;
   std::vector<float> initial_slots_;
-  // Other tables of the engine with the same vocabulary.
+  // Other tables of the engine, or shards of the server, with the same
+  // vocabulary.
   std::vector<int32_t> sharing_;
   std::vector<FirstValues> sharing_values_;
   std::vector<float> sharing_initial_slots_;

@@ -447,27 +447,12 @@ def test_evict_expired_equals_one_process():
     assert cases.differences(distributed, host) == []
 
 
-def test_unsupported_vocabulary_calls_raise():
+def test_vocabularies_that_keep_strings_raise():
     with local.servers(1):
         with pytest.raises(
             NotImplementedError, match="`keep_strings`.*on the servers.*'words'"
         ):
             cases.embedding({"keep_strings": True})
-        with pytest.raises(
-            NotImplementedError, match="separate tlm.OpenVocabulary.*'wide'"
-        ):
-            tlm.TPUEmbedding(
-                {
-                    name: tpu.FeatureConfig(
-                        tpu.TableConfig(
-                            8, dim, tf.ones_initializer(), name=name
-                        )
-                    )
-                    for name, dim in {"wide": 1, "deep": 2}.items()
-                },
-                tpu.SGD(0.1),
-                vocabularies={"deep": tlm.OpenVocabulary(8), "wide": "deep"},
-            )
 
 
 @pytest.mark.parametrize("policy", ["lru", "count"])

@@ -444,6 +444,7 @@ def write_keys(
     *,
     first_bucket: int = 0,
     engines: Sequence[tf.Tensor] = (),
+    servers: Sequence[tf.Tensor] = (),
     sharing: Mapping[
         int, tuple[config.TableSpec, Sequence[tf.Variable]]
     ] = types.MappingProxyType({}),
@@ -458,8 +459,10 @@ def write_keys(
         server `fetched_steps`.
       first_bucket: First bucket of the first shard.
       engines: Handle of the engine, or empty on a server.
+      servers: Handle of the server, or empty.
       sharing: The other tables with the same vocabulary, by index: the spec,
         and the shards and slot variables. New keys get rows in these tables.
+        On a server, the index is the index of the shard on the server.
 
     Returns:
       The row of each key, or -1, and the number of keys that had no row before.
@@ -468,6 +471,7 @@ def write_keys(
     slots = spec.optimizer.slots if spec.optimizer else ()
     found = ops.write_keys(
         engine=list(engines),
+        server=list(servers),
         **{
             name: _handles(variables.get(name, ()))
             for name in ("state", "shards", "slots", "fetched_steps")

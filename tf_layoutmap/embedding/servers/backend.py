@@ -28,7 +28,7 @@ from tf_layoutmap.embedding.servers import (
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.spec import config, open_tables
+from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
@@ -61,8 +61,8 @@ class ServersBackend:
         """Stores the checked arguments of `TPUEmbedding`.
 
         Raises:
-          NotImplementedError: If `is_pipelined` is True, if `keep_strings` of
-            a vocabulary is set, or if tables share a vocabulary.
+          NotImplementedError: If `is_pipelined` is True, or if `keep_strings`
+            of a vocabulary is set.
         """
         if is_pipelined:
             raise NotImplementedError(
@@ -77,15 +77,6 @@ class ServersBackend:
             "rows are assigned to keys on the servers, which receive only the "
             "hashes of strings",
         )
-        shared = open_tables.owners_by_name(spec)
-        if shared:
-            raise NotImplementedError(
-                "Argument `vocabularies` must have a separate "
-                "tlm.OpenVocabulary for each table under "
-                "ParameterServerStrategy: a server admits the keys of each "
-                "table separately. Received: tables that share the vocabulary "
-                f"of another table, {shared}."
-            )
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range

@@ -20,6 +20,7 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closures, lookups, step_ops
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, key_rows
 from tf_layoutmap.vocabulary import state as vocabulary_state
@@ -40,8 +41,8 @@ class _KeyServer:
 
     Attributes:
       fetched_steps: Variable that records the steps that wait for gradients.
-      state: Vocabulary variables of each shard, such as the keys, the last
-        steps and the counts.
+      state: Variables of each vocabulary, such as the keys, the last steps and
+        the counts.
       attrs: Attributes of the op `CreateServer` about open tables.
     """
 
@@ -62,6 +63,7 @@ class _KeyServer:
                 "first_limits",
                 "first_seeds",
                 "slot_values",
+                "vocabulary_of",
             )
         }
     )
@@ -110,6 +112,7 @@ class KeyStepOps(step_ops.StepOps):
             ):
                 if number in self._open:
                     self._add_keys(keys, place, number, shard)
+            keys.attrs["vocabulary_of"] = self._owners(server, keys)
 
     def _add_keys(
         self, server: _KeyServer, place: int, number: int, shard: int
@@ -120,7 +123,8 @@ class KeyStepOps(step_ops.StepOps):
         policy = settings.policy()
         values = table.vocabulary.first_values
         slots = table.optimizer.slots if table.optimizer else ()
-        server.state.extend(_state_of_shard(by_name, shard))
+        if open_specs.owner_of(self.spec, number) == number:
+            server.state.extend(_state_of_shard(by_name, shard))
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
         for name, attr_values in {
             "open_pieces": [place],
@@ -138,6 +142,27 @@ class KeyStepOps(step_ops.StepOps):
             "slot_values": [slot.initial_value for slot in slots],
         }.items():
             server.attrs[name].extend(attr_values)
+
+    def _owners(self, server: step_ops.Server, keys: _KeyServer) -> list[int]:
+        """Returns the owner of the vocabulary of each open shard.
+
+        Tables that share a vocabulary have the same shards on the same servers.
+
+        Args:
+          server: The server.
+          keys: The open shards of the server.
+
+        Returns:
+          Indices into the attribute `open_pieces`.
+        """
+        shards = [
+            (server.tables[place], server.numbers[place])
+            for place in keys.attrs["open_pieces"]
+        ]
+        return [
+            shards.index((open_specs.owner_of(self.spec, number), shard))
+            for number, shard in shards
+        ]
 
     def begin(
         self,
@@ -271,6 +296,7 @@ class KeyStepOps(step_ops.StepOps):
     ) -> tf.Tensor:
         """Evicts keys of one table; see `Backend.evict_keys`."""
         keys = tf.reshape(keys, [-1])
+        table = open_specs.owner_of(self.spec, table)
         if not expired:
             # All shards are checked before any shard is changed. Therefore an
             # error leaves all shards unchanged, unless steps run in parallel.
@@ -315,20 +341,19 @@ class KeyStepOps(step_ops.StepOps):
     ) -> tuple[np.ndarray[Any, Any], int]:
         """Writes the rows of keys; see `EngineBackend.write_rows`.
 
-        Each shard gets only the rows of its own keys.
+        Each shard gets only the rows of its own keys. If other tables use the
+        same vocabulary, new keys get initial values in these tables.
         """
         one = self.spec.tables[table]
-        by_name = self._variables[one.name]
-        slots = one.optimizer.slots if one.optimizer else ()
+        owner, *_ = sharing = open_specs.sharing(self.spec, table)
+        by_name = self._variables[self.spec.tables[owner].name]
         buckets = bucket_layout.buckets_of(
             written.keys, one.vocabulary.settings.num_buckets
         )
         rows = np.full(written.keys.shape, -1, np.int64)
         num_new = 0
         for server, key_server in zip(self.servers, self._key_servers):
-            for piece, (number, shard) in enumerate(
-                zip(server.tables, server.numbers)
-            ):
+            for number, shard in zip(server.tables, server.numbers):
                 if number != table:
                     continue
                 first = _first_bucket(by_name, shard)
@@ -337,6 +362,14 @@ class KeyStepOps(step_ops.StepOps):
                     (buckets >= first) & (buckets < first + known_size(keys))
                 )
                 # The op also runs without keys, because it sets the step.
+                pieces = {
+                    other: _piece_of(server, other, shard) for other in sharing
+                }
+                variables = {
+                    other: self._rows_of_shard(other, shard)
+                    for other in sharing
+                }
+                others = open_tables.sharing_tables(self.spec, variables, table)
                 with tf.device(server.device):
                     rows[places], new = open_tables.write_keys(
                         one,
@@ -344,24 +377,38 @@ class KeyStepOps(step_ops.StepOps):
                         written.part(places),
                         {
                             "state": _state_of_shard(by_name, shard),
-                            "shards": [_shard_of(by_name, shard)],
-                            "slots": [
-                                _shard_of(by_name, shard, slot.name)
-                                for slot in slots
-                            ],
+                            **variables[table],
                             "fetched_steps": [key_server.fetched_steps],
                         },
                         first_bucket=first,
+                        servers=[server.handle],
+                        sharing={
+                            pieces[other]: found
+                            for other, found in others.items()
+                        },
                     )
                     written_rows = rows[places]
-                    ops.record_server_rows(
-                        server=server.handle,
-                        rows=written_rows[written_rows >= 0]
-                        - server.first_rows[piece],
-                        piece=piece,
-                    )
+                    for piece in pieces.values():
+                        ops.record_server_rows(
+                            server=server.handle,
+                            rows=written_rows[written_rows >= 0]
+                            - server.first_rows[piece],
+                            piece=piece,
+                        )
                 num_new += new
         return rows, num_new
+
+    def _rows_of_shard(self, table: int, shard: int) -> dict[str, list[Any]]:
+        """Returns a shard of a table, and the shards of its slot variables."""
+        one = self.spec.tables[table]
+        by_name = self._variables[one.name]
+        return {
+            "shards": [_shard_of(by_name, shard)],
+            "slots": [
+                _shard_of(by_name, shard, slot.name)
+                for slot in (one.optimizer.slots if one.optimizer else ())
+            ],
+        }
 
     def count_in_flight(self) -> list[int]:
         """Returns counters that change when a step begins or ends."""
@@ -383,6 +430,11 @@ class KeyStepOps(step_ops.StepOps):
 
     def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
         return [self._key_servers[self.servers.index(server)].fetched_steps]
+
+
+def _piece_of(server: step_ops.Server, table: int, shard: int) -> int:
+    """Returns the index of a shard of a table on a server."""
+    return list(zip(server.tables, server.numbers)).index((table, shard))
 
 
 def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:

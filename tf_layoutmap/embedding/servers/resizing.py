@@ -20,6 +20,7 @@ from tf_layoutmap.embedding.host import resizing
 from tf_layoutmap.embedding.servers import step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.spec import open_tables as open_specs
 
 
 @contextlib.contextmanager
@@ -48,32 +49,46 @@ def resize(
     old: Mapping[str, Mapping[str, Any]],
     on_servers: server_tables.ServerTables,
 ) -> tuple[resizing.Resized, dict[int, list[str]]]:
-    """Creates variables for a table with a new capacity, and copies the rows.
+    """Creates variables for tables with a new capacity, and copies the rows.
 
     The memory of the coordinator must hold the keys and a copy of one variable
-    at a time. The memory of the servers must hold the old and the new table.
+    at a time. The memory of the servers must hold the old and the new tables.
 
     Args:
       spec: Spec with the new capacity.
-      table: Index of the table.
+      table: Index of a table. All tables with the same vocabulary are resized.
       old: Old variables by name, by the name of the table.
       on_servers: Creator of the tables.
 
     Returns:
-      A tuple of the resized table, and the devices of the new shards by index
+      A tuple of the resized tables, and the devices of the new shards by index
       of the table.
     """
-    devices = {}
+    sharing = open_specs.sharing(spec, table)
+    created = dataclasses.replace(
+        spec,
+        # The first table owns the vocabulary.
+        tables=tuple(
+            _with_owner(spec.tables[number], 0 if place else None)
+            for place, number in enumerate(sharing)
+        ),
+        features=(),
+    )
 
     def create(spec: config.EmbeddingSpec, number: int) -> dict[str, Any]:
-        one = dataclasses.replace(
-            spec, tables=(spec.tables[number],), features=()
-        )
-        variables, (devices[number],) = on_servers.create(one)
         return variables[spec.tables[number].name]
 
     with resizing.resize_scope(old[spec.tables[table].name]):
-        return resizing.resize(spec, table, old, create=create), devices
+        variables, devices = on_servers.create(created)
+        resized = resizing.resize(spec, table, old, create=create)
+    return resized, dict(zip(sharing, devices, strict=True))
+
+
+def _with_owner(table: config.TableSpec, owner: int | None) -> config.TableSpec:
+    """Returns a table that uses the vocabulary of the table `owner`."""
+    return dataclasses.replace(
+        table, vocabulary=dataclasses.replace(table.vocabulary, owner=owner)
+    )
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:

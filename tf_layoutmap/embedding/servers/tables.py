@@ -254,24 +254,19 @@ class ServerTables:
           each table.
         """
         devices = []
+        # By the name of the table that owns the vocabulary of a table.
+        servers_of: dict[str, Sequence[int]] = {}
 
         def place(
             table: config.TableSpec, row_partition: partition.RowPartition
         ):
-            if isinstance(self.partitioner, partition.PartitionerByName):
-                servers = self.partitioner.servers_of(table.name)
-                devices.append([self.devices[one] for one in servers])
-                return devices[-1]
-            row_bytes = (table.num_bytes + table.num_slot_bytes) // max(
-                table.num_rows, 1
-            )
+            owner = tables.owner_of(spec, table)
+            if owner.name not in servers_of:
+                servers_of[owner.name] = self._servers_of(
+                    spec, owner, row_partition
+                )
             devices.append(
-                [
-                    self.devices[one]
-                    for one in self._placement.place(
-                        size * row_bytes for size in row_partition.sizes
-                    )
-                ]
+                [self.devices[one] for one in servers_of[owner.name]]
             )
             return devices[-1]
 
@@ -281,13 +276,41 @@ class ServerTables:
                 variables[table.name][tables.ROUNDING_STEPS] = CopiedCount(
                     [_create_count(table, device) for device in where]
                 )
-            if table.vocabulary is not None:
+            if table.vocabulary is not None and table.vocabulary.owner is None:
                 variables[table.name].update(
                     create_vocabulary_variables(
                         table.vocabulary.settings, table.name, where
                     )
                 )
         return variables, devices
+
+    def _servers_of(
+        self,
+        spec: config.EmbeddingSpec,
+        owner: config.TableSpec,
+        row_partition: partition.RowPartition,
+    ) -> Sequence[int]:
+        """Returns the server of each shard of a table.
+
+        Tables that share a vocabulary have the same servers, because the server
+        that admits a key must also have its rows in all tables.
+
+        Args:
+          spec: Tables and features.
+          owner: The table, which does not use the vocabulary of another table.
+          row_partition: Partition of the rows.
+        """
+        if isinstance(self.partitioner, partition.PartitionerByName):
+            return self.partitioner.servers_of(owner.name)
+        num_bytes = sum(
+            one.num_bytes + one.num_slot_bytes
+            for one in spec.tables
+            if tables.owner_of(spec, one) is owner
+        )
+        row_bytes = num_bytes // max(owner.num_rows, 1)
+        return self._placement.place(
+            size * row_bytes for size in row_partition.sizes
+        )
 
 
 def _create_count(table: config.TableSpec, device: str):
