@@ -47,11 +47,6 @@ def check_same(folder, name, count):
     return results_of(folder, name, program.SHARDED)
 
 
-def skip_unsupported(library, name):
-    if name not in program.cases_of(library):
-        pytest.skip(f"{library} does not support {name}")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in program.CASES if name != "folded"]
@@ -63,7 +58,10 @@ def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
     found = check_same(folder, name, 2)
     # The last step of the vocabulary, and its statistics.
     assert found["values/items/vocabulary_numbers"][0] > 4
-    assert (len(found["evicted"]) > 5) == (name != "keras_file")
+    # In "several_calls", lookups in flight protect all rows.
+    assert (len(found["evicted"]) > 5) == (
+        name not in ("keras_file", "several_calls")
+    )
     assert len(found["values/items"]) == 81
     assert not np.isnan(found["predict"]).any()
 
@@ -138,15 +136,18 @@ def test_an_exported_model_returns_the_predictions(two_processes):
     found = np.concatenate(
         [served.serve(keys) for keys, _ in one.data(2, seed=7)]
     )
-    expected = np.concatenate(
-        [
-            np.reshape(
-                results_of(folder, "export", program.SHARDED, worker)[
-                    "predict"
-                ],
-                [-1, 4],
-            )
-            for worker in range(2 if library == "tf_keras" else 1)
-        ]
+    parts = [
+        results_of(folder, "export", program.SHARDED, worker)["predict"]
+        for worker in range(2)
+    ]
+    # In Keras 3, each process returns the predictions of all replicas.
+    expected = parts[0] if library == "keras" else np.concatenate(parts)
+    assert found.shape == expected.shape
+    # tf_keras returns the predictions of each process in another order.
+    np.testing.assert_allclose(
+        _sorted(found), _sorted(expected), rtol=1e-5, atol=1e-6
     )
-    np.testing.assert_allclose(np.sort(found, 0), np.sort(expected, 0), 1e-6)
+
+
+def _sorted(rows):
+    return rows[np.lexsort(rows.T)]
