@@ -18,6 +18,7 @@ from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.vocabulary import kept_strings, key_rows, state
+from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # Without this decorator, each trace would run AutoGraph on the methods of this
 # module and on all functions that they call.
@@ -87,9 +88,8 @@ class TableAccess:
         )
         return {
             spec.name: class_of(number)(
-                spec.vocabulary.settings,
                 spec.title or spec.name,
-                self._vocabulary_variables(spec),
+                functools.partial(self._current_vocabulary, number),
                 functools.partial(backend.evict_keys, number),
                 functools.partial(self._resize, number),
                 self._row_access(number),
@@ -98,10 +98,13 @@ class TableAccess:
             if spec.vocabulary is not None
         }
 
-    def _vocabulary_variables(self, table: config.TableSpec) -> dict[str, Any]:
-        """Returns the variables of a vocabulary, which its owner has."""
-        owner = tables.owner_of(self._state.spec, table)
-        return {
+    def _current_vocabulary(
+        self, table: int
+    ) -> tuple[OpenVocabulary, dict[str, Any]]:
+        """Returns the settings and the variables of a vocabulary."""
+        spec = self._state.spec.tables[table]
+        owner = tables.owner_of(self._state.spec, spec)
+        return spec.vocabulary.settings, {
             name: variable
             for name, variable in self._variables[owner.name].items()
             if name in state.NAMES
@@ -148,20 +151,15 @@ class TableAccess:
             getattr(backend, "report_evicted", lambda: 0),
         )
 
-    def _resize(self, table: int, capacity: int) -> tuple[Any, Any, Any]:
+    def _resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a table; see `Vocabulary.resize`."""
         backend = cast(EngineBackend, self._state.backend)
         found = backend.resize(table, capacity)
-        spec = found.spec.tables[table]
         self._state.spec = found.spec
         # The assignment to the attribute makes the new variables trackable, so
         # that checkpoints contain them.
         self._variables = {**self._variables, **found.variables}
-        return (
-            spec.vocabulary.settings,
-            self._vocabulary_variables(spec),
-            found.conversion,
-        )
+        return found.conversion
 
     @_no_autograph
     def flush(self):

@@ -90,42 +90,61 @@ class Vocabulary(sampling.KeyCounts):
     """The keys of one table.
 
     `embedding.vocabularies` contains one object of this class for each table
-    with an open vocabulary.
+    with an open vocabulary. Each object follows `resize` of any other object
+    for the same vocabulary.
 
     Attributes:
-      settings: The `OpenVocabulary` of the table.
       name: Name of the table.
     """
 
     def __init__(
         self,
-        settings: OpenVocabulary,
         name: str,
-        variables: dict[str, Any],
+        current: Callable[[], tuple[OpenVocabulary, dict[str, Any]]],
         evict_keys: Callable[..., tf.Tensor],
-        resize: Callable[
-            [int], tuple[OpenVocabulary, dict[str, Any], Conversion]
-        ],
+        resize: Callable[[int], Conversion],
         rows: key_rows.RowAccess,
     ):
         """Creates the object for variables of an embedding.
 
         Args:
-          settings: Settings with which the variables were created.
           name: Name of the table.
-          variables: Variables by name, such as `KEYS`.
+          current: Function that returns the current settings, and the current
+            variables by name, such as `KEYS`.
           evict_keys: Function that evicts int64 `keys`, or all expired keys
             with `expired=True`, and returns the evicted keys.
-          resize: Function that changes the capacity, and returns new settings,
-            new variables and a `Conversion`.
+          resize: Function that changes the capacity.
           rows: Access to the rows of the table.
         """
-        self.settings = settings
         self.name = name
-        self._variables = variables
+        self._current = current
         self._evict_keys = evict_keys
         self._resize = resize
         self._rows = rows
+
+    def _show_as(
+        self,
+        name: str,
+        change_settings: Callable[[OpenVocabulary], OpenVocabulary],
+    ) -> None:
+        """Changes the name, and the result of `settings`."""
+        current = self._current
+
+        def changed() -> tuple[OpenVocabulary, dict[str, Any]]:
+            settings, variables = current()
+            return change_settings(settings), variables
+
+        self.name = name
+        self._current = changed
+
+    @property
+    def settings(self) -> OpenVocabulary:
+        """The `OpenVocabulary` of the table, with the current capacity."""
+        return self._current()[0]
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        return self._current()[1]
 
     def __repr__(self) -> str:
         return f"Vocabulary({self.name!r}, {self.settings})"
@@ -140,8 +159,6 @@ class Vocabulary(sampling.KeyCounts):
 
     @property
     def _num_buckets(self) -> int:
-        # The number is read from the variable, because the settings may be
-        # older than the last resize.
         return int(self.key_variable.shape[0])
 
     def read_keys_by_row(self) -> Any:
@@ -599,8 +616,7 @@ class Vocabulary(sampling.KeyCounts):
             `tf.function`. In this case, no variable is changed.
         """
         _require_eager("resize")
-        self.settings, self._variables, conversion = self._resize(capacity)
-        return conversion
+        return self._resize(capacity)
 
     def _find(self, keys: tf.Tensor) -> tf.Tensor:
         if isinstance(self._variables[NUMBERS], ShardedNumbers):

@@ -67,8 +67,6 @@ def restored(folder, name):
             "sparse_read in a function",
             "and trace functions that read the table",
         ),
-        ("vocabulary", "`vocabularies` of the embedding again"),
-        ("keys", "`vocabularies` of the embedding again"),
         ("delta", "must be created again with a new base"),
     ],
 )

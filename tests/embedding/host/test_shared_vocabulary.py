@@ -337,7 +337,13 @@ def test_resize_equals_a_converted_checkpoint(tmp_path, capacity, by):
     )
     assert converted["wide"] == converted["deep"]
     gone.clear()
+    older = one.vocabularies
     assert one.vocabularies[by].resize(capacity) == converted[by]
+    # Objects that the program has read before follow the resize.
+    for name, vocabulary in one.vocabularies.items():
+        assert older[name].settings.capacity == capacity
+        assert older[name].stats() == vocabulary.stats()
+        np.testing.assert_array_equal(older[name].keys(), vocabulary.keys())
     if capacity == 20:
         assert [found.table for found in gone] == ["deep", "wide"]
         assert len(gone[0].keys) == converted[by].num_dropped > 0

@@ -463,8 +463,8 @@ def replaced_message(name: str) -> str:
     """Returns the message for reads of a variable that a resize replaced."""
     return (
         f"A resize of a vocabulary has replaced table {name}. Read "
-        "`embedding_tables`, `slot_variables` or `vocabularies` of the "
-        "embedding again, and trace functions that read the table again."
+        "`embedding_tables` or `slot_variables` of the embedding again, and "
+        "trace functions that read the table again."
     )
 
 

@@ -133,11 +133,13 @@ class KeyTable:
     def vocabulary(self) -> Vocabulary:
         """The built vocabulary, with the name and the settings of the layer."""
         found = self.embedding.vocabularies[_TABLE]
-        found.name = self.layer_name
-        found.settings = dataclasses.replace(
-            found.settings,
-            seed=self._settings.seed,
-            on_evict=self._settings.on_evict,
+        found._show_as(
+            self.layer_name,
+            lambda settings: dataclasses.replace(
+                settings,
+                seed=self._settings.seed,
+                on_evict=self._settings.on_evict,
+            ),
         )
         return found
 
