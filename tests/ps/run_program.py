@@ -319,6 +319,17 @@ def adagrad_table(**options):
     return tlm.TPUEmbedding(config, tpu.Adagrad(0.5), **options)
 
 
+def table_on_two_servers(strategy):
+    with strategy.scope():
+        return adagrad_table(
+            partitioner=tlm.partitioners.FixedShardsPartitioner(2)
+        )
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices(BATCHES).repeat()
+
+
 def order_on_a_server(graph):
     """Returns whether each read of rows follows each update, by program order.
 
@@ -369,16 +380,13 @@ def prefetched_rows(strategy):
     (expected,) = host.embedding_tables.values()
     found = {}
     for prefetch_steps in (0, 1, 3):
-        with strategy.scope():
-            one = adagrad_table(
-                partitioner=tlm.partitioners.FixedShardsPartitioner(2)
-            )
+        one = table_on_two_servers(strategy)
         tested = run(
             strategy,
             one,
             f"prefetched{prefetch_steps}",
             lambda batch, one=one: tf.reduce_sum(train_on(one, batch)),
-            lambda: tf.data.Dataset.from_tensor_slices(BATCHES).repeat(),
+            batches,
             steps_per_closure=5,
             prefetch_steps=prefetch_steps,
         )
@@ -456,16 +464,13 @@ def joined_calls(strategy):
             )
             for number in range(12)
         ]
-        with strategy.scope():
-            one = adagrad_table(
-                partitioner=tlm.partitioners.FixedShardsPartitioner(2)
-            )
+        one = table_on_two_servers(strategy)
         tested = run(
             strategy,
             one,
             f"joined_{name}",
             lambda batch, one=one, step=step: step(one, batch),
-            lambda: tf.data.Dataset.from_tensor_slices(BATCHES).repeat(),
+            batches,
             steps_per_closure=5,
         )
         results = [float(tested.steps(count)) for count in (5, 7)]

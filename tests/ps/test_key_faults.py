@@ -12,9 +12,12 @@ from tests.ps.train_keys import RATE
 pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
-@pytest.mark.parametrize("steps, prefetched", [(1, 0), (4, 1)])
+@pytest.mark.parametrize(
+    "steps, prefetched, shared",
+    [(1, 0, False), (4, 1, False), (1, 0, True), (4, 1, True)],
+)
 def test_keys_counts_and_rows_are_exact_if_workers_restart(
-    tmp_path, steps, prefetched
+    tmp_path, steps, prefetched, shared
 ):
     dice = random.Random(2)
     with Cluster(tmp_path) as cluster:
@@ -27,6 +30,7 @@ def test_keys_counts_and_rows_are_exact_if_workers_restart(
                     "chunk": 4 * steps,
                     "steps_per_closure": steps,
                     "prefetch_steps": prefetched,
+                    "shared": shared,
                 }
             ),
             module="tests.ps.train_keys",
@@ -61,8 +65,18 @@ def test_keys_counts_and_rows_are_exact_if_workers_restart(
     # Each row contains only gradients of its current key, not of earlier keys
     # of the row.
     assert set(found["stream_rows"]) <= {0.0, -RATE}
-    assert found["num_reported"] == stream["num_evicted"]
+    # `on_evict` is called for each table with the vocabulary.
+    owned = ["stream", "stream_2"] if shared else ["stream"]
+    assert found["num_reported"] == dict.fromkeys(owned, stream["num_evicted"])
     assert set(found["reported_rows"]) <= {0.0, -RATE}
+    if shared:
+        # A key has the same number of updates in both tables.
+        assert found["shared_rows"]["words_2"] == [
+            [-2 * RATE * done] * 2,
+            [-RATE * done] * 2,
+        ]
+        rows = found["shared_rows"]["stream_2"]
+        assert {value for row in rows for value in row} <= {0.0, -RATE}
     assert found["deltas_are_equal"]
     assert found["num_deltas"] == done // (4 * steps)
     # The coordinator and each server have written a part.

@@ -420,25 +420,38 @@ def tables_in_layers(strategy):
     ]
 
 
-def key_model(strategy=None):
-    """Returns a model in which both types of layers have open vocabularies."""
+def key_model(strategy=None, steps_per_execution=1):
+    """Returns a model in which both types of layers have open vocabularies.
+
+    Two tables of the `TPUEmbedding` layer share a vocabulary.
+    """
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
             "b": keras.Input([3], dtype="int64", name="b"),
         }
-        table = tpu.TableConfig(
-            64,
-            4,
-            combiner="mean",
-            name="t",
-            initializer=tf.random_uniform_initializer(-1.0, 1.0),
-        )
+        features = {
+            feature: tpu.FeatureConfig(
+                tpu.TableConfig(
+                    64,
+                    dim,
+                    combiner="mean",
+                    name=table,
+                    initializer=tf.random_uniform_initializer(-1.0, 1.0),
+                ),
+                name=feature,
+            )
+            for feature, table, dim in [("wide", "w", 1), ("a", "t", 4)]
+        }
         layer = layers.TPUEmbedding(
-            {"a": tpu.FeatureConfig(table, name="a")},
+            features,
             tpu.Adagrad(0.3),
-            vocabularies={"t": tlm.OpenVocabulary(64, unknown="row")},
+            vocabularies={
+                "t": tlm.OpenVocabulary(64, unknown="row"),
+                "w": "t",
+            },
         )
+        found = layer({"a": inputs["a"], "wide": inputs["a"][:, :1]})
         words = layers.ShardedEmbedding(
             tlm.OpenVocabulary(64, min_count=2, admission="count"),
             4,
@@ -450,12 +463,15 @@ def key_model(strategy=None):
         built = keras.Model(
             inputs,
             keras.layers.Dense(1, kernel_initializer="ones")(
-                keras.layers.Concatenate()(
-                    [layer({"a": inputs["a"]})["a"], rows]
-                )
+                keras.layers.Concatenate()([found["a"], found["wide"], rows])
             ),
         )
-        built.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        built.compile(
+            keras.optimizers.SGD(0.1),
+            "mse",
+            metrics=["mae"],
+            steps_per_execution=steps_per_execution,
+        )
     built.key_layers = layer, words
     return built
 
@@ -463,10 +479,14 @@ def key_model(strategy=None):
 def key_parts(built):
     """Returns the keys and rows of both layers, and the dense weights."""
     found = []
+    tables = {
+        config.name: rows
+        for config, rows in built.key_layers[0].embedding_tables.items()
+    }
     for vocabulary, rows in [
-        (
-            built.key_layers[0].embedding.vocabularies["t"],
-            next(iter(built.key_layers[0].embedding_tables.values())),
+        *(
+            (built.key_layers[0].embedding.vocabularies[name], rows)
+            for name, rows in tables.items()
         ),
         (built.key_layers[1].vocabulary, built.key_layers[1].embeddings),
     ]:
@@ -498,6 +518,9 @@ def keys_in_layers(strategy):
     )
     expected, logs, predicted = HOST[4]
     trained = same(key_parts(built), expected)
+    in_one = key_model(strategy, steps_per_execution=3)
+    in_one.fit(datasets(), epochs=2, verbose=0)
+    trained += same(key_parts(in_one), expected)
     built.save_weights(FOLDER / "keys_of_servers.weights.h5")
     alone, again = key_model(), key_model(strategy)
     alone.load_weights(FOLDER / "keys_of_servers.weights.h5")

@@ -154,27 +154,13 @@ def check_restores(
       counts: `[num_replicas]` int64 number of restores of each replica.
       num_local: Number of replicas of each process.
     """
-    is_other = counts != counts[0]
-    other = tf.argmax(is_other)
-    text = tf.strings.as_string
-    check = tf.debugging.Assert(
-        ~tf.reduce_any(is_other),
-        [
-            tf.strings.join(
-                [
-                    "A checkpoint must be restored in all processes; otherwise "
-                    "their tables differ. Process 0 has restored ",
-                    text(counts[0]),
-                    " times, process ",
-                    text(other // num_local),
-                    " ",
-                    text(tf.gather(counts, other)),
-                    " times.",
-                ]
-            )
-        ],
+    return _check_counts(
+        counts,
+        num_local,
+        "A checkpoint must be restored in all processes; otherwise their "
+        "tables differ. Process 0 has restored ",
+        " times",
     )
-    return [] if check is None else [check]
 
 
 def check_updates(counts: tf.Tensor) -> list[tf.Operation]:
@@ -186,6 +172,28 @@ def check_updates(counts: tf.Tensor) -> list[tf.Operation]:
     Args:
       counts: `[num_processes]` int64 number of updates of each process.
     """
+    return _check_counts(
+        counts,
+        1,
+        "The pending pipelined update must be applied in all processes; "
+        "otherwise a step looks up rows of different steps. Call `flush` in "
+        "all processes, and read `embedding_tables` in all processes or in "
+        "none. Process 0 has applied ",
+        " updates",
+    )
+
+
+def _check_counts(
+    counts: tf.Tensor, num_local: int, message: str, unit: str
+) -> list[tf.Operation]:
+    """Returns a check that all counts are equal.
+
+    Args:
+      counts: `[num_replicas]` counts of the replicas.
+      num_local: Number of replicas of each process.
+      message: Text before the count of the first process.
+      unit: Text after each count.
+    """
     is_other = counts != counts[0]
     other = tf.argmax(is_other)
     text = tf.strings.as_string
@@ -194,17 +202,13 @@ def check_updates(counts: tf.Tensor) -> list[tf.Operation]:
         [
             tf.strings.join(
                 [
-                    "The pending pipelined update must be applied in all "
-                    "processes; otherwise a step looks up rows of different "
-                    "steps. Call `flush` in all processes, and read "
-                    "`embedding_tables` in all processes or in none. Process 0 "
-                    "has applied ",
+                    message,
                     text(counts[0]),
-                    " updates, process ",
-                    text(other),
+                    f"{unit}, process ",
+                    text(other // num_local),
                     " ",
                     text(tf.gather(counts, other)),
-                    " updates.",
+                    f"{unit}.",
                 ]
             )
         ],
