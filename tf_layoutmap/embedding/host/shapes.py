@@ -445,7 +445,7 @@ class StepShapes:
           ValueError: If the number of samples is unknown because another
             function dequeued the step.
         """
-        shape = self._activation_shape(index).as_list()
+        shape: list[Any] = self._activation_shape(index).as_list()
         if shape[0] is None:
             graph, num_samples = self._dequeued.get(replica, (None, None))
             if num_samples is None or not _is_reachable(graph):
