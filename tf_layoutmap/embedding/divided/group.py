@@ -5,6 +5,9 @@ collectives, which are not part of the public strategy API. The all-to-all
 collective requires blocks of equal size. Therefore `Group` pads all blocks to
 the size of the largest block, and its callers exchange the sizes first.
 
+No collective has a timeout. For each collective with a timeout, TensorFlow
+starts a thread that sleeps until the timeout, also if the collective has ended.
+
 `RowTransfer` sends rows of sharded tables to the first process or to all
 processes, outside of steps.
 """
@@ -21,11 +24,6 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.sharded.routing.checks import known_size
-
-# Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, the other processes detect the closed
-# connection before the timeout.
-TIMEOUT_SECONDS = 600
 
 _INT32 = (tf.uint32, tf.int32)
 
@@ -89,7 +87,6 @@ class Group:
         with tf.device(tf_private.device_of_collectives(launcher)):
             return tf_private.all_gather(
                 tensor,
-                timeout=TIMEOUT_SECONDS,
                 **tf_private.collective_arguments(launcher),
             )
 
@@ -108,13 +105,10 @@ class Group:
         del arguments["ordering_token"]
         with tf.device(tf_private.device_of_collectives(launcher)):
             if self.rank == source:
-                return tf_private.broadcast_send(
-                    tensor, timeout=TIMEOUT_SECONDS, **arguments
-                )
+                return tf_private.broadcast_send(tensor, **arguments)
             return tf_private.broadcast_recv(
                 tensor.shape,
                 tensor.dtype,
-                timeout=TIMEOUT_SECONDS,
                 **arguments,
             )
 
@@ -149,7 +143,6 @@ class Group:
         with tf.device(tf_private.device_of_collectives(launcher)):
             received = tf_private.all_to_all(
                 padded,
-                timeout=TIMEOUT_SECONDS,
                 **tf_private.collective_arguments(launcher),
             )
         received = tf.ensure_shape(received, [self.size, None])

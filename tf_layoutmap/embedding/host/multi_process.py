@@ -98,28 +98,19 @@ def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
     return found
 
 
-# Timeout of collectives. A process can wait this long while another process
-# writes a checkpoint. If a process dies, the other processes detect the closed
-# connection before the timeout.
-TIMEOUT_SECONDS = 600
-
 # Number of values that describe the input of one feature in a message. The
 # values are the form (0 for dense, 1 for ragged, 2 for sparse), the kind of the
 # ids, and the numbers of ids, splits, weights and samples.
 _NUM_SIZES = 6
 
 
-def collective_options() -> tf.distribute.experimental.CommunicationOptions:
-    """Returns options of collective operations that set the timeout."""
-    return tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=TIMEOUT_SECONDS
-    )
-
-
 def all_gather(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values of all replicas, concatenated along axis 0."""
-    context = tf.distribute.get_replica_context()
-    return context.all_gather(values, axis=0, options=collective_options())
+    """Returns the values of all replicas, concatenated along axis 0.
+
+    The collective has no timeout. With a timeout, TensorFlow would start a
+    thread that sleeps until the timeout, also if the collective has ended.
+    """
+    return tf.distribute.get_replica_context().all_gather(values, axis=0)
 
 
 def _size(tensor: tf.Tensor) -> tf.Tensor:
@@ -484,7 +475,6 @@ def broadcast_initial_values(
             return context.all_reduce(
                 tf.distribute.ReduceOp.SUM,
                 tf.where(is_first, rows, tf.zeros_like(rows)),
-                options=collective_options(),
             )
 
         return strategy.experimental_local_results(strategy.run(of_replica))[0]
