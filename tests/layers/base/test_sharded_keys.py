@@ -12,7 +12,11 @@ from tests.matrix.runtimes import tensors_in
 
 # The processes run all cases of a Keras version.
 DEADLINE_SECONDS = 900
-LIBRARIES = ("keras", "tf_keras")
+# Each Keras version takes several minutes.
+LIBRARIES = (
+    "keras",
+    pytest.param("tf_keras", marks=pytest.mark.exhaustive),
+)
 
 
 def run(folder, library, count, *names):
@@ -47,6 +51,12 @@ def check_same(folder, name, count):
     return results_of(folder, name, program.SHARDED)
 
 
+def check_saved(value, saved, name):
+    """Checks a value bitwise; numpy files do not store the type bfloat16."""
+    assert value.shape == saved.shape, name
+    assert value.tobytes() == saved.tobytes(), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in program.CASES if name != "folded"]
@@ -67,6 +77,7 @@ def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
     names = ("fit", "several_calls", "evict", "early_stopping")
@@ -110,9 +121,7 @@ def test_a_keras_file_of_each_process_contains_all_rows(worker, two_processes):
     path = str(folder / f"loaded_{worker}")
     tf.train.Checkpoint(it=model.get_layer("tables").embedding).write(path)
     for name, value in tensors_in(path).items():
-        np.testing.assert_array_equal(
-            value, expected[f"values/{name}"], err_msg=name
-        )
+        check_saved(value, expected[f"values/{name}"], name)
 
 
 @pytest.mark.slow
@@ -126,7 +135,7 @@ def test_a_weight_file_of_each_process_contains_all_rows(worker, two_processes):
         folder / "weight_file sharded" / f"worker_{worker}/model.weights.h5"
     )
     for name, value in one.values().items():
-        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+        check_saved(value, expected[name], name)
 
 
 @pytest.mark.slow
