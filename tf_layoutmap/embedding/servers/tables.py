@@ -254,7 +254,8 @@ class ServerTables:
           each table.
         """
         devices = []
-        # By the name of the table that owns the vocabulary of a table.
+        # Maps the name of the table that owns a vocabulary to the servers of
+        # all tables that use this vocabulary.
         servers_of: dict[str, Sequence[int]] = {}
 
         def place(
