@@ -206,13 +206,14 @@ activations: As in `DequeueStep`.
 
 REGISTER_OP("LayoutMap>FoldGradients")
     .Input("plan: variant")
-    .Input("fetched: num_servers * uint8")
+    .Input("fetched: num_fetched * uint8")
     .Input("gradients: num_features * float")
     .Input("hyperparameters: num_tables * float")
     .Input("token: int64")
     .Input("next: num_next * uint8")
     .Output("requests: num_servers * uint8")
     .Attr("num_servers: int >= 1")
+    .Attr("num_fetched: int >= 0")
     .Attr("num_features: int >= 1")
     .Attr("num_tables: int >= 1")
     .Attr("num_next: int >= 0")
@@ -223,7 +224,9 @@ REGISTER_OP("LayoutMap>FoldGradients")
 Sums the gradients of each unique row of a batch.
 
 plan: Output of `PlanStep`.
-fetched: For each server, the output of `FetchServerRows`.
+fetched: For each server, the output of `FetchServerRows`, or its first 8 bytes.
+  Empty if the rows were read in another way; the update then counts the
+  staleness 0.
 gradients: Gradients of the activations, with the same shapes.
 hyperparameters: Hyperparameters of each table, in the order that its optimizer
   defines.
@@ -238,6 +241,21 @@ requests: For each server, first the epoch, number, attempt and the number of
   applies one step per contribution. With `next`, each output is a request of
   `ApplyAndFetchRows`: the size of this message (8 bytes), the message, zeros up
   to a multiple of 8 bytes, and the request of the later batch.
+)doc");
+
+REGISTER_OP("LayoutMap>BundleRequests")
+    .Input("requests: num_requests * uint8")
+    .Output("bundle: uint8")
+    .Attr("num_requests: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      return SetShape(c, "bundle", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Joins requests to several embeddings on the same server to one tensor.
+
+requests: The requests, each one a vector.
+bundle: The size of each request (8 bytes each). Then the requests, each
+  followed by zeros up to a multiple of 8 bytes.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyRows")
@@ -256,6 +274,30 @@ server: Output of `CreateServer`.
 request: Output of `FoldGradients`.
 is_new: False if the closure was already applied. In this case the op changes
   nothing.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyRowsOfBundle")
+    .Input("servers: num_embeddings * resource")
+    .Input("bundle: uint8")
+    .Output("is_new: bool")
+    .Attr("num_embeddings: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t num_embeddings;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_embeddings", &num_embeddings));
+      return SetShape(c, "is_new", c->Vector(num_embeddings));
+    })
+    .Doc(R"doc(
+Updates rows of several embeddings on a server, as `ApplyRows` does for one.
+
+The embeddings are updated one after the other. If a request is not valid for
+its embedding, the op changes nothing. If an update fails for another reason,
+for example because a variable is not initialized, the earlier updates remain.
+
+servers: For each embedding, the output of `CreateServer` on this server.
+bundle: Output of `BundleRequests` for one request of `FoldGradients` per
+  embedding.
+is_new: As in `ApplyRows`, for each embedding.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyAndFetchRows")

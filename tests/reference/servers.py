@@ -152,6 +152,14 @@ def joined(apply: np.ndarray, fetch: np.ndarray) -> np.ndarray:
     )
 
 
+def bundle(requests: list[np.ndarray]) -> np.ndarray:
+    """Returns a message with requests to several embeddings of a server."""
+    return as_tensor(
+        np.array([len(one) for one in requests], np.int64).tobytes(),
+        *(one.tobytes() + bytes(-len(one) % 8) for one in requests),
+    )
+
+
 def as_tensor(*parts: bytes) -> np.ndarray:
     """Concatenates the parts of a message to a uint8 array."""
     return np.frombuffer(b"".join(parts), np.uint8)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import checks
+from tf_layoutmap.embedding.servers import bundles
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
@@ -105,14 +106,18 @@ class StepBody:
 
     def _call_step(self, batch: Any) -> Any:
         if self._condition is None:
-            return self._strategy.run(self._step, args=(batch,))
+            return self._run_step(batch)
         # The condition is outside `strategy.run`, because TensorFlow cannot
         # update variables in a condition inside `strategy.run`.
         return tf.cond(
             self._condition(),
-            lambda: self._strategy.run(self._step, args=(batch, True)),
-            lambda: self._strategy.run(self._step, args=(batch, False)),
+            lambda: self._run_step(batch, True),
+            lambda: self._run_step(batch, False),
         )
+
+    def _run_step(self, *args: Any) -> Any:
+        with bundles.bundled():
+            return self._strategy.run(self._step, args=args)
 
     def read(self, result: np.ndarray) -> list[StepResult]:
         """Converts the vector that a closure returned to results of steps."""

@@ -11,12 +11,17 @@ from absl import logging
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.servers import (
+    bundles,
     closures,
     prefetching,
     resource_order,
 )
 
-_APPLY = ("LayoutMap>ApplyRows", "LayoutMap>ApplyAndFetchRows")
+_APPLY = (
+    "LayoutMap>ApplyRows",
+    "LayoutMap>ApplyRowsOfBundle",
+    "LayoutMap>ApplyAndFetchRows",
+)
 
 # If a CancelledError contains this text, TensorFlow's coordinator runs the
 # closure again, without a limit.
@@ -114,12 +119,20 @@ class StepClosure:
         # trace has the order of the program.
         self._joins_calls = True
         self._is_ordered = True
+        # The same for updates of several embeddings that are bundled. A read
+        # that misses updates needs one op per update.
+        self._bundles_updates = not prefetch_steps
+        self._is_bundle_ordered = True
 
         def step(iterator, epoch_and_number, joins_calls=False):
             state = closures.begin(
-                epoch_and_number, prefetch_steps, joins_calls=joins_calls
+                epoch_and_number,
+                prefetch_steps,
+                joins_calls=joins_calls,
+                bundles_updates=self._bundles_updates,
             )
-            result = body(iterator)
+            with bundles.bundled():
+                result = body(iterator)
             self._record_trace(state)
             return result
 
@@ -239,19 +252,22 @@ class StepClosure:
         """Returns the concrete function.
 
         If updates that are joined with later reads do not have the order of the
-        program, traces the function again without joined calls.
+        program, traces the function again without joined calls. Does the same
+        for bundled updates.
         """
         while True:
-            self._is_ordered = True
+            self._is_ordered = self._is_bundle_ordered = True
             traced = tf_private.trace_for_workers(
                 self._coordinator, tf.function(function), iterator, numbers
             )
-            if not self._joins_calls or (
+            joins_calls = self._joins_calls and (
                 self._is_ordered
                 and not resource_order.uses_variables(traced.graph)
-            ):
+            )
+            if joins_calls == self._joins_calls and self._is_bundle_ordered:
                 return traced
-            self._joins_calls = False
+            self._joins_calls = joins_calls
+            self._bundles_updates &= self._is_bundle_ordered
 
     def _make_call(
         self, traced: Any, remote: list[Any] | None
@@ -333,6 +349,7 @@ class StepClosure:
         """Checks and stores the state after a trace of a step."""
         _check_tokens(state)
         self._is_ordered &= not state.has_conflict
+        self._is_bundle_ordered &= not state.has_bundle_conflict
         # Duplicates are removed, because a step may contain several
         # `apply_gradients` of the same embedding, for example in branches. All
         # traces of the step use the same embeddings.

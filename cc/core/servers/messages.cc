@@ -191,11 +191,15 @@ namespace {
 
 constexpr int64_t kJoinedHeader = sizeof(int64_t);
 
+// Returns the size of a message with the zeros that follow it.
+int64_t PaddedBytes(int64_t num_bytes) {
+  constexpr int64_t kAlignment = sizeof(int64_t);
+  return (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 // Returns the offset of the `fetch` message in a `joined` message.
 int64_t OffsetOfFetch(int64_t apply_bytes) {
-  constexpr int64_t kAlignment = sizeof(int64_t);
-  return kJoinedHeader +
-         (apply_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return kJoinedHeader + PaddedBytes(apply_bytes);
 }
 
 }  // namespace
@@ -227,6 +231,49 @@ Status JoinedMessage::Read(Span<const uint8_t> bytes) {
   apply = {bytes.data() + kJoinedHeader, apply_bytes};
   fetch = Skip(bytes, OffsetOfFetch(apply_bytes));
   return Status();
+}
+
+int64_t BundleBytes(const std::vector<Span<const uint8_t>>& messages) {
+  int64_t size = 0;
+  for (const Span<const uint8_t>& message : messages) {
+    size += sizeof(int64_t) + PaddedBytes(message.size());
+  }
+  return size;
+}
+
+void WriteBundle(const std::vector<Span<const uint8_t>>& messages,
+                 uint8_t* bytes) {
+  for (const Span<const uint8_t>& message : messages) {
+    bytes = Put(static_cast<int64_t>(message.size()), bytes);
+  }
+  for (const Span<const uint8_t>& message : messages) {
+    uint8_t* const end = std::copy(message.begin(), message.end(), bytes);
+    bytes += PaddedBytes(message.size());
+    std::fill(end, bytes, uint8_t{0});
+  }
+}
+
+Status ReadBundle(Span<const uint8_t> bytes, int64_t num_messages,
+                  std::vector<Span<const uint8_t>>* messages) {
+  messages->clear();
+  const int64_t header = num_messages * sizeof(int64_t);
+  int64_t offset = header;
+  for (int64_t i = 0; i < num_messages && offset <= bytes.size(); ++i) {
+    const auto size = ReadValue<int64_t>(bytes.data() + i * sizeof(int64_t));
+    const int64_t rest = bytes.size() - offset;
+    // The comparison with `rest` prevents an overflow in `PaddedBytes`.
+    if (size < 0 || size > rest || PaddedBytes(size) > rest) break;
+    messages->emplace_back(bytes.data() + offset, size);
+    offset += PaddedBytes(size);
+  }
+  if (static_cast<int64_t>(messages->size()) == num_messages &&
+      offset == bytes.size()) {
+    return Status();
+  }
+  return InvalidArgument(
+      "`request` must contain the sizes of " + to_string(num_messages) +
+      " messages, followed by the messages. Received: " +
+      to_string(bytes.size()) + " bytes, which do not match the sizes");
 }
 
 }  // namespace layoutmap

@@ -30,6 +30,12 @@
 //   * An `apply` message, followed by zeros up to a multiple of 8 bytes.
 //   * A `fetch` message.
 //
+// A `bundle` contains messages to several embeddings on the same server, in
+// this order:
+//
+//   * The size of each message in bytes (8 bytes each).
+//   * The messages, each followed by zeros up to a multiple of 8 bytes.
+//
 // The values of rows and gradients are float32 or bfloat16, depending on the
 // configuration of the worker. Hyperparameters are float32. All values have the
 // byte order of the processor and are aligned, so that the code can read them
@@ -51,6 +57,9 @@ namespace layoutmap {
 
 // Offset of the row values in a `fetched` message, in bytes.
 constexpr int64_t kFetchedHeader = 8;
+// The number of updates in an update whose rows were read in another way. The
+// server then counts the staleness 0.
+constexpr int64_t kUnknownNumUpdates = -1;
 
 void WriteNumUpdates(int64_t num_updates, uint8_t* header);
 int64_t ReadNumUpdates(const uint8_t* header);
@@ -146,6 +155,16 @@ struct JoinedMessage {
 
   Status Read(Span<const uint8_t> bytes);
 };
+
+// Returns the size in bytes of a `bundle`.
+int64_t BundleBytes(const std::vector<Span<const uint8_t>>& messages);
+// Writes a `bundle` of `BundleBytes(messages)` bytes.
+void WriteBundle(const std::vector<Span<const uint8_t>>& messages,
+                 uint8_t* bytes);
+// Finds the messages in a `bundle` that a server has received. Returns an error
+// if the bundle does not contain `num_messages` messages.
+Status ReadBundle(Span<const uint8_t> bytes, int64_t num_messages,
+                  std::vector<Span<const uint8_t>>* messages);
 
 }  // namespace layoutmap
 

@@ -184,6 +184,53 @@ TEST(MessagesTest, JoinedMessagesWithWrongSizesAreRejected) {
   }
 }
 
+std::vector<uint8_t> Bundle(const std::vector<std::vector<uint8_t>>& parts) {
+  const std::vector<Span<const uint8_t>> messages(parts.begin(), parts.end());
+  std::vector<uint8_t> bytes(BundleBytes(messages), 77);
+  WriteBundle(messages, bytes.data());
+  return bytes;
+}
+
+TEST(MessagesTest, BundlesAreReadAsWritten) {
+  for (int count = 1; count < 5; ++count) {
+    for (int first = 0; first < 20; ++first) {
+      std::vector<std::vector<uint8_t>> parts;
+      for (int i = 0; i < count; ++i) parts.emplace_back(first + 3 * i, i + 1);
+      const std::vector<uint8_t> bytes = Bundle(parts);
+      EXPECT_EQ(std::count(bytes.begin(), bytes.end(), 77), 0);
+      std::vector<Span<const uint8_t>> found;
+      ASSERT_EQ(ReadBundle(bytes, count, &found).message(), "");
+      ASSERT_EQ(found.size(), parts.size());
+      for (int i = 0; i < count; ++i) {
+        EXPECT_EQ(std::vector<uint8_t>(found[i].begin(), found[i].end()),
+                  parts[i]);
+        EXPECT_EQ((found[i].data() - bytes.data()) % 8, 0);
+      }
+      EXPECT_FALSE(ReadBundle(bytes, count + 1, &found).ok());
+      EXPECT_FALSE(ReadBundle(bytes, count - 1, &found).ok());
+    }
+  }
+}
+
+TEST(MessagesTest, BundlesWithWrongSizesAreRejected) {
+  std::vector<uint8_t> bytes = Bundle({{1, 2, 3}, {}, {4}});
+  std::vector<Span<const uint8_t>> found;
+  ASSERT_EQ(ReadBundle(bytes, 3, &found).message(), "");
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(
+        ReadBundle({bytes.data(), static_cast<int64_t>(size)}, 3, &found).ok())
+        << size;
+  }
+  for (int place = 0; place < 3; ++place) {
+    std::vector<uint8_t> changed = bytes;
+    for (const int64_t size :
+         {int64_t{-1}, int64_t{17}, INT64_MAX, INT64_MIN}) {
+      std::memcpy(changed.data() + 8 * place, &size, sizeof(size));
+      EXPECT_FALSE(ReadBundle(changed, 3, &found).ok()) << size;
+    }
+  }
+}
+
 TEST(MessagesTest, TheNumberOfUpdatesIsReadAsWritten) {
   uint8_t header[kFetchedHeader];
   for (const int64_t count : {int64_t{0}, int64_t{0x7fc00001ffc00001}}) {

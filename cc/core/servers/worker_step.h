@@ -83,7 +83,8 @@ class WorkerStep {
 
   // Sums the gradients of each unique row in the same order as the host engine,
   // and writes one update per server. `fetched` contains the responses of the
-  // servers.
+  // servers, or the first `kFetchedHeader` bytes of each response. If `fetched`
+  // is empty, the number of updates before the step is unknown.
   Status Fold(const BatchGradients& gradients,
               const std::vector<Span<const uint8_t>>& fetched,
               const ClosureToken& token, const RowKernels& kernels,

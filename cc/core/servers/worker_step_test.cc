@@ -175,8 +175,32 @@ class ServersTest : public testing::TestWithParam<std::vector<int32_t>> {
     EXPECT_TRUE(step->Fold(given, fetched, {1, 4, 9}, kernels_, UnevenFor(3),
                            Into(&requests))
                     .ok());
+    ExpectNoRowsAreRequired(*step, given, fetched, requests);
     for (int32_t s = 0; s < 3; ++s) Apply(s, requests[s]);
     return found;
+  }
+
+  // Compares updates with updates that were computed without fetched rows.
+  void ExpectNoRowsAreRequired(const WorkerStep& step,
+                               const BatchGradients& gradients,
+                               std::vector<Span<const uint8_t>> fetched,
+                               const std::vector<Bytes>& expected) const {
+    constexpr size_t kPlace = ApplyHeader::kNumBytes - sizeof(int64_t);
+    std::vector<Bytes> requests(expected.size());
+    for (Span<const uint8_t>& one : fetched) one = {one.data(), kFetchedHeader};
+    EXPECT_TRUE(step.Fold(gradients, fetched, {1, 4, 9}, kernels_, UnevenFor(3),
+                          Into(&requests))
+                    .ok());
+    EXPECT_EQ(requests, expected);
+    EXPECT_TRUE(step.Fold(gradients, {}, {1, 4, 9}, kernels_, UnevenFor(3),
+                          Into(&requests))
+                    .ok());
+    for (size_t s = 0; s < expected.size(); ++s) {
+      Bytes with_number = expected[s];
+      std::memcpy(with_number.data() + kPlace, &kUnknownNumUpdates,
+                  sizeof(kUnknownNumUpdates));
+      EXPECT_EQ(requests[s], with_number);
+    }
   }
 
   static Allocate Into(std::vector<Bytes>* requests) {

@@ -50,7 +50,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class FetchKeysOp : public ServerOp {
+class FetchKeysOp : public ServerOp<ServerStateOp> {
  public:
   using ServerOp::ServerOp;
 

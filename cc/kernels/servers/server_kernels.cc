@@ -103,9 +103,9 @@ class FetchRowsOp : public PiecesOp {
 };
 
 // Base class of the ops that read or update the rows of a server.
-class RowsOp : public ServerOp {
+class RowsOp : public ServerStateOp {
  public:
-  using ServerOp::ServerOp;
+  using ServerStateOp::ServerStateOp;
 
  protected:
   absl::Status FetchFrom(OpKernelContext* ctx, const ServerResource& server,
@@ -116,11 +116,20 @@ class RowsOp : public ServerOp {
                  shards, message);
   }
 
+  // Allocates the output `is_new`.
+  static absl::Status AllocateFlags(OpKernelContext* ctx,
+                                    const TensorShape& shape, bool** is_new) {
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output("is_new", shape, &output));
+    *is_new = output->flat<bool>().data();
+    return absl::OkStatus();
+  }
+
   // Applies the update in the request, unless it was already applied. All
   // checks run before the first change, so that a request that fails changes
-  // nothing.
+  // nothing. Sets `is_new` to false if the update was already applied.
   absl::Status ApplyTo(OpKernelContext* ctx, const ServerResource& server,
-                       Span<const uint8_t> request) const {
+                       Span<const uint8_t> request, bool* is_new) const {
     LockedShards shards;
     shards.Lock(server.variables().apply_rows, LockedShards::Mode::kExclusive);
     TF_RETURN_IF_ERROR(server.CheckNotRetired());
@@ -161,14 +170,13 @@ class RowsOp : public ServerOp {
     std::vector<PieceUpdate> updates;
     TF_RETURN_IF_ERROR(
         ToTf(ReadUpdates(server.pieces(), message, values, &updates)));
+    *is_new = !is_repeated;
     if (is_repeated) {
-      TF_RETURN_IF_ERROR(SetScalar(ctx, "is_new", false));
       closures.Repeat();
       return absl::OkStatus();
     }
     std::vector<int64_t*> counts;
     TF_RETURN_IF_ERROR(MakeViews(ctx, server, &shards, &updates, &counts));
-    TF_RETURN_IF_ERROR(SetScalar(ctx, "is_new", true));
     ApplyUpdates(server.pieces(), updates, server.settings().rounding_seed,
                  RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
     for (size_t p = 0; p < message.rows.size(); ++p) {
@@ -225,9 +233,9 @@ class RowsOp : public ServerOp {
   }
 };
 
-class FetchServerRowsOp : public RowsOp {
+class FetchServerRowsOp : public ServerOp<RowsOp> {
  public:
-  using RowsOp::RowsOp;
+  using ServerOp::ServerOp;
 
  private:
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
@@ -238,20 +246,60 @@ class FetchServerRowsOp : public RowsOp {
   }
 };
 
-class ApplyRowsOp : public RowsOp {
+class ApplyRowsOp : public ServerOp<RowsOp> {
  public:
-  using RowsOp::RowsOp;
+  using ServerOp::ServerOp;
 
  private:
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
                      Span<const uint8_t> request) override {
-    return ApplyTo(ctx, server, request);
+    bool* is_new;
+    TF_RETURN_IF_ERROR(AllocateFlags(ctx, TensorShape({}), &is_new));
+    return ApplyTo(ctx, server, request, is_new);
   }
 };
 
-class ApplyAndFetchRowsOp : public RowsOp {
+class ApplyRowsOfBundleOp : public RowsOp {
  public:
   using RowsOp::RowsOp;
+
+ private:
+  void Run(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ApplyAll(ctx));
+  }
+
+  absl::Status ApplyAll(OpKernelContext* ctx) const {
+    tensorflow::OpInputList handles;
+    AlignedBytes bundle;
+    std::vector<Span<const uint8_t>> requests;
+    TF_RETURN_IF_ERROR(ctx->input_list("servers", &handles));
+    TF_RETURN_IF_ERROR(bundle.Get(ctx, "bundle"));
+    TF_RETURN_IF_ERROR(
+        ToTf(ReadBundle(bundle.bytes(), handles.size(), &requests)));
+    std::vector<ServerPtr> servers(requests.size());
+    // All requests are checked before the first update, so that a request that
+    // is not valid changes nothing.
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Tensor& handle = handles[static_cast<int>(i)];
+      TF_RETURN_IF_ERROR(CheckRank("servers", handle, 0));
+      TF_RETURN_IF_ERROR(LookUpServer(ctx, handle, &servers[i]));
+      TF_RETURN_IF_ERROR(servers[i]->CheckNotRetired());
+      ApplyMessage message;
+      TF_RETURN_IF_ERROR(ToTf(message.Read(requests[i], servers[i]->sizes())));
+    }
+    bool* is_new;
+    TF_RETURN_IF_ERROR(
+        AllocateFlags(ctx, TensorShape({handles.size()}), &is_new));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      TF_RETURN_IF_ERROR(ApplyTo(ctx, *servers[i], requests[i], is_new + i));
+    }
+    return absl::OkStatus();
+  }
+};
+
+class ApplyAndFetchRowsOp : public ServerOp<RowsOp> {
+ public:
+  using ServerOp::ServerOp;
 
  private:
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
@@ -262,7 +310,9 @@ class ApplyAndFetchRowsOp : public RowsOp {
     // The rows are checked before the update, so that a request that fails
     // changes nothing.
     TF_RETURN_IF_ERROR(ToTf(fetch.Read(joined.fetch, server.sizes())));
-    TF_RETURN_IF_ERROR(ApplyTo(ctx, server, joined.apply));
+    bool* is_new;
+    TF_RETURN_IF_ERROR(AllocateFlags(ctx, TensorShape({}), &is_new));
+    TF_RETURN_IF_ERROR(ApplyTo(ctx, server, joined.apply, is_new));
     return FetchFrom(ctx, server, fetch);
   }
 };
@@ -270,6 +320,7 @@ class ApplyAndFetchRowsOp : public RowsOp {
 LM_REGISTER_KERNEL("FetchRows", FetchRowsOp);
 LM_REGISTER_KERNEL("FetchServerRows", FetchServerRowsOp);
 LM_REGISTER_KERNEL("ApplyRows", ApplyRowsOp);
+LM_REGISTER_KERNEL("ApplyRowsOfBundle", ApplyRowsOfBundleOp);
 LM_REGISTER_KERNEL("ApplyAndFetchRows", ApplyAndFetchRowsOp);
 
 }  // namespace

@@ -18,7 +18,6 @@
 #include "cc/core/servers/pieces.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
-#include "cc/kernels/servers/aligned_bytes.h"
 #include "cc/kernels/servers/locked_key_piece.h"
 #include "cc/kernels/servers/pieces_op.h"
 #include "cc/kernels/vocabulary/open_table_specs.h"
@@ -33,16 +32,21 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
 
-ServerOp::ServerOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+ServerStateOp::ServerStateOp(OpKernelConstruction* ctx) : Kernel(ctx) {
   OP_REQUIRES_OK(ctx, OneShard(AppliedClosures::kSize, &applied_partition_));
   OP_REQUIRES_OK(ctx, OneShard(FetchedSteps::kSize, &fetched_partition_));
+}
+
+absl::Status LookUpServer(OpKernelContext* ctx,
+                          const tensorflow::Tensor& handle, ServerPtr* server) {
+  return tensorflow::LookupResource(ctx, handle.scalar<ResourceHandle>()(),
+                                    server);
 }
 
 absl::Status LookUpServer(OpKernelContext* ctx, ServerPtr* server) {
   const tensorflow::Tensor* handle;
   TF_RETURN_IF_ERROR(GetInput(ctx, "server", 0, &handle));
-  return tensorflow::LookupResource(ctx, handle->scalar<ResourceHandle>()(),
-                                    server);
+  return LookUpServer(ctx, *handle, server);
 }
 
 absl::Status GetServer(OpKernelContext* ctx, ServerPtr* server) {
@@ -56,14 +60,6 @@ absl::Status ServerResource::CheckNotRetired() const {
       "A vocabulary of this embedding was resized: functions that were traced "
       "before the resize must be traced again, Keras models must be compiled "
       "again, and a tlm.DeltaWriter must be created again with a new base");
-}
-
-void ServerOp::Run(OpKernelContext* ctx) {
-  ServerPtr server;
-  AlignedBytes request;
-  OP_REQUIRES_OK(ctx, GetServer(ctx, &server));
-  OP_REQUIRES_OK(ctx, request.Get(ctx, "request"));
-  OP_REQUIRES_OK(ctx, RunOn(ctx, *server, request.bytes()));
 }
 
 namespace {

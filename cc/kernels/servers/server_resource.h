@@ -24,8 +24,11 @@
 #include "cc/core/servers/pieces.h"
 #include "cc/kernels/kernel_util.h"
 #include "cc/kernels/locked_shards.h"
+#include "cc/kernels/servers/aligned_bytes.h"
 #include "cc/kernels/servers/server_records.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/op_requires.h"
+#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -118,31 +121,51 @@ class ServerResource : public tensorflow::ResourceBase {
 
 using ServerPtr = tensorflow::core::RefCountPtr<ServerResource>;
 
+// Gets the server of a handle, also if it is retired.
+absl::Status LookUpServer(tensorflow::OpKernelContext* ctx,
+                          const tensorflow::Tensor& handle, ServerPtr* server);
+
 // Gets the server of the input `server`, also if it is retired.
 absl::Status LookUpServer(tensorflow::OpKernelContext* ctx, ServerPtr* server);
 
 // Gets the server of the input `server`, and calls `CheckNotRetired`.
 absl::Status GetServer(tensorflow::OpKernelContext* ctx, ServerPtr* server);
 
-// Base class of ops with the inputs `server` and `request`.
-class ServerOp : public Kernel {
+// Base class of ops that use the state of servers.
+class ServerStateOp : public Kernel {
  public:
-  explicit ServerOp(tensorflow::OpKernelConstruction* ctx);
+  explicit ServerStateOp(tensorflow::OpKernelConstruction* ctx);
+
+ protected:
+  // Partitions with one shard for the variables `applied` and `fetched_steps`.
+  const RowPartition& applied_partition() const { return applied_partition_; }
+  const RowPartition& fetched_partition() const { return fetched_partition_; }
+
+ private:
+  RowPartition applied_partition_;
+  RowPartition fetched_partition_;
+};
+
+// Base class of ops with the inputs `server` and `request`. `Base` is
+// `ServerStateOp` or a class that is derived from it.
+template <typename Base>
+class ServerOp : public Base {
+ public:
+  using Base::Base;
 
  protected:
   virtual absl::Status RunOn(tensorflow::OpKernelContext* ctx,
                              const ServerResource& server,
                              Span<const uint8_t> request) = 0;
 
-  // Partitions with one shard for the variables `applied` and `fetched_steps`.
-  const RowPartition& applied_partition() const { return applied_partition_; }
-  const RowPartition& fetched_partition() const { return fetched_partition_; }
-
  private:
-  void Run(tensorflow::OpKernelContext* ctx) final;
-
-  RowPartition applied_partition_;
-  RowPartition fetched_partition_;
+  void Run(tensorflow::OpKernelContext* ctx) final {
+    ServerPtr server;
+    AlignedBytes request;
+    OP_REQUIRES_OK(ctx, GetServer(ctx, &server));
+    OP_REQUIRES_OK(ctx, request.Get(ctx, "request"));
+    OP_REQUIRES_OK(ctx, RunOn(ctx, *server, request.bytes()));
+  }
 };
 
 }  // namespace layoutmap

@@ -13,6 +13,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/servers/messages.h"
 #include "cc/core/servers/worker_step.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/steps/engine_config.h"
@@ -121,6 +122,8 @@ class FoldGradientsOp : public Kernel {
     OP_REQUIRES_OK(ctx, GetGradients(ctx, step->config().engine, &gradients));
     OP_REQUIRES_OK(ctx, GetToken(ctx, &token));
     OP_REQUIRES_OK(ctx, requests.GetWithNext(ctx));
+    OP_REQUIRES_OK(ctx, CheckCount("num_servers", step->config().num_servers,
+                                   requests.size()));
     OP_REQUIRES_OK(ctx, requests.Result(step->Fold(
                             gradients, fetched.bytes(), token,
                             RowKernelsFor(CurrentCpuLevel()),
@@ -145,9 +148,30 @@ class FoldGradientsOp : public Kernel {
   }
 };
 
+class BundleRequestsOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(OpKernelContext* ctx) override {
+    OpInputList list;
+    OP_REQUIRES_OK(ctx, ctx->input_list("requests", &list));
+    std::vector<Span<const uint8_t>> requests;
+    for (const Tensor& one : list) {
+      OP_REQUIRES_OK(ctx, CheckRank("requests", one, 1));
+      requests.push_back(View<uint8_t>(one));
+    }
+    Tensor* bundle = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(
+                 "bundle", TensorShape({BundleBytes(requests)}), &bundle));
+    WriteBundle(requests, bundle->flat<uint8_t>().data());
+  }
+};
+
 LM_REGISTER_ID_KERNELS("PlanStep", PlanStepOp);
 LM_REGISTER_KERNEL("CombineRows", CombineRowsOp);
 LM_REGISTER_KERNEL("FoldGradients", FoldGradientsOp);
+LM_REGISTER_KERNEL("BundleRequests", BundleRequestsOp);
 
 }  // namespace
 }  // namespace layoutmap

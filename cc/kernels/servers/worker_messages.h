@@ -74,6 +74,9 @@ class Requests {
     return absl::OkStatus();
   }
 
+  // Returns the number of outputs.
+  int size() const { return list_.size(); }
+
   Allocate allocate() {
     return [this](int32_t server, int64_t size, uint8_t** bytes) {
       const bool is_joined = next_.size() != 0;

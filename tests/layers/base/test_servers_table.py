@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import bundles, closures
 from tf_layoutmap.embedding.spec import optimizer_specs
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
@@ -12,13 +12,17 @@ from tf_layoutmap.sharded import ShardedVariable
 ROWS = np.arange(1, 21, dtype=np.float32).reshape([5, 4])
 
 
-@pytest.fixture
-def table():
+def new_table():
     rule = optimizer_specs.read_optimizer(
         tf.tpu.experimental.embedding.SGD(1.0), table="t"
     )
     shards = [tf.Variable(ROWS[:3]), tf.Variable(ROWS[3:])]
     return tables.ServersTable(ShardedVariable(shards, name="t"), rule)
+
+
+@pytest.fixture
+def table():
+    return new_table()
 
 
 def update(table, ids, value=1.0):
@@ -110,3 +114,126 @@ def test_reads_and_updates_have_the_order_of_the_program(table):
         np.testing.assert_array_equal(before, start)
         np.testing.assert_array_equal(between, once)
         np.testing.assert_array_equal(after, twice)
+
+
+# The numbers of a closure, and the types of the ops that update rows.
+NUMBERS = tf.constant([1, 0], tf.int64)
+ONE, SEVERAL = "LayoutMap>ApplyRows", "LayoutMap>ApplyRowsOfBundle"
+
+
+def traced_bundle(step):
+    """Traces a step whose updates are bundled.
+
+    Returns:
+      The concrete function of a closure, the types of its ops that update rows,
+      and whether its order is wrong.
+    """
+    states = []
+
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.int64)])
+    def closure(numbers):
+        states.append(closures.begin(numbers, bundles_updates=True))
+        with bundles.bundled():
+            return step()
+
+    traced = closure.get_concrete_function()
+    (state,) = states
+    types = [
+        op.type
+        for op in traced.graph.get_operations()
+        if op.type in (ONE, SEVERAL)
+    ]
+    return traced, types, state.has_bundle_conflict
+
+
+def test_updates_of_several_tables_are_one_op():
+    several = [new_table() for _ in range(3)]
+
+    def step():
+        for number, one in enumerate(several):
+            update(one, [number, 4], number + 1.0)
+
+    traced, types, has_conflict = traced_bundle(step)
+    assert types == [SEVERAL]
+    assert not has_conflict
+    for _ in range(2):  # The second call repeats the closure.
+        traced(NUMBERS)
+        for number, one in enumerate(several):
+            expected = ROWS.copy()
+            expected[[number, 4]] -= number + 1
+            np.testing.assert_array_equal(rows_of(one), expected)
+
+
+def test_an_update_of_one_table_is_not_bundled(table):
+    traced, types, has_conflict = traced_bundle(lambda: update(table, [1]))
+    assert types == [ONE]
+    assert not has_conflict
+    traced(NUMBERS)
+    np.testing.assert_array_equal(rows_of(table)[1], ROWS[1] - 1)
+
+
+def test_reads_before_updates_are_no_conflict():
+    several = [new_table() for _ in range(2)]
+
+    def step():
+        found = [one._variable.sparse_read(tf.constant([2])) for one in several]
+        for one in several:
+            update(one, [2])
+        return found
+
+    traced, types, has_conflict = traced_bundle(step)
+    assert types == [SEVERAL]
+    assert not has_conflict
+    for found in traced(NUMBERS):
+        np.testing.assert_array_equal(found, ROWS[2:3])
+    for one in several:
+        np.testing.assert_array_equal(rows_of(one)[2], ROWS[2] - 1)
+
+
+def test_constraints_follow_their_updates():
+    several = [new_table() for _ in range(2)]
+
+    def step():
+        for one in several:
+            update(one, [2])
+            one.constrain(tf.constant([2]), halve)
+
+    traced, _, has_conflict = traced_bundle(step)
+    assert not has_conflict
+    traced(NUMBERS)
+    for one in several:
+        np.testing.assert_array_equal(rows_of(one)[2], (ROWS[2] - 1) / 2)
+
+
+def reads_the_table(one, other):
+    update(one, [1])
+    update(other, [1])
+    return one._variable.read_value()
+
+
+def reads_in_a_branch(one, other):
+    update(one, [1])
+    update(other, [1])
+    return tf.cond(
+        tf.reduce_sum(tf.random.uniform([])) >= 0,
+        one._variable.read_value,
+        lambda: tf.zeros([5, 4]),
+    )
+
+
+def updates_in_a_branch(one, other):
+    update(one, [1])
+    tf.cond(
+        tf.reduce_sum(tf.random.uniform([])) >= 0,
+        lambda: update(other, [1]),
+        lambda: None,
+    )
+
+
+@pytest.mark.parametrize(
+    "step", [reads_the_table, reads_in_a_branch, updates_in_a_branch]
+)
+def test_ops_that_follow_an_update_are_a_conflict(step):
+    several = [new_table() for _ in range(2)]
+    _, _, has_conflict = traced_bundle(lambda: step(*several))
+    assert has_conflict

@@ -347,8 +347,10 @@ def predicts_evaluates_and_exports(strategy):
     return all(map(bool, close))
 
 
-def table_model(strategy=None, optimizer=None, **options):
-    """Returns a model with two tables, one of them with an optimizer."""
+def table_model(
+    strategy=None, optimizer=None, steps_per_execution=1, **options
+):
+    """Returns a model with three tables, two of them with an optimizer."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         inputs = {
             "a": keras.Input([2], dtype="int64", name="a"),
@@ -365,10 +367,11 @@ def table_model(strategy=None, optimizer=None, **options):
                     seed=size
                 ),
                 **options,
-            )(inputs[name])
-            for name, size, table_optimizer in [
-                ("a", 50, tpu.Adagrad(0.3)),
-                ("b", 20, None),
+            )(inputs[feature])
+            for name, feature, size, table_optimizer in [
+                ("a", "a", 50, tpu.Adagrad(0.3)),
+                ("b", "b", 20, None),
+                ("c", "b", 20, tpu.SGD(0.2)),
             ]
         ]
         built = keras.Model(
@@ -377,7 +380,11 @@ def table_model(strategy=None, optimizer=None, **options):
                 keras.layers.Flatten()(keras.layers.Concatenate(axis=1)(rows))
             ),
         )
-        built.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
+        built.compile(
+            optimizer or keras.optimizers.SGD(0.1),
+            "mse",
+            steps_per_execution=steps_per_execution,
+        )
     return built
 
 
@@ -389,6 +396,7 @@ def parts(built):
         layer.optimizer.slots["accumulators"].numpy(),
         np.asarray(layer.optimizer.iterations),
         built.get_layer("table_b").embeddings.numpy(),
+        built.get_layer("table_c").embeddings.numpy(),
         *(one.numpy() for one in built.layers[-1].trainable_weights),
     ]
 
@@ -403,7 +411,9 @@ def one_process_with_tables():
 def tables_in_layers(strategy):
     built = table_model(strategy)
     built.fit(datasets(), epochs=2, verbose=0)
-    trained = same(parts(built), HOST[3])
+    in_one = table_model(strategy, steps_per_execution=4)
+    in_one.fit(datasets(), epochs=2, verbose=0)
+    trained = same(parts(built), HOST[3]) + same(parts(in_one), HOST[3])
     devices = {
         one.device.split("/")[1]
         for one in built.get_layer("table_a").embeddings.variables

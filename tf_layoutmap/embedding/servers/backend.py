@@ -269,14 +269,9 @@ class ServersBackend:
         """
         if isinstance(self._started, key_step_ops.KeyStepOps):
             return self._started.join(batch, followed)
-        plan, requests = self._started.plan(batch)
-        size = tf.int64.size
-        return plan, [
-            tf.concat([first[:size], one[size:]], axis=0)
-            for first, one in zip(
-                followed[0].fetched, self._started.fetch(requests)
-            )
-        ]
+        plan, _ = self._started.plan(batch)
+        # The update requires only the number of updates, not the rows.
+        return plan, [one[: tf.int64.size] for one in followed[0].fetched]
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool

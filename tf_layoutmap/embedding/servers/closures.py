@@ -125,12 +125,18 @@ class Closure:
       has_conflict: Whether an update that should be joined with a later read is
         followed by a call in another function, such as a branch. The order of
         the calls of this trace is wrong.
+      bundles_updates: Whether the updates of several embeddings are bundled;
+        see `bundles`.
+      has_bundle_conflict: Whether an op uses variables of a bundled update
+        after the update. The order of the calls of this trace is wrong.
     """
 
     token: tf.Tensor
     prefetch_steps: int = 0
     joins_calls: bool = False
     has_conflict: bool = False
+    bundles_updates: bool = False
+    has_bundle_conflict: bool = False
     applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
     num_enqueued: int = 0
 
@@ -141,7 +147,11 @@ _ATTRIBUTE = "_tf_layoutmap_closure"
 
 
 def begin(
-    numbers: tf.Tensor, prefetch_steps: int = 0, *, joins_calls: bool = False
+    numbers: tf.Tensor,
+    prefetch_steps: int = 0,
+    *,
+    joins_calls: bool = False,
+    bundles_updates: bool = False,
 ) -> Closure:
     """Begins a step of a closure in the function that is being traced.
 
@@ -153,6 +163,7 @@ def begin(
       prefetch_steps: As for `tlm.ps.Run`.
       joins_calls: As for `Closure`. If True, `prefetching.end_steps` must be
         called after the last step.
+      bundles_updates: As for `Closure`. Must be False with `prefetch_steps`.
     """
     # Each run of the function reads the time once, so the attempt is unique.
     attempt = tf.bitcast(tf.timestamp(), tf.int64)
@@ -162,6 +173,7 @@ def begin(
         ),
         prefetch_steps,
         joins_calls,
+        bundles_updates=bundles_updates,
     )
     setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
     return closure

@@ -93,6 +93,32 @@ def _related(graph: Any) -> dict[int, list[Any]]:
     return related
 
 
+def resources_of(graph: Any, handle: tf.Tensor) -> list[Any]:
+    """Returns the tensors in a function that refer to a server's variables.
+
+    Args:
+      graph: Graph of the function. The handle is captured.
+      handle: Handle of the resource of the server.
+
+    Returns:
+      The captured handle, and the other tensors of `_related`.
+    """
+    captured = graph.capture(handle)
+    return [captured, *_related(graph).get(id(captured), ())]
+
+
+def end_on_server(result: tf.Tensor) -> tf.Tensor:
+    """Returns `result`, and lets a step end without a message about its op.
+
+    A call of the traced step ends after all ops on the servers have run. A
+    control dependency of the results of the step on such an op would only
+    require another message from the server to the worker.
+    """
+    if not tf.executing_eagerly():
+        tf_private.run_independently_of_results(result.op)
+    return result
+
+
 def uses_variables(graph: Any) -> bool:
     """Returns whether a function uses variables of the servers that it uses.
 

@@ -21,6 +21,7 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.host import engine
 from tf_layoutmap.embedding.servers import (
+    bundles,
     closures,
     prefetching,
     resource_order,
@@ -260,6 +261,7 @@ class StepOps:
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Reads the rows of a step, with one call per server."""
+        bundles.create_pending()
         update = self._order.take_for_read()
         if update is None:
             return self._read(ops.fetch_server_rows, requests)
@@ -269,7 +271,7 @@ class StepOps:
                 found = ops.apply_and_fetch_rows(
                     server=server.handle, request=request
                 )
-            applied.append(end_on_server(found.is_new))
+            applied.append(resource_order.end_on_server(found.is_new))
             fetched.append(found.fetched)
         self._order.record(applied)
         return fetched
@@ -278,6 +280,7 @@ class StepOps:
         self, op: Callable[..., tf.Tensor], requests: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Calls an op with the resource and the request of each server."""
+        bundles.create_pending()
         fetched = []
         for index, (server, request) in enumerate(zip(self.servers, requests)):
             with (
@@ -285,7 +288,9 @@ class StepOps:
                 self._order.reading(index, server.handle) as handle,
             ):
                 fetched.append(
-                    end_on_server(op(server=handle, request=request))
+                    resource_order.end_on_server(
+                        op(server=handle, request=request)
+                    )
                 )
         return fetched
 
@@ -327,16 +332,13 @@ class StepOps:
         )
 
     def _apply(self, update: prefetching.Update) -> list[tf.Tensor]:
-        """Creates the ops of an update, and returns one output per server."""
-        applied = []
-        for server, request in zip(self.servers, self._fold(update, [])):
-            with tf.device(server.device):
-                applied.append(
-                    end_on_server(
-                        ops.apply_rows(server=server.handle, request=request)
-                    )
-                )
-        return applied
+        """Creates the ops of an update now or later; see `bundles.apply`."""
+        return bundles.apply(
+            [
+                bundles.Update(server.device, server.handle, request)
+                for server, request in zip(self.servers, self._fold(update, []))
+            ]
+        )
 
     def _fold(
         self, update: prefetching.Update, following: Sequence[tf.Tensor]
@@ -355,6 +357,7 @@ class StepOps:
             hyperparameters=list(update.hyperparameters),
             token=update.token,
             next=list(following),
+            num_servers=len(self.servers),
         )
 
     def count(self) -> dict[str, Counts]:
@@ -402,18 +405,6 @@ class StepOps:
 
 # The inputs of `create_server` that are lists of variables.
 _VARIABLES = ("shards", "slots", "rounding_steps", "state", "fetched_steps")
-
-
-def end_on_server(result: tf.Tensor) -> tf.Tensor:
-    """Returns `result`, and lets a step end without a message about its op.
-
-    A call of the traced step ends after all ops on the servers have run. A
-    control dependency of the results of the step on such an op would only
-    require another message from the server to the worker.
-    """
-    if not tf.executing_eagerly():
-        tf_private.run_independently_of_results(result.op)
-    return result
 
 
 def handles(variables: Sequence[Any]) -> list[tf.Tensor]:

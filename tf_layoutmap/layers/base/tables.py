@@ -209,10 +209,11 @@ class ServersTable(HostTable):
         if self._ops is None:
             with tf.init_scope():
                 self._ops = self._make_ops(self._rule, slots)
-        plan, requests = self._ops.plan([_one_id_per_sample(ids)])
+        plan, _ = self._ops.plan([_one_id_per_sample(ids)])
+        # The layer has already read the rows.
         self._ops.apply(
             plan,
-            self._ops.fetch(requests),
+            [],
             [gradients],
             [hyperparameters],
             closures.token_to_apply(self._ops.applied_closures),
