@@ -208,11 +208,51 @@ class KerasEmbedding:
         return loss
 
 
+class Layers:
+    """The contestant with one `tlm.layers.ShardedEmbedding` per table."""
+
+    def __init__(self, workload: workloads.Workload):
+        """Creates the layers in the scope of the current strategy."""
+        tpu = tf.tpu.experimental.embedding
+        self._layers = [
+            tlm.layers.ShardedEmbedding(
+                num_rows,
+                workload.dim,
+                optimizer=tpu.Adagrad(LEARNING_RATE, _INITIAL),
+            )
+            for num_rows in workload.num_rows
+        ]
+        for layer in self._layers:
+            layer.build()
+        self._weights = [
+            weight for layer in self._layers for weight in layer.weights
+        ]
+        # The optimizer only passes the gradients of the tables to the layers.
+        self._optimizer = keras.optimizers.SGD()
+        self._optimizer.build(self._weights)
+
+    def step(self, ids: tf.Tensor) -> tf.Tensor:
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
+        with tf.GradientTape() as tape:
+            loss = _loss(
+                [
+                    layer(one)
+                    for layer, one in zip(
+                        self._layers, tf.unstack(ids, num=len(self._layers))
+                    )
+                ]
+            )
+        gradients = tape.gradient(loss, [one.value for one in self._weights])
+        self._optimizer.apply(gradients, self._weights)
+        return loss
+
+
 CONTESTANTS = {
     "empty": Empty,
     "ours": Ours,
     "packed": Packed,
     "bfloat16": lambda one: Ours(one, wire_dtype="bfloat16"),
+    "layers": Layers,
     "stock": Stock,
     "keras": KerasEmbedding,
 }

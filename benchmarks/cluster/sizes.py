@@ -1,6 +1,6 @@
 """Step times for different numbers of tables, servers and steps per closure.
 
-The benchmark consists of three parts:
+The benchmark consists of four parts:
 
 * Steps with 16,384 ids in 8, 64 and 512 tables, with 1 worker and 2 servers.
   All tables together have the same number of rows. Each step is a function of
@@ -9,6 +9,8 @@ The benchmark consists of three parts:
   server has shards of the tables, so each step calls all servers.
 * Steps of a model with 8 tables and 2,048 samples, in one process and in
   clusters.
+* Steps with 16,384 ids in 8 or 64 tables, with 1 worker and 2 servers. Each
+  table is a separate layer, or all tables belong to one `TPUEmbedding`.
 
 The second and third part are measured with one step per closure, with 16 steps
 per closure, and with 16 steps per closure and one prefetched step. With the
@@ -36,6 +38,7 @@ _BEFORE = flags.DEFINE_string(
 
 TABLES = (8, 64, 512)
 SERVERS = (2, 8, 24)
+LAYERS = (8, 64)
 # Number of workers and number of servers of each cluster.
 SHAPES = {
     "1 process": (0, 0),
@@ -60,6 +63,11 @@ _CLOSURES = {
 # Time of closures without tables, from which the limit of the coordinator
 # follows.
 _EMPTY = "empty"
+# Contestants of the part with layers.
+_PER_LAYER = {
+    "one layer per table": "layers:16:0",
+    "one embedding": "packed:16:0",
+}
 _PER_TABLE = {"a function per step": "", "16 steps per closure": ":16:0"}
 
 
@@ -172,16 +180,29 @@ def report(
         },
         rounds,
     )
+    by_layers = clusters.measure(
+        {
+            f"{one} tables": (
+                (1, 2),
+                f"16,384 ids, {one} tables",
+                list(_PER_LAYER.values()),
+            )
+            for one in LAYERS
+        },
+        rounds,
+    )
     return rich.console.Group(
         _tables_table(distribution, by_tables),
         _servers_table(distribution, by_servers, clusters.worker_milliseconds),
         _shapes_table(distribution, by_shape),
+        _layers_table(distribution, by_layers),
     ), {
         part: {name: float(np.median(one)) for name, one in times.items()}
         for part, times in [
             ("tables", by_tables),
             ("servers", by_servers),
             ("shapes", by_shape),
+            ("layers", by_layers),
         ]
     } | {"worker": clusters.worker_milliseconds}
 
@@ -298,5 +319,26 @@ def _shapes_table(
                     f"{1 / np.median(times[key]):.1f}"
                     for key in (one.replace("ours", _EMPTY) for one in keys)
                 ),
+            )
+    return table
+
+
+def _layers_table(
+    distribution: str, times: dict[str, np.ndarray]
+) -> rich.table.Table:
+    few, many = LAYERS
+    table = _table(
+        f"Milliseconds of a step with 16,384 {distribution} ids, 1 worker and "
+        "2 servers, with 16 steps per closure",
+        "tables",
+        [*(f"{one} tables" for one in LAYERS), "us per table"],
+    )
+    for prefix in _prefixes(times):
+        for name, contestant in _PER_LAYER.items():
+            of = [times[f"{prefix}{one} tables.{contestant}"] for one in LAYERS]
+            table.add_row(
+                prefix + name,
+                *(f"{np.median(one):.2f}" for one in of),
+                f"{1e3 * np.median(of[1] - of[0]) / (many - few):.0f}",
             )
     return table
