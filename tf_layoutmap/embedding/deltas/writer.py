@@ -7,7 +7,6 @@ processes write.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -24,6 +23,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import mark, parts, server_parts, watched
 from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
@@ -132,7 +132,7 @@ class DeltaWriter:
         embeddings = watched.embeddings_of(embedding)
         # The processes of the strategy, or None if there is one process.
         self._processes = watched.processes_of(embeddings)
-        with self._failing_together():
+        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
             if self._processes is None or self._processes.is_first:
                 self._prepare_files()
         self._identifier = uuid.uuid4().hex
@@ -149,7 +149,7 @@ class DeltaWriter:
         # The sketch and the training step of each table at the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        with self._failing_together():
+        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
             self._read_files(embeddings, root)
 
     def _prepare_files(self) -> None:
@@ -182,12 +182,6 @@ class DeltaWriter:
                 self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
             if state.SKETCH in one.variables:
                 self._sketches[table] = self._stored(table, state.SKETCH)
-
-    def _failing_together(self) -> Any:
-        """Returns a context that raises errors in all processes."""
-        if self._processes is None:
-            return contextlib.nullcontext()
-        return self._processes.failing_together("tlm.DeltaWriter")
 
     @property
     def deltas(self) -> list[Delta]:
