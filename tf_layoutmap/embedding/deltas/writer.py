@@ -461,31 +461,20 @@ class DeltaWriter:
         """Returns the rows of this process that differ from the files."""
         if self._watched.is_on_servers:
             return base_file.differing_rows_in_blocks(
-                base_file.StoredRows(
-                    self._base,
-                    self._key_of(table, name),
-                    self._deltas,
-                    (table, name),
-                    variable,
-                ),
-                variable,
+                self._stored_rows(table, name, variable), variable
             )
         if not isinstance(variable, DividedTable):
             return base_file.differing_rows(self._stored(table, name), variable)
-        if not variable.rows:
+        own = variable.rows
+        if not own:
             return np.zeros([0], np.int64)
-        stored = base_file.read_own_rows(
-            self._base,
-            self._key_of(table, name),
-            self._deltas,
-            (table, name),
-            variable,
+        stored = self._stored_rows(table, name, variable).read(
+            own.start, own.stop
         )
         # Each lane of a bucket is a row of the table.
         lanes = bucket_layout.KEYS_PER_BUCKET if name in base_file.LANES else 1
         return (
-            base_file.differing_rows(stored, variable.block)
-            + variable.rows.start * lanes
+            base_file.differing_rows(stored, variable.block) + own.start * lanes
         )
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
@@ -506,6 +495,18 @@ class DeltaWriter:
             self._deltas,
             table,
             name,
+        )
+
+    def _stored_rows(
+        self, table: str, name: str, variable: Any
+    ) -> base_file.StoredRows:
+        """Returns a reader of the rows of a variable."""
+        return base_file.StoredRows(
+            self._base,
+            self._key_of(table, name),
+            self._deltas,
+            (table, name),
+            variable,
         )
 
     def _key_of(self, table: str, name: str) -> str:
