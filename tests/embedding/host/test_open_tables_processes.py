@@ -21,7 +21,7 @@ def run(tmp_path):
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
         processes.run_workers(
-            pathlib.Path(program.__file__),
+            program,
             [[str(output), str(NUM_STEPS), how] for output in outputs],
             tmp_path,
             DEADLINE_SECONDS,
