@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import time
+import types
 
 from tests import forked_process
 from tf_layoutmap.local_cluster import free_ports
@@ -14,12 +15,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def start_workers(
-    program: pathlib.Path, arguments: list[list[str]], folder: pathlib.Path
+    program: types.ModuleType, arguments: list[list[str]], folder: pathlib.Path
 ) -> list["Worker"]:
     """Starts the workers of one `MultiWorkerMirroredStrategy`.
 
     Args:
-      program: Script to run, with the package on its path.
+      program: Module to run as a script, with the package on its path.
       arguments: Arguments of each worker.
       folder: Folder for the output of the workers.
     """
@@ -31,7 +32,7 @@ def start_workers(
             Worker(
                 log,
                 forked_process.ForkedProcess(
-                    [str(program), *own],
+                    [str(program.__file__), *own],
                     log,
                     env={
                         **os.environ,
@@ -50,7 +51,7 @@ def start_workers(
 
 
 def run_workers(
-    program: pathlib.Path,
+    program: types.ModuleType,
     arguments: list[list[str]],
     folder: pathlib.Path,
     seconds: float,
@@ -70,6 +71,27 @@ def run_workers(
     finally:
         for one in workers:
             one.kill()
+
+
+def run_in_folder(
+    folder: pathlib.Path,
+    program: types.ModuleType,
+    *arguments: str,
+    seconds: float,
+    count: int = 2,
+) -> pathlib.Path:
+    """Runs workers that write their results to a folder, and returns it.
+
+    Args:
+      folder: Folder for the results and the output of the workers.
+      program: See `start_workers`. The first argument of each worker is
+        `folder`.
+      *arguments: Further arguments of each worker.
+      seconds: Timeout of each worker in seconds.
+      count: Number of workers.
+    """
+    run_workers(program, [[str(folder), *arguments]] * count, folder, seconds)
+    return folder
 
 
 @dataclasses.dataclass

@@ -1,7 +1,6 @@
 """Runs plans for several processes in real processes."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -58,11 +57,12 @@ def train_in_one_process(over_processes):
 def test_a_planned_group_has_the_planned_bytes_and_trains_like_one_process(
     over_processes, tmp_path
 ):
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(tmp_path), over_processes]] * program.NUM_WORKERS,
+    processes.run_in_folder(
         tmp_path,
-        DEADLINE_SECONDS,
+        program,
+        over_processes,
+        seconds=DEADLINE_SECONDS,
+        count=program.NUM_WORKERS,
     )
     found = [
         json.loads((tmp_path / f"{worker}.json").read_text())

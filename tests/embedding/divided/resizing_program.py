@@ -20,6 +20,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding.divided import checkpoints
 from tests.embedding.divided.keys_program import contents, error_of
+from tests.embedding.divided.tables_program import table_of
 from tests.embedding.host import open_tables_program as plan
 from tf_layoutmap.embedding.divided import resizing
 from tf_layoutmap.embedding.divided.backend import DividedBackend
@@ -29,16 +30,6 @@ from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 CAPACITY = 300
 # Number of rows that a block of a transfer contains at most.
 ROWS_AT_ONCE = 5
-
-
-def table_of(embedding, name):
-    """Returns the rows of a table."""
-    (found,) = [
-        rows
-        for config, rows in embedding.embedding_tables.items()
-        if config.name == name
-    ]
-    return found
 
 
 def fail_in(worker, failing, owner, method):

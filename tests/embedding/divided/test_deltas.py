@@ -1,6 +1,5 @@
 """Deltas that several processes write together."""
 
-import pathlib
 import shutil
 
 import numpy as np
@@ -20,13 +19,9 @@ NUM_DELTAS = 4
 
 def run(folder, how, count=2):
     folder.mkdir(exist_ok=True)
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(folder), how]] * count,
-        folder,
-        DEADLINE_SECONDS,
+    return processes.run_in_folder(
+        folder, program, how, seconds=DEADLINE_SECONDS, count=count
     )
-    return folder
 
 
 @pytest.fixture(scope="module")

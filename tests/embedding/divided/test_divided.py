@@ -1,7 +1,6 @@
 """TPUEmbedding with tables sharded over processes on this machine."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def start(tmp_path):
 
     def start(count, *arguments, of=program):
         started = processes.start_workers(
-            pathlib.Path(of.__file__),
+            of,
             [[str(tmp_path), *arguments]] * count,
             tmp_path,
         )

@@ -1,7 +1,6 @@
 """Open vocabularies in tables that are sharded over processes."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -21,13 +20,14 @@ def run(tmp_path):
     """Runs the program in several processes, and returns their folder."""
 
     def run(count, *arguments):
-        processes.run_workers(
-            pathlib.Path(program.__file__),
-            [[str(tmp_path), str(NUM_STEPS), *arguments]] * count,
+        return processes.run_in_folder(
             tmp_path,
-            DEADLINE_SECONDS,
+            program,
+            str(NUM_STEPS),
+            *arguments,
+            seconds=DEADLINE_SECONDS,
+            count=count,
         )
-        return tmp_path
 
     return run
 

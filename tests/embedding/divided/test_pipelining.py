@@ -1,7 +1,5 @@
 """Pipelined updates of tables that are sharded over processes."""
 
-import pathlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,13 +16,14 @@ def run(tmp_path):
     """Runs the program in several processes, and returns their folder."""
 
     def run(count, case, order="exact"):
-        processes.run_workers(
-            pathlib.Path(program.__file__),
-            [[str(tmp_path), case, order]] * count,
+        return processes.run_in_folder(
             tmp_path,
-            DEADLINE_SECONDS,
+            program,
+            case,
+            order,
+            seconds=DEADLINE_SECONDS,
+            count=count,
         )
-        return tmp_path
 
     return run
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -23,14 +22,12 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", params=[2, 3])
 def folder(request, tmp_path_factory):
     """Folder with the results of two or three processes."""
-    found = tmp_path_factory.mktemp("tables")
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(found)]] * request.param,
-        found,
-        DEADLINE_SECONDS,
+    return processes.run_in_folder(
+        tmp_path_factory.mktemp("tables"),
+        program,
+        seconds=DEADLINE_SECONDS,
+        count=request.param,
     )
-    return found
 
 
 def workers_of(folder):

@@ -1,7 +1,6 @@
 """Errors of `resize` of sharded vocabularies, and files written after it."""
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -21,14 +20,9 @@ DEADLINE_SECONDS = 180
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Runs the program in two processes, and returns their folder."""
-    path = tmp_path_factory.mktemp("resizing")
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(path)]] * 2,
-        path,
-        DEADLINE_SECONDS,
+    return processes.run_in_folder(
+        tmp_path_factory.mktemp("resizing"), program, seconds=DEADLINE_SECONDS
     )
-    return path
 
 
 def errors_of(folder, worker):

@@ -1,7 +1,6 @@
 """The number of threads of a process does not grow with its steps."""
 
 import json
-import pathlib
 
 import pytest
 
@@ -17,12 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("how", ["copied", "sharded"])
 def test_steps_and_reads_leave_no_threads(how, tmp_path):
     """A collective with a timeout leaves a thread until the timeout."""
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(tmp_path), how]] * 2,
-        tmp_path,
-        DEADLINE_SECONDS,
-    )
+    processes.run_in_folder(tmp_path, program, how, seconds=DEADLINE_SECONDS)
     for worker in range(2):
         counts = json.loads((tmp_path / f"{worker}.json").read_text())
         # Each step and each read runs several collectives.

@@ -9,7 +9,8 @@ tables. With other values of HOW, the program fails and writes the error to
 OUTPUT.txt: "mixed" enqueues a training step in the first process and a
 forward-only step in the other, "write one" writes a row in the first process
 only, "keep strings" creates a vocabulary that keeps strings, "evict other" and
-"resize other" pass other arguments in each process, "evict in a function"
+"resize other" pass other arguments in each process, "resize in flight" resizes
+a table when a step is in flight in the second process, "evict in a function"
 evicts a key in a `tf.function`, and "failing evict" and "failing resize" evict
 keys with an `on_evict` that raises an error.
 """
@@ -38,6 +39,7 @@ FAILING = (
     "keep strings",
     "evict other",
     "resize other",
+    "resize in flight",
     "evict in a function",
 )
 
@@ -205,6 +207,16 @@ def contents(tpu_embedding):
 
 def fail(tpu_embedding, strategy, how, worker):
     """Returns the error of a call that only one process makes."""
+    features, _ = batch(0, worker)
+
+    @tf.function
+    def enqueue():
+        strategy.run(
+            lambda: tpu_embedding.enqueue(
+                features, training=worker == 0 or how != "mixed"
+            )
+        )
+
     try:
         if how == "keep strings":
             with strategy.scope():
@@ -218,17 +230,15 @@ def fail(tpu_embedding, strategy, how, worker):
             items.resize(24 + 8 * worker)
         elif how == "evict in a function":
             tf.function(lambda: items.evict([1]))()
+        elif how == "resize in flight":
+            enqueue()
+            if worker == 0:
+                tpu_embedding.reset()
+            items.resize(24)
         else:
             if how == "write one" and worker == 0:
                 tpu_embedding.vocabularies["items"].write([1])
-            features, _ = batch(0, worker)
-            tf.function(
-                lambda: strategy.run(
-                    lambda: tpu_embedding.enqueue(
-                        features, training=worker == 0 or how != "mixed"
-                    )
-                )
-            )()
+            enqueue()
     except (
         RuntimeError,
         ValueError,

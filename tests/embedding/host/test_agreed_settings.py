@@ -1,7 +1,6 @@
 """An error is raised if processes create embeddings with different settings."""
 
 import json
-import pathlib
 
 import pytest
 
@@ -50,7 +49,7 @@ def test_all_processes_report_what_differs(tmp_path):
     """Runs all cases in one pair of processes, because starting is slow."""
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
     processes.run_workers(
-        pathlib.Path(other_settings.__file__),
+        other_settings,
         [[str(output)] for output in outputs],
         tmp_path,
         DEADLINE_SECONDS,

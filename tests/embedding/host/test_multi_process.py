@@ -1,7 +1,5 @@
 """Trains a TPUEmbedding in two processes on this machine."""
 
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,7 @@ def start(tmp_path):
     def start(outputs, *arguments, program=multi_process_program):
         workers.extend(
             processes.start_workers(
-                pathlib.Path(program.__file__),
+                program,
                 [[str(output), *arguments] for output in outputs],
                 tmp_path,
             )

@@ -21,7 +21,7 @@ def run(tmp_path):
     def run(how):
         outputs = [tmp_path / str(index) for index in range(2)]
         processes.run_workers(
-            pathlib.Path(program.__file__),
+            program,
             [[str(output), str(NUM_STEPS), how] for output in outputs],
             tmp_path,
             DEADLINE_SECONDS,
@@ -185,6 +185,7 @@ def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
         ("write one", "Process 1 has written other rows than process 0"),
         ("evict other", "The keys in `evict` of table 'items' must be equal"),
         ("resize other", "Received: 24 in process 0, 32 in process 1."),
+        ("resize in flight", "cannot be resized while steps are in flight"),
         ("evict in a function", "must be called outside tf.function under"),
         ("keep strings", "`keep_strings` of tlm.OpenVocabulary must be False"),
     ],

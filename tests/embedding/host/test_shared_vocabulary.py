@@ -8,78 +8,18 @@ import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.deltas.cases import save, tensors
 from tests.embedding.host import open_table_cases as cases
+from tests.embedding.host import shared_vocabulary_cases as shared_cases
+from tests.embedding.host.shared_vocabulary_cases import (
+    DIMS,
+    POLICY,
+    check_same,
+    create,
+    keys_of,
+    train,
+)
 from tf_layoutmap._core import ops
-from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
-
-# The columns of the tables.
-DIMS = {"wide": 1, "deep": 3}
-POLICY = {
-    "admission": "count",
-    "min_count": 2,
-    "evict": "lfu",
-    "half_life_steps": 2,
-}
-
-
-def create(
-    capacity=100,
-    *,
-    shared=True,
-    owner="deep",
-    optimizers=None,
-    initializer=None,
-    num_shards=1,
-    on_evict=None,
-    arguments=None,
-    **policy,
-):
-    """Returns an embedding with two tables of one vocabulary, and its configs.
-
-    If `shared` is False, each table has a separate vocabulary.
-    """
-    optimizers = optimizers or {"wide": tpu.SGD(0.5), "deep": tpu.Adagrad(0.1)}
-    configs = {
-        name: tpu.TableConfig(
-            capacity,
-            dim,
-            combiner="sum",
-            name=name,
-            optimizer=optimizers[name],
-            initializer=initializer or tf.random_uniform_initializer(-1.0, 1.0),
-        )
-        for name, dim in DIMS.items()
-    }
-
-    def vocabulary_settings():
-        return tlm.OpenVocabulary(capacity, on_evict=on_evict, **policy)
-
-    one = tlm.TPUEmbedding(
-        {name: tpu.FeatureConfig(table) for name, table in configs.items()},
-        None,
-        vocabularies={
-            name: owner if shared and name != owner else vocabulary_settings()
-            for name in DIMS
-        },
-        partitioner=FixedShardsPartitioner(num_shards),
-        **(arguments or {}),
-    )
-    one.build()
-    return one, configs
-
-
-def train(one, wide, deep, *, scale=0.5, shift=0.125):
-    one.enqueue({"wide": tf.constant(wide), "deep": tf.constant(deep)})
-    found = one.dequeue()
-    one.apply_gradients(
-        {name: value * scale + shift for name, value in found.items()}
-    )
-    return {name: value.numpy() for name, value in found.items()}
-
-
-def keys_of(rng, size=40, most=300):
-    return rng.zipf(1.3, size) % most * 1_000_003 - 5
 
 
 def spec_of(one, table):
@@ -91,12 +31,6 @@ def contents(one):
         table: {name: cases.rows_of(value) for name, value in by_name.items()}
         for table, by_name in one._variables.items()
     }
-
-
-def check_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, name)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +109,7 @@ def test_a_key_of_one_table_gets_a_row_in_both():
 
 def test_a_key_counts_as_in_the_table_with_most_occurrences():
     one, _ = create(64, admission="count", min_count=3)
-    words = one.vocabularies["deep"]
-    train(one, [5, 5, 7, 7, 7], [5, 5, 7])
-    assert words.contains([5, 7]).numpy().tolist() == [False, True]
-    assert words.stats()["num_lookups"] == 5
-    train(one, [5], [5])
-    assert bool(words.contains(5))
+    shared_cases.check_occurrences(one)
 
 
 def test_steps_in_flight_of_either_table_pin_the_rows_of_both():
@@ -274,15 +203,7 @@ def test_a_failed_report_undoes_an_eviction(table):
 
 def test_a_full_vocabulary_changes_no_table():
     one, _ = create(8, evict="none", on_full="error")
-    train(one, np.arange(8), np.arange(8))
-    before = contents(one)
-    with pytest.raises(
-        tf.errors.FailedPreconditionError,
-        match=r"Key 100 has no free row.*\(table 'deep'\)",
-    ):
-        train(one, [100], [3])
-    for table, values in contents(one).items():
-        check_same(values, before[table])
+    shared_cases.check_full_vocabulary(one, contents)
 
 
 def test_a_written_key_gets_initial_values_in_the_other_table(tmp_path):
@@ -454,9 +375,7 @@ def test_an_export_contains_one_copy_of_the_keys(tmp_path, kind):
         )
         tf.saved_model.save(module, path)
     served = tf.saved_model.load(path)
-    found = served.serve({"wide": ids, "deep": ids})
-    for name in DIMS:
-        np.testing.assert_array_equal(found[name], expected[name])
+    check_same(served.serve({"wide": ids, "deep": ids}), expected)
     stored = [
         shape
         for _, shape in tf.train.list_variables(f"{path}/variables/variables")

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests.embedding.deltas.cases import save, tensors
-from tests.embedding.host.test_shared_vocabulary import (
+from tests.embedding.host import shared_vocabulary_cases as shared_cases
+from tests.embedding.host.shared_vocabulary_cases import (
     DIMS,
     POLICY,
+    check_same,
     create,
     keys_of,
     train,
@@ -87,9 +89,21 @@ def batches(seed, count, *, equal=False, size=40, most=300):
 
 def same_steps(embeddings, steps):
     for wide, deep in steps:
-        found, expected = (train(one, wide, deep) for one in embeddings)
-        for name, one in expected.items():
-            np.testing.assert_array_equal(found[name], one, name)
+        check_same(*(train(one, wide, deep) for one in embeddings))
+
+
+def assert_same_lookups(one, other, keys):
+    """Checks that lookups of the same keys in both tables are equal."""
+    check_same(*(each(dict.fromkeys(DIMS, keys)) for each in (one, other)))
+
+
+def assert_same_devices(one):
+    """Checks that shards of both tables with the same keys share a server."""
+    wide, deep = (
+        [shard.device for shard in tables.shards_of(by_name["parameters"])]
+        for by_name in one._variables.values()
+    )
+    assert wide == deep
 
 
 @pytest.mark.parametrize("owner", ["deep", "wide"])
@@ -129,12 +143,7 @@ def test_steps_equal_one_process_bitwise(
     assert not any(
         name.startswith("vocab") for name in pair[0]._variables[other]
     )
-    # Each shard of a table is on the same server as the keys.
-    devices = [
-        [one.device for one in tables.shards_of(by_name["parameters"])]
-        for by_name in pair[0]._variables.values()
-    ]
-    assert devices[0] == devices[1]
+    assert_same_devices(pair[0])
 
 
 @settings(max_examples=6, deadline=None)
@@ -165,12 +174,7 @@ def test_steps_equal_one_process_for_any_settings(
 
 def test_a_key_counts_as_in_the_table_with_most_occurrences():
     one, _ = both(64, admission="count", min_count=3)
-    words = one.vocabularies["deep"]
-    train(one, [5, 5, 7, 7, 7], [5, 5, 7])
-    assert words.contains([5, 7]).numpy().tolist() == [False, True]
-    assert words.stats()["num_lookups"] == 5
-    train(one, [5], [5])
-    assert bool(words.contains(5))
+    shared_cases.check_occurrences(one)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -216,28 +220,17 @@ def test_forward_only_steps_look_up_both_tables_and_change_nothing():
     same_steps(pair, batches(3, 2))
     before = values(pair[0])
     ((wide, deep),) = batches(4, 1)
-    found, expected = [], []
-    for one, activations in zip(pair, (found, expected)):
-        ids = {"wide": wide, "deep": deep}
-        activations.append(one(ids))
+    ids = {"wide": wide, "deep": deep}
+    check_same(*(one(ids) for one in pair))
+    for one in pair:
         one.enqueue(ids, training=False)
-        activations.append(one.dequeue())
-    for one, other in zip(found, expected):
-        for name in DIMS:
-            np.testing.assert_array_equal(one[name], other[name])
+    check_same(*(one.dequeue() for one in pair))
     assert values(pair[0]) == before
 
 
 def test_a_full_vocabulary_changes_no_table():
     one, _ = both(8, num_servers=1, num_shards=1, evict="none", on_full="error")
-    train(one, np.arange(8), np.arange(8))
-    before = values(one)
-    with pytest.raises(
-        tf.errors.FailedPreconditionError,
-        match=r"Key 100 has no free row.*\(table 'deep'\)",
-    ):
-        train(one, [100], [3])
-    assert values(one) == before
+    shared_cases.check_full_vocabulary(one, values)
 
 
 @pytest.mark.parametrize("by", ["wide", "deep"])
@@ -292,22 +285,32 @@ def reports_by_table(reports):
     return found
 
 
-def test_evicted_keys_are_reported_for_each_table_as_in_one_process():
+def assert_same_reports(reports):
+    found, expected = (reports_by_table(one) for one in reports)
+    assert found == expected
+
+
+def both_with_reports():
+    """Returns two equal embeddings, and a list of the reports of each."""
     reports = [], []
     with local.servers(2):
         distributed, _ = create(
             64, num_shards=3, on_evict=reports[0].append, evict="lru"
         )
     host, _ = create(64, num_shards=3, on_evict=reports[1].append, evict="lru")
-    pair = distributed, host
+    return (distributed, host), reports
+
+
+def test_evicted_keys_are_reported_for_each_table_as_in_one_process():
+    pair, reports = both_with_reports()
     same_steps(pair, batches(8, 5))
     assert not reports[0]
-    num_keys = distributed.vocabularies["wide"].report_evicted()
+    num_keys = pair[0].vocabularies["wide"].report_evicted()
     assert num_keys == sum(len(one.keys) for one in reports[1]) > 20
     for one in pair:
         words = one.vocabularies["wide"]
         words.evict(np.sort(words.keys())[::4])
-    assert reports_by_table(reports[0]) == reports_by_table(reports[1])
+    assert_same_reports(reports)
     assert reports_by_table(reports[0]).keys() == DIMS.keys()
     assert_same(*pair)
 
@@ -324,10 +327,7 @@ def test_written_keys_equal_one_process(by, dtype):
     assert written[0].num_new == written[1].num_new == 50
     assert_same(*pair)
     # Both tables have the rows of the new keys.
-    ids = {name: keys for name in DIMS}
-    found, expected = (one(ids) for one in pair)
-    for name in DIMS:
-        np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_lookups(*pair, keys)
     same_steps(pair, batches(10, 2))
     assert_same(*pair)
 
@@ -340,22 +340,13 @@ def test_rows_are_moved_between_servers_and_one_process(tmp_path):
         assert distributed.vocabularies[name].export(tmp_path / name) > 10
         tlm.import_rows(tmp_path / name, host.vocabularies[name])
     keys = distributed.vocabularies["wide"].keys()
-    ids = {name: keys for name in DIMS}
-    found, expected = (one(ids) for one in (distributed, host))
-    for name in DIMS:
-        np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_lookups(distributed, host, keys)
 
 
 @pytest.mark.parametrize("capacity", [5000, 20])
 @pytest.mark.parametrize("by", ["wide", "deep"])
 def test_resized_tables_equal_one_process(capacity, by):
-    reports = [], []
-    with local.servers(2):
-        distributed, _ = create(
-            64, num_shards=3, on_evict=reports[0].append, evict="lru"
-        )
-    host, _ = create(64, num_shards=3, on_evict=reports[1].append, evict="lru")
-    pair = distributed, host
+    pair, reports = both_with_reports()
     same_steps(pair, batches(12, 3, size=15))
     kept = [one.vocabularies[by].resize(capacity) for one in pair]
     assert kept[0] == kept[1]
@@ -363,14 +354,10 @@ def test_resized_tables_equal_one_process(capacity, by):
     assert_same(*pair)
     same_steps(pair, batches(13, 3))
     assert_same(*pair)
-    distributed.vocabularies[by].report_evicted()
-    if reports[1]:
-        assert reports_by_table(reports[0]) == reports_by_table(reports[1])
-    devices = [
-        [one.device for one in tables.shards_of(by_name["parameters"])]
-        for by_name in distributed._variables.values()
-    ]
-    assert devices[0] == devices[1]
+    pair[0].vocabularies[by].report_evicted()
+    assert bool(reports[1]) == (capacity < 64)
+    assert_same_reports(reports)
+    assert_same_devices(pair[0])
 
 
 @pytest.mark.parametrize("owner", ["wide", "deep"])
@@ -433,10 +420,7 @@ def test_an_exported_embedding_has_the_rows_of_both_tables(tmp_path):
     )
     served = tf.saved_model.load(str(tmp_path / "served"))
     keys = np.append(one.vocabularies["deep"].keys(), [-77, 10**13])
-    ids = {name: tf.constant(keys) for name in DIMS}
-    found, expected = served.serve(ids), one(ids)
-    for name in DIMS:
-        np.testing.assert_array_equal(found[name], expected[name])
+    assert_same_lookups(served.serve, one, tf.constant(keys))
 
 
 def closure_of(one):
@@ -472,12 +456,7 @@ def closure_of(one):
 
 
 def test_a_repeated_closure_counts_and_reports_its_keys_once():
-    reports = [], []
-    with local.servers(2):
-        distributed, _ = create(
-            64, num_shards=3, on_evict=reports[0].append, evict="lru"
-        )
-    host, _ = create(64, num_shards=3, on_evict=reports[1].append, evict="lru")
+    (distributed, host), reports = both_with_reports()
     run = closure_of(distributed)
     for number, batch in enumerate(batches(21, 6)):
         # The worker of some runs dies before it sends its gradients.
@@ -487,7 +466,7 @@ def test_a_repeated_closure_counts_and_reports_its_keys_once():
     assert distributed.stats()["num_repeated"] > 0
     assert_same(distributed, host)
     distributed.vocabularies["deep"].report_evicted()
-    assert reports_by_table(reports[0]) == reports_by_table(reports[1])
+    assert_same_reports(reports)
 
 
 def test_a_repeated_closure_with_other_keys_inserts_none():

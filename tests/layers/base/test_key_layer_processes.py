@@ -1,7 +1,5 @@
 """Trains a ShardedEmbedding with an open vocabulary in two processes."""
 
-import pathlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,7 +17,7 @@ def test_two_processes_have_the_rows_of_one_replica(library, tmp_path):
     """The table holds all keys, so only the order of its rows differs."""
     outputs = [tmp_path / str(index) for index in range(2)]
     processes.run_workers(
-        pathlib.Path(program.__file__),
+        program,
         [[str(output), library] for output in outputs],
         tmp_path,
         DEADLINE_SECONDS,

@@ -20,13 +20,14 @@ LIBRARIES = (
 
 
 def run(folder, library, count, *names):
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(folder), library, *names]] * count,
+    return processes.run_in_folder(
         folder,
-        DEADLINE_SECONDS,
+        program,
+        library,
+        *names,
+        seconds=DEADLINE_SECONDS,
+        count=count,
     )
-    return folder
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import pathlib
 
 import numpy as np
 import pytest
@@ -19,14 +18,9 @@ DEADLINE_SECONDS = 900
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
     """Returns the folder with the results of two processes."""
-    folder = tmp_path_factory.mktemp("two")
-    processes.run_workers(
-        pathlib.Path(program.__file__),
-        [[str(folder)]] * 2,
-        folder,
-        DEADLINE_SECONDS,
+    return processes.run_in_folder(
+        tmp_path_factory.mktemp("two"), program, seconds=DEADLINE_SECONDS
     )
-    return folder
 
 
 def results_of(folder, name, how):

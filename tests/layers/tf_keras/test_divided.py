@@ -2,7 +2,6 @@
 
 import functools
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -39,11 +38,8 @@ def fit_with_two_replicas():
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["sharded", "copied"])
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
-    processes.run_workers(
-        pathlib.Path(divided_program.__file__),
-        [[str(tmp_path), how]] * 2,
-        tmp_path,
-        DEADLINE_SECONDS,
+    processes.run_in_folder(
+        tmp_path, divided_program, how, seconds=DEADLINE_SECONDS
     )
     model, losses, expected = fit_with_two_replicas()
     if how == "sharded":

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
 from tf_layoutmap.serving_deltas.chain import Delta
 from tf_layoutmap.sharded.routing.checks import known_size
@@ -150,59 +149,12 @@ def read_variable(
     return value
 
 
-def read_own_rows(
-    prefix: str,
-    key: str,
-    deltas: Sequence[Delta],
-    names: tuple[str, str],
-    own: DividedTable,
-) -> Array:
-    """Returns the rows of this process after all deltas are applied.
-
-    If the variable belongs to a vocabulary, the result is `[buckets, lanes]`.
-
-    Args:
-      prefix: Prefix of the base.
-      key: Key of the variable's tensor in the base.
-      deltas: The deltas, in the order in which they were written.
-      names: Names of the table and of the variable in the deltas.
-      own: The sharded table or slot variable.
-
-    Raises:
-      ValueError: If the variable cannot be read.
-    """
-    table, name = names
-    rows = own.rows
-    if own.dtype in tf_private.SLICEABLE_DTYPES:
-        value = _restore_slice(
-            prefix,
-            key,
-            own.slice_spec(rows.start, len(rows)),
-            own.dtype,
-            "the base",
-        )
-    else:
-        value = np.array(
-            read_tensor(open_checkpoint(prefix), key)[rows.start : rows.stop]
-        )
-    by_row = value
-    if name in LANES:
-        # Each lane of a bucket is a row of the table.
-        by_row = value.reshape(-1)
-        rows = range(*(one * value.shape[1] for one in (rows.start, rows.stop)))
-    for delta in deltas:
-        reader = tf.train.load_checkpoint(delta.tensors)
-        changed = reader.get_tensor(f"{table}/{ROWS}")
-        is_own = (changed >= rows.start) & (changed < rows.stop)
-        if is_own.any():
-            by_row[changed[is_own] - rows.start] = reader.get_tensor(
-                f"{table}/{name}"
-            )[is_own]
-    return value
-
-
 class StoredRows:
-    """The rows of a variable in the base and the deltas, read in blocks."""
+    """The rows of a variable in the base and the deltas.
+
+    `read` returns a block of rows. TensorFlow completely reads each slice in a
+    checkpoint that overlaps with the block, so many small blocks are slow.
+    """
 
     def __init__(
         self,
@@ -264,19 +216,17 @@ class StoredRows:
         first: int,
         stop: int,
     ) -> Array:
+        source = "the base" if prefix == self._prefix else "a delta"
         if self._dtype not in tf_private.SLICEABLE_DTYPES:
-            return np.array(
-                read_tensor(open_checkpoint(prefix), key)[first:stop]
-            )
+            reader = open_checkpoint(prefix)
+            return np.array(read_tensor(reader, key, source)[first:stop])
         spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
             full_name=key,
             full_shape=list(shape),
             var_offset=[int(first), *(0 for _ in shape[1:])],
             var_shape=[int(stop - first), *shape[1:]],
         ).spec
-        return _restore_slice(
-            prefix, key, spec, self._dtype, "the base or a delta"
-        )
+        return _restore_slice(prefix, key, spec, self._dtype, source)
 
 
 def _restore_slice(
@@ -342,17 +292,22 @@ def differing_rows_in_blocks(
     return np.concatenate(found)
 
 
-def read_tensor(base: Any, key: str) -> Any:
-    """Returns a tensor of the base checkpoint.
+def read_tensor(reader: Any, key: str, source: str = "the base") -> Any:
+    """Returns a tensor of a checkpoint.
+
+    Args:
+      reader: Reader of the checkpoint, from `open_checkpoint`.
+      key: Key of the tensor.
+      source: Name of the checkpoint in error messages.
 
     Raises:
       ValueError: If the file is truncated or modified.
     """
     try:
-        return base.get_tensor(key)
+        return reader.get_tensor(key)
     except (tf.errors.OpError, IndexError, RuntimeError) as error:
         raise ValueError(
-            f"Reading tensor {key!r} from the base failed; the file was "
+            f"Reading tensor {key!r} from {source} failed; the file was "
             f"truncated or modified: {error}."
         ) from None
 

@@ -7,7 +7,6 @@ processes write.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -24,6 +23,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import mark, parts, server_parts, watched
 from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
@@ -132,7 +132,7 @@ class DeltaWriter:
         embeddings = watched.embeddings_of(embedding)
         # The processes of the strategy, or None if there is one process.
         self._processes = watched.processes_of(embeddings)
-        with self._failing_together():
+        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
             if self._processes is None or self._processes.is_first:
                 self._prepare_files()
         self._identifier = uuid.uuid4().hex
@@ -149,7 +149,7 @@ class DeltaWriter:
         # The sketch and the training step of each table at the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
-        with self._failing_together():
+        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
             self._read_files(embeddings, root)
 
     def _prepare_files(self) -> None:
@@ -182,12 +182,6 @@ class DeltaWriter:
                 self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
             if state.SKETCH in one.variables:
                 self._sketches[table] = self._stored(table, state.SKETCH)
-
-    def _failing_together(self) -> Any:
-        """Returns a context that raises errors in all processes."""
-        if self._processes is None:
-            return contextlib.nullcontext()
-        return self._processes.failing_together("tlm.DeltaWriter")
 
     @property
     def deltas(self) -> list[Delta]:
@@ -467,31 +461,20 @@ class DeltaWriter:
         """Returns the rows of this process that differ from the files."""
         if self._watched.is_on_servers:
             return base_file.differing_rows_in_blocks(
-                base_file.StoredRows(
-                    self._base,
-                    self._key_of(table, name),
-                    self._deltas,
-                    (table, name),
-                    variable,
-                ),
-                variable,
+                self._stored_rows(table, name, variable), variable
             )
         if not isinstance(variable, DividedTable):
             return base_file.differing_rows(self._stored(table, name), variable)
-        if not variable.rows:
+        own = variable.rows
+        if not own:
             return np.zeros([0], np.int64)
-        stored = base_file.read_own_rows(
-            self._base,
-            self._key_of(table, name),
-            self._deltas,
-            (table, name),
-            variable,
+        stored = self._stored_rows(table, name, variable).read(
+            own.start, own.stop
         )
         # Each lane of a bucket is a row of the table.
         lanes = bucket_layout.KEYS_PER_BUCKET if name in base_file.LANES else 1
         return (
-            base_file.differing_rows(stored, variable.block)
-            + variable.rows.start * lanes
+            base_file.differing_rows(stored, variable.block) + own.start * lanes
         )
 
     def _check_tables(self, before: Mapping[str, Any]) -> None:
@@ -512,6 +495,18 @@ class DeltaWriter:
             self._deltas,
             table,
             name,
+        )
+
+    def _stored_rows(
+        self, table: str, name: str, variable: Any
+    ) -> base_file.StoredRows:
+        """Returns a reader of the rows of a variable."""
+        return base_file.StoredRows(
+            self._base,
+            self._key_of(table, name),
+            self._deltas,
+            (table, name),
+            variable,
         )
 
     def _key_of(self, table: str, name: str) -> str:

@@ -166,9 +166,10 @@ class DividedEngine(HostEngine):
         """Counter of the checkpoints that this process has restored."""
         return self._exchange.restores
 
-    @restores.setter
-    def restores(self, counter: multi_process.RestoreCounter):
-        self._exchange.restores = counter
+    def use_records_of(self, previous: HostEngine):
+        """Uses the record of restores of the engine before a resize."""
+        assert isinstance(previous, DividedEngine)
+        self._exchange.restores = previous.restores
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
         """Sends the ids of this replica to the owners of the rows."""
@@ -566,61 +567,28 @@ class DividedBackend(HostBackend):
             group.sum(num_new),
         )
 
-    def resize(self, table: int, capacity: int) -> Any:
-        """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
-        name = self._spec.tables[table].name
-        call = f"`resize` of table {name!r}"
-        group, retired = self._together(call), self._started
-        assert group is not None and isinstance(retired, DividedEngine)
-        group.check_equal(f"The capacity in {call}", repr(capacity))
-        spec = host_resizing.spec_with_capacity(self._spec, table, capacity)
-        try:
-            with group.failing_together(call):
-                self.flush()
-                self._retire_for_resize(name)
-            with self._replicas.strategy.scope():
-                resized, engine = self._resized_together(
-                    spec, table, group, call
-                )
-        except BaseException:
-            retired.retire("")
-            raise
-        variables = {**self._variables, **resized.variables}
-        old = [self._variables[one] for one in resized.variables]
-        self.engine, self._spec, self._variables = engine, spec, variables
-        self._shapes.replace_spec(spec)
-        for by_name in old:
-            resizing.discard_variables(by_name)
-        return resized
-
-    def _resized_together(
+    def _resize_variables(
         self,
         spec: config.EmbeddingSpec,
         table: int,
-        group: processes.Processes,
+        group: processes.Processes | None,
         call: str,
-    ) -> tuple[host_resizing.Resized, DividedEngine]:
-        """Returns resized variables and an engine, and calls `on_evict`."""
-        resized = resizing.resize(
-            spec, table, self._variables, self._create_tables_of, group, call
-        )
-        engine = None
-        with group.failing_together(call):
-            engine = self._make_engine(
-                host_resizing.spec_with_capacity(
-                    self._shapes.fix_spec(),
-                    table,
-                    spec.tables[table].vocabulary.settings.capacity,
-                ),
-                {**self._variables, **resized.variables},
+    ) -> host_resizing.Resized:
+        """Creates variables with the new capacity, and copies the rows."""
+        assert group is not None
+        with self._replicas.strategy.scope():
+            return resizing.resize(
+                spec,
+                table,
+                self._variables,
+                self._create_tables_of,
+                group,
+                call,
             )
-            assert isinstance(self.engine, DividedEngine)
-            # The next step compares the counter with the other processes.
-            engine.restores = self.engine.restores
-            for number, dropped in resized.dropped.items():
-                engine.report_dropped(number, dropped)
-        assert engine is not None
-        return resized, engine
+
+    def _discard_variables(self, old: dict[str, Any]) -> None:
+        """Frees the memory of the variables that a resize has replaced."""
+        resizing.discard_variables(old)
 
     def watch_changes(self) -> Any:
         """Starts to record which rows of this process are written."""

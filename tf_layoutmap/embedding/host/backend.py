@@ -10,7 +10,6 @@ pipelined update before tables are saved.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import zlib
 from collections.abc import Sequence
@@ -294,32 +293,31 @@ class HostBackend:
     def resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
         name = self._spec.tables[table].name
-        group = self._together(f"`resize` of table {name!r}")
+        call = f"`resize` of table {name!r}"
+        group = self._together(call)
         if group is not None:
-            group.check_equal(
-                f"The capacity in `resize` of table {name!r}", repr(capacity)
-            )
-        self.flush()
+            group.check_equal(f"The capacity in {call}", repr(capacity))
         spec = resizing.spec_with_capacity(self._spec, table, capacity)
-        engine = self._started
-        self._retire_for_resize(name)
+        old_engine = self._started
         try:
-            with (
-                contextlib.nullcontext()
-                if group is None
-                else group.failing_together(f"`resize` of table {name!r}")
-            ):
-                resized, new_engine = self._resized(spec, table)
+            with processes.failing_together(group, call):
+                self.flush()
+                self._retire_for_resize(name)
+            resized = self._resize_variables(spec, table, group, call)
+            variables = {**self._variables, **resized.variables}
+            with processes.failing_together(group, call):
+                new_engine = self._engine_after_resize(
+                    resized, table, variables
+                )
         except BaseException:
-            engine.retire("")
+            old_engine.retire("")
             raise
         old = [self._variables[one] for one in resized.variables]
-        variables = {**self._variables, **resized.variables}
         self.engine, self._spec, self._variables = new_engine, spec, variables
         self._shapes.replace_spec(spec)
         step_strings.use_variables(self.strings, resized.variables)
         for by_name in old:
-            resizing.empty_variables(by_name)
+            self._discard_variables(by_name)
         return resized
 
     def _retire_for_resize(self, name: str) -> None:
@@ -345,34 +343,56 @@ class HostBackend:
                 f"{name!r})."
             ) from None
 
-    def _resized(
-        self, spec: config.EmbeddingSpec, table: int
-    ) -> tuple[resizing.Resized, host_engine.HostEngine]:
-        """Returns resized variables and an engine, and calls `on_evict`."""
+    def _resize_variables(
+        self,
+        spec: config.EmbeddingSpec,
+        table: int,
+        group: processes.Processes | None,
+        call: str,
+    ) -> resizing.Resized:
+        """Creates variables with the new capacity, and copies the rows.
+
+        Args:
+          spec: Spec with the new capacity.
+          table: Index of the table.
+          group: The processes that make the call together, or None.
+          call: Name of the call, for messages.
+        """
         name = spec.tables[table].name
-        with resizing.resize_scope(self._variables[name]):
-            resized = resizing.resize(
+        with (
+            processes.failing_together(group, call),
+            resizing.resize_scope(self._variables[name]),
+        ):
+            return resizing.resize(
                 spec, table, self._variables, self._partitioner
             )
-            new_engine = self._make_engine(
-                resizing.spec_with_capacity(
-                    self._shapes.fix_spec(),
-                    table,
-                    spec.tables[table].vocabulary.settings.capacity,
-                ),
-                {**self._variables, **resized.variables},
-            )
-            if isinstance(self.engine, multi_process.WorkerEngine):
-                assert isinstance(new_engine, multi_process.WorkerEngine)
-                # The next step compares these records with the other processes.
-                new_engine.restores = self.engine.restores
-                new_engine.writes = self.engine.writes
-            # The user function `on_evict` may raise an error. Therefore
-            # `on_evict` is called before `empty_variables` deletes the old
-            # table.
-            for number, dropped in resized.dropped.items():
-                new_engine.report_dropped(number, dropped)
-        return resized, new_engine
+
+    def _engine_after_resize(
+        self,
+        resized: resizing.Resized,
+        table: int,
+        variables: dict[str, dict[str, Any]],
+    ) -> host_engine.HostEngine:
+        """Returns an engine for resized variables, and calls `on_evict`."""
+        new_engine = self._make_engine(
+            resizing.spec_with_capacity(
+                self._shapes.fix_spec(),
+                table,
+                resized.spec.tables[table].vocabulary.settings.capacity,
+            ),
+            variables,
+        )
+        # The next step compares the records with the other processes.
+        new_engine.use_records_of(self._started)
+        # The user function `on_evict` may raise an error. Therefore, `on_evict`
+        # is called before `resize` discards the old variables.
+        for number, dropped in resized.dropped.items():
+            new_engine.report_dropped(number, dropped)
+        return new_engine
+
+    def _discard_variables(self, old: dict[str, Any]) -> None:
+        """Frees the memory of the variables that a resize has replaced."""
+        resizing.empty_variables(old)
 
     def _together(self, call: str) -> processes.Processes | None:
         """Returns the processes that make a call together, or None.

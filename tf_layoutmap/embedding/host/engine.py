@@ -543,6 +543,13 @@ class HostEngine:
         with tf.device(self._handle.device):
             ops.retire_host_engine(engine=self._handle, why=why)
 
+    def use_records_of(self, previous: HostEngine):
+        """Uses the records that a step compares with other processes.
+
+        Args:
+          previous: Engine of the same process before a resize.
+        """
+
     def reset(self):
         """Discards all steps in flight."""
         with tf.device(self._handle.device):

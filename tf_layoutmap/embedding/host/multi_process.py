@@ -301,6 +301,11 @@ class WorkerEngine(HostEngine):
         self.restores = RestoreCounter()
         self.writes = WriteRecord()
 
+    def use_records_of(self, previous: HostEngine):
+        """Uses the records of restores and writes of the previous engine."""
+        assert isinstance(previous, WorkerEngine)
+        self.restores, self.writes = previous.restores, previous.writes
+
     def enqueue(
         self,
         replica: int,

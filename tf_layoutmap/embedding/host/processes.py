@@ -181,6 +181,20 @@ def of_strategy(strategy: tf.distribute.Strategy) -> Processes:
     return found
 
 
+def failing_together(
+    group: Processes | None, call: str
+) -> contextlib.AbstractContextManager[None]:
+    """Returns `Processes.failing_together`, or an empty scope without a group.
+
+    Args:
+      group: The processes that make the call together, or None.
+      call: Name of the call, for the message.
+    """
+    if group is None:
+        return contextlib.nullcontext()
+    return group.failing_together(call)
+
+
 def describe_error(error: BaseException | None) -> str:
     """Returns the class and the message of an error, or an empty string."""
     return "" if error is None else f"{type(error).__name__}: {error}"
