@@ -23,9 +23,9 @@ def installed():
 
 
 class CountingTable:
-    """Table of the first of three processes, which counts gathered rows."""
+    """Table of one of three processes, which counts gathered rows."""
 
-    def __init__(self, dtype="float32", seed=0, rows_at_once=2):
+    def __init__(self, dtype="float32", seed=0, rows_at_once=2, rank=0):
         self.values = tf.cast(
             np.random.default_rng(seed).normal(size=SHAPE), dtype
         )
@@ -33,12 +33,16 @@ class CountingTable:
         row_partition = partition.RowPartition.div(SHAPE[0], 3)
         self.table = tables.DividedTable(
             "words",
-            tf.Variable(self.values[: row_partition.sizes[0]]),
+            tf.Variable(self._rows_of(row_partition, rank)),
             row_partition,
-            0,
+            rank,
             self,
         )
         self._rows_at_once = rows_at_once
+
+    def _rows_of(self, row_partition, rank):
+        first = row_partition.offsets[rank]
+        return self.values[first : first + row_partition.sizes[rank]]
 
     def gather(self, table):
         """Yields all rows, as `RowTransfer.gather`."""
@@ -80,17 +84,35 @@ def test_a_table_is_one_tensor_for_any_part_size(
     assert not list(tmp_path.glob("*being-written*"))
 
 
-def test_checkpoints_are_numbered_and_restore_the_shard(tmp_path):
-    source = CountingTable()
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_checkpoints_are_numbered_and_restore_the_shard(tmp_path, dtype, rank):
+    source = CountingTable(dtype, rank=rank)
     checkpoint = tf.train.Checkpoint(table=source.table)
     path = checkpoint.save(str(tmp_path / "saved"))
     assert path == str(tmp_path / "saved-1")
     assert tf.train.latest_checkpoint(str(tmp_path)) == path
     source.table.block.assign(tf.zeros_like(source.table.block))
     checkpoint.restore(path).assert_consumed()
+    rows = source.table.rows
     np.testing.assert_array_equal(
-        source.table.block.numpy(), source.values[: len(source.table.rows)]
+        source.table.block.numpy(), source.values[rows.start : rows.stop]
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_table_of_another_size_is_not_restored(tmp_path, dtype):
+    values = tf.zeros([SHAPE[0] + 1, SHAPE[1]], dtype)
+    path = tf.train.Checkpoint(table=tf.Variable(values)).write(
+        str(tmp_path / "saved")
+    )
+    source = CountingTable(dtype)
+    before = source.table.block.numpy()
+    with pytest.raises(
+        (ValueError, tf.errors.InvalidArgumentError), match="shape"
+    ):
+        tf.train.Checkpoint(table=source.table).read(path)
+    np.testing.assert_array_equal(source.table.block.numpy(), before)
 
 
 def test_only_one_part_is_in_memory(tmp_path, monkeypatch):

@@ -582,20 +582,35 @@ class _Rows(tf_private.SaveableObject):
             self._table._raise_conversion()
 
     def read_local_rows(self):
-        """Limits the restore to the rows of this process."""
+        """Limits the restore to the rows of this process.
+
+        If TensorFlow cannot read slices of the dtype, the full table is read,
+        and `restore` selects the rows.
+        """
         rows = self._table.rows
-        self.specs = (
-            [self._spec(self._table.slice_spec(rows.start, len(rows)))]
-            if rows
-            else []
-        )
+        if not rows:
+            self.specs = []
+        elif self._table.dtype in tf_private.SLICEABLE_DTYPES:
+            spec = self._table.slice_spec(rows.start, len(rows))
+            self.specs = [self._spec(spec)]
 
     def restore(self, restored_tensors, restored_shapes):
         del restored_shapes
         self._check_no_saved_model()
         if not self.specs:
             return None
-        return self._table.block.assign(restored_tensors[0])
+        value = restored_tensors[0]
+        if self._table.dtype not in tf_private.SLICEABLE_DTYPES:
+            if value.shape != self._table.shape:
+                raise ValueError(
+                    f"The checkpoint must contain table {self._table.name!r} "
+                    f"with the shape {self._table.shape}. Received: a tensor "
+                    f"of shape {value.shape}. Restore the checkpoint into an "
+                    "embedding with the same number of rows."
+                )
+            rows = self._table.rows
+            value = value[rows.start : rows.stop]
+        return self._table.block.assign(value)
 
 
 class DividedTables:
