@@ -156,6 +156,35 @@ void CheckApply(InputReader* input) {
                SerialFor);
 }
 
+// Returns whether a message lies within `bytes` at an aligned offset.
+bool IsInside(Span<const uint8_t> message, const std::vector<uint8_t>& bytes) {
+  const int64_t first = message.data() - bytes.data();
+  return first >= 0 && message.size() >= 0 && first % 8 == 0 &&
+         first + message.size() <= static_cast<int64_t>(bytes.size());
+}
+
+// Checks messages that contain other messages.
+void CheckParts(InputReader* input) {
+  const int64_t num_messages = 1 + input->Below(3);
+  std::vector<uint8_t> bytes;
+  for (int64_t i = 0; i < num_messages; ++i) {
+    Append(static_cast<int64_t>(input->MostlyBelow(20)), &bytes);
+  }
+  bytes.resize(bytes.size() + input->Below(64));
+  JoinedMessage joined;
+  if (joined.Read(bytes).ok()) {
+    FUZZ_CHECK(IsInside(joined.apply, bytes));
+    FUZZ_CHECK(IsInside(joined.fetch, bytes));
+  }
+  std::vector<Span<const uint8_t>> messages;
+  if (!ReadBundle(bytes, num_messages, &messages).ok()) return;
+  FUZZ_CHECK(static_cast<int64_t>(messages.size()) == num_messages);
+  for (const Span<const uint8_t>& message : messages) {
+    FUZZ_CHECK(IsInside(message, bytes));
+  }
+  FUZZ_CHECK(BundleBytes(messages) == static_cast<int64_t>(bytes.size()));
+}
+
 }  // namespace
 }  // namespace layoutmap
 
@@ -164,5 +193,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   layoutmap::CheckClosures(&input);
   layoutmap::CheckFetch(&input);
   layoutmap::CheckApply(&input);
+  layoutmap::CheckParts(&input);
   return 0;
 }
