@@ -115,14 +115,15 @@ class StepClosure:
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
 
-        # Whether updates can be joined with later reads, and whether the last
-        # trace has the order of the program.
+        # Whether updates are joined with later reads, and whether the updates
+        # of several embeddings are bundled. A read that misses updates needs
+        # one op per update.
         self._joins_calls = True
-        self._is_ordered = True
-        # The same for updates of several embeddings that are bundled. A read
-        # that misses updates needs one op per update.
         self._bundles_updates = not prefetch_steps
-        self._is_bundle_ordered = True
+        # Whether the calls of the last trace do not have the order of the
+        # program, because they are joined or bundled.
+        self._has_join_conflict = False
+        self._has_bundle_conflict = False
 
         def step(iterator, epoch_and_number, joins_calls=False):
             state = closures.begin(
@@ -256,18 +257,24 @@ class StepClosure:
         for bundled updates.
         """
         while True:
-            self._is_ordered = self._is_bundle_ordered = True
+            self._has_join_conflict = self._has_bundle_conflict = False
             traced = tf_private.trace_for_workers(
                 self._coordinator, tf.function(function), iterator, numbers
             )
-            joins_calls = self._joins_calls and (
-                self._is_ordered
-                and not resource_order.uses_variables(traced.graph)
+            joins_calls = self._joins_calls and not (
+                self._has_join_conflict
+                or resource_order.uses_variables(traced.graph)
             )
-            if joins_calls == self._joins_calls and self._is_bundle_ordered:
+            bundles_updates = (
+                self._bundles_updates and not self._has_bundle_conflict
+            )
+            if (joins_calls, bundles_updates) == (
+                self._joins_calls,
+                self._bundles_updates,
+            ):
                 return traced
             self._joins_calls = joins_calls
-            self._bundles_updates &= self._is_bundle_ordered
+            self._bundles_updates = bundles_updates
 
     def _make_call(
         self, traced: Any, remote: list[Any] | None
@@ -348,8 +355,8 @@ class StepClosure:
     def _record_trace(self, state: closures.Closure) -> None:
         """Checks and stores the state after a trace of a step."""
         _check_tokens(state)
-        self._is_ordered &= not state.has_conflict
-        self._is_bundle_ordered &= not state.has_bundle_conflict
+        self._has_join_conflict |= state.has_join_conflict
+        self._has_bundle_conflict |= state.has_bundle_conflict
         # Duplicates are removed, because a step may contain several
         # `apply_gradients` of the same embedding, for example in branches. All
         # traces of the step use the same embeddings.

@@ -141,13 +141,13 @@ def test_a_call_in_a_branch_after_a_pending_update_is_a_conflict(is_read):
 
         states.append(begin())
         tf.cond(condition, branch, lambda: tf.constant(0))
-        assert not states[-1].has_conflict
+        assert not states[-1].has_join_conflict
         calls.update(0)
         tf.cond(condition, branch, lambda: tf.constant(0))
         prefetching.end_steps()
 
     function.get_concrete_function(tf.TensorSpec([], tf.bool))
-    assert [one.has_conflict for one in states] == [True]
+    assert [one.has_join_conflict for one in states] == [True]
 
 
 def test_updates_outside_of_closures_are_created_immediately():

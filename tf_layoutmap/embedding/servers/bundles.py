@@ -56,13 +56,18 @@ _ATTRIBUTE = "_tf_layoutmap_bundle"
 def bundled() -> Iterator[None]:
     """Context of a step whose updates are bundled.
 
-    If the enclosing closure does not bundle updates, the context does nothing.
+    The context does nothing if the enclosing closure does not bundle updates,
+    or inside another such context of the same graph.
     """
     closure = closures.enclosing_closure()
-    if closure is None or not closure.bundles_updates:
+    graph = tf.compat.v1.get_default_graph()
+    if (
+        closure is None
+        or not closure.bundles_updates
+        or hasattr(graph, _ATTRIBUTE)
+    ):
         yield
         return
-    graph = tf.compat.v1.get_default_graph()
     setattr(graph, _ATTRIBUTE, _Bundle())
     try:
         yield

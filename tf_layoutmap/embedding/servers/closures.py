@@ -122,9 +122,9 @@ class Closure:
       prefetch_steps: Number of earlier steps whose updates the rows of a step
         may miss.
       joins_calls: Whether an update can be joined with a later read.
-      has_conflict: Whether an update that should be joined with a later read is
-        followed by a call in another function, such as a branch. The order of
-        the calls of this trace is wrong.
+      has_join_conflict: Whether an update that should be joined with a later
+        read is followed by a call in another function, such as a branch. The
+        order of the calls of this trace is wrong.
       bundles_updates: Whether the updates of several embeddings are bundled;
         see `bundles`.
       has_bundle_conflict: Whether an op uses variables of a bundled update
@@ -134,7 +134,7 @@ class Closure:
     token: tf.Tensor
     prefetch_steps: int = 0
     joins_calls: bool = False
-    has_conflict: bool = False
+    has_join_conflict: bool = False
     bundles_updates: bool = False
     has_bundle_conflict: bool = False
     applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
@@ -235,11 +235,11 @@ def joins_calls() -> bool:
     return closure is not None and closure.joins_calls
 
 
-def report_conflict(graph: Any) -> None:
-    """Sets `has_conflict` of the current step in the graph of a closure."""
+def report_join_conflict(graph: Any) -> None:
+    """Sets `has_join_conflict` of the current step in a closure's graph."""
     closure = _closure_of(graph)
     if closure is not None:
-        closure.has_conflict = True
+        closure.has_join_conflict = True
 
 
 def enclosing_closure() -> Closure | None:

@@ -151,7 +151,7 @@ class StepOrder:
         for graph in list(tf_private.graphs_around())[1:]:
             calls = _calls_of_graph(graph).get(self)
             if calls is not None and calls.pending:
-                closures.report_conflict(graph)
+                closures.report_join_conflict(graph)
 
 
 @tf.autograph.experimental.do_not_convert
