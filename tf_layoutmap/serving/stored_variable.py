@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files, tf_private
+from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.serving.report import TableReport
 from tf_layoutmap.serving.sources import Source
 from tf_layoutmap.serving_deltas import packing
@@ -86,12 +86,7 @@ class StoredVariable(tf_private.Trackable):
         for block in blocks():
             self._block_starts.append(start)
             parts.append(f"{prefix}-{len(parts)}")
-            spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-                full_name=self.name,
-                full_shape=self.shape.as_list(),
-                var_offset=[start, 0],
-                var_shape=list(block.shape),
-            ).spec
+            spec = slice_specs.of_rows(self.shape.as_list(), start, len(block))
             with files.os_errors(prefix):
                 tf.raw_ops.SaveV2(
                     prefix=parts[-1],

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_sizes
@@ -86,12 +86,7 @@ class Block:
     def _spec_of(self, shape: list[int], start: int) -> str:
         offset = [0] * len(shape)
         offset[self.axis] = start
-        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
-            full_name=self.table.name,
-            full_shape=self.table.shape.as_list(),
-            var_offset=offset,
-            var_shape=shape,
-        ).spec
+        return slice_specs.of_block(self.table.shape.as_list(), offset, shape)
 
     def _rows(self) -> tf.Tensor:
         return tf.range(self.offset, self.offset + self.size, dtype=tf.int64)

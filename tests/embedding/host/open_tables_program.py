@@ -44,29 +44,30 @@ FAILING = (
 )
 
 
-def embedding(on_evict=None, **options):
-    """Returns three open tables.
+def table_configs():
+    """Returns the configs of three tables.
 
     One table counts integer keys, one has string keys, and one has another dim
     and the vocabulary of the first table.
     """
     first = tf.random_uniform_initializer(-1.0, 1.0)
-    items = tpu.TableConfig(
-        80, 3, first, tpu.Adagrad(0.1), "mean", name="items"
+    return (
+        tpu.TableConfig(80, 3, first, tpu.Adagrad(0.1), "mean", name="items"),
+        tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names"),
+        tpu.TableConfig(80, 1, first, tpu.SGD(0.25), "sum", name="prices"),
     )
-    names = tpu.TableConfig(40, 2, first, tpu.SGD(0.5), "sum", name="names")
-    prices = tpu.TableConfig(80, 1, first, tpu.SGD(0.25), "sum", name="prices")
-    return tlm.TPUEmbedding(
-        {
-            "shown": tpu.FeatureConfig(items),
-            "history": tpu.FeatureConfig(items, max_sequence_length=2),
-            "name": tpu.FeatureConfig(names),
-            "price": tpu.FeatureConfig(prices),
-        },
-        None,
-        table_dtypes={"names": "bfloat16"},
-        rounding_seed=3,
-        vocabularies={
+
+
+def table_options(on_evict):
+    """Returns arguments of `TPUEmbedding` for the tables of `table_configs`.
+
+    Args:
+      on_evict: Function for the evicted keys of the table "names", or None.
+    """
+    return {
+        "table_dtypes": {"names": "bfloat16"},
+        "rounding_seed": 3,
+        "vocabularies": {
             "items": tlm.OpenVocabulary(
                 80,
                 admission="count",
@@ -77,6 +78,21 @@ def embedding(on_evict=None, **options):
             "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
             "prices": "items",
         },
+    }
+
+
+def embedding(on_evict=None, **options):
+    """Returns an embedding with the tables of `table_configs`."""
+    items, names, prices = table_configs()
+    return tlm.TPUEmbedding(
+        {
+            "shown": tpu.FeatureConfig(items),
+            "history": tpu.FeatureConfig(items, max_sequence_length=2),
+            "name": tpu.FeatureConfig(names),
+            "price": tpu.FeatureConfig(prices),
+        },
+        None,
+        **table_options(on_evict),
         **options,
     )
 

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.embedding.host import open_tables_program as tables
 from tests.matrix import tpu_layer
 from tests.matrix.runtimes import tensors_in
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
@@ -96,17 +97,7 @@ class Case:
             self.model = self._make_model()
 
     def _make_layer(self) -> Any:
-        first = tf.random_uniform_initializer(-1.0, 1.0)
-        items, names, prices = (
-            tpu.TableConfig(
-                capacity, dim, first, optimizer, combiner, name=name
-            )
-            for name, capacity, dim, optimizer, combiner in (
-                ("items", 80, 3, tpu.Adagrad(0.1), "mean"),
-                ("names", 40, 2, tpu.SGD(0.5), "sum"),
-                ("prices", 80, 1, tpu.SGD(0.25), "sum"),
-            )
-        )
+        items, names, prices = tables.table_configs()
         users = tpu.TableConfig(
             7, 2, tf.zeros_initializer(), tpu.Adam(0.1), "sum", name="users"
         )
@@ -121,24 +112,9 @@ class Case:
                 "user": tpu.FeatureConfig(users, name="user"),
             },
             None,
-            table_dtypes={"names": "bfloat16"},
-            rounding_seed=3,
-            vocabularies={
-                "items": tlm.OpenVocabulary(
-                    80,
-                    admission="count",
-                    min_count=2,
-                    evict="lfu",
-                    half_life_steps=2,
-                ),
-                "names": tlm.OpenVocabulary(
-                    40,
-                    unknown="row",
-                    evict="lru",
-                    on_evict=self.on_evict if self._reports_evicted else None,
-                ),
-                "prices": "items",
-            },
+            **tables.table_options(
+                self.on_evict if self._reports_evicted else None
+            ),
             name="tables",
             **self._options,
         )

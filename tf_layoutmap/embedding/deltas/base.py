@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
 from tf_layoutmap.serving_deltas.chain import Delta
@@ -220,12 +220,7 @@ class StoredRows:
         if self._dtype not in tf_private.SLICEABLE_DTYPES:
             reader = open_checkpoint(prefix)
             return np.array(read_tensor(reader, key, source)[first:stop])
-        spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-            full_name=key,
-            full_shape=list(shape),
-            var_offset=[int(first), *(0 for _ in shape[1:])],
-            var_shape=[int(stop - first), *shape[1:]],
-        ).spec
+        spec = slice_specs.of_rows(shape, first, stop - first)
         return _restore_slice(prefix, key, spec, self._dtype, source)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files, tf_private
+from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.host.changes import TableChanges
@@ -165,12 +165,9 @@ class ProcessesDelta:
         first = sum(counts[: self._group.rank])
         return PartTensor(
             value,
-            tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-                full_name=name,
-                full_shape=[sum(counts), *value.shape[1:]],
-                var_offset=[first, *(0 for _ in value.shape[1:])],
-                var_shape=list(value.shape),
-            ).spec,
+            slice_specs.of_rows(
+                [sum(counts), *value.shape[1:]], first, len(value)
+            ),
         )
 
     def write_part(

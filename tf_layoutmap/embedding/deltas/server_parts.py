@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files, tf_private
+from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.embedding.servers.changes import ServerValues
 
 Array = np.ndarray[Any, Any]
@@ -89,12 +89,7 @@ def _tensors_by_device(
                 size = int(part.values.shape[0])
                 if not size:
                     continue
-                spec = tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-                    full_name=name,
-                    full_shape=list(value.shape),
-                    var_offset=[part.first, *(0 for _ in value.shape[1:])],
-                    var_shape=[size, *value.shape[1:]],
-                ).spec
+                spec = slice_specs.of_rows(value.shape, part.first, size)
                 by_device.setdefault(part.device, []).append(
                     (name, spec, part.values)
                 )

@@ -74,7 +74,7 @@ def resize(
             settings,
             has_sketch=state.SKETCH in vocabulary,
         )
-        variables = create(_spec_of_tables(spec, sharing))
+        variables = create(open_specs.spec_of_sharing(spec, table))
         for name, value in moved.vocabulary.items():
             variables[owner][name].assign(value)
     assert moved is not None
@@ -103,35 +103,9 @@ def discard_variables(old: Mapping[str, Any]) -> None:
             variable.replaced = True
         elif isinstance(variable, DividedTable):
             variable.replaced = True
-            host_resizing.empty_variables({"block": variable.block})
+            host_resizing.empty_shards([variable.block])
         else:
             host_resizing.empty_variables({"variable": variable})
-
-
-def _spec_of_tables(
-    spec: config.EmbeddingSpec, sharing: list[int]
-) -> config.EmbeddingSpec:
-    """Returns the spec of the tables that share a vocabulary.
-
-    Args:
-      spec: Spec of all tables.
-      sharing: Result of `open_tables.sharing`, which begins with the owner.
-    """
-    owner, *others = (spec.tables[number] for number in sharing)
-    return dataclasses.replace(
-        spec,
-        tables=(
-            owner,
-            *(
-                dataclasses.replace(
-                    one,
-                    vocabulary=dataclasses.replace(one.vocabulary, owner=0),
-                )
-                for one in others
-            ),
-        ),
-        features=(),
-    )
 
 
 def _gather_vocabulary(

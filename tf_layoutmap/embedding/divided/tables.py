@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import paths, tf_private
+from tf_layoutmap._core import paths, slice_specs, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided.group import (
@@ -502,13 +502,7 @@ class DividedTable(tf_private.Trackable):
 
     def slice_spec(self, first: int, count: int) -> str:
         """Returns the slice spec of `count` rows, starting with row `first`."""
-        shape = self.shape.as_list()
-        return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-            full_name=self.name,
-            full_shape=shape,
-            var_offset=[first, *(0 for _ in shape[1:])],
-            var_shape=[count, *shape[1:]],
-        ).spec
+        return slice_specs.of_rows(self.shape.as_list(), first, count)
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         # There are no children, because a checkpoint contains the unsharded

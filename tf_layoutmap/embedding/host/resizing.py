@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,13 @@ def empty_variables(old: Mapping[str, Any]) -> None:
     instead of returning outdated rows.
     """
     for variable in old.values():
-        for shard in tables.shards_of(variable):
+        empty_shards(tables.shards_of(variable))
+
+
+def empty_shards(shards: Iterable[Any]) -> None:
+    """Assigns values without rows; see `empty_variables`."""
+    for shard in shards:
+        with tf.device(shard.device):
             tf.raw_ops.AssignVariableOp(
                 resource=shard.handle,
                 validate_shape=False,

@@ -8,7 +8,6 @@ traced before the resize use the old resources, and raise errors.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -65,41 +64,21 @@ def resize(
       of the table.
     """
     sharing = open_specs.sharing(spec, table)
-    created = dataclasses.replace(
-        spec,
-        # The first table owns the vocabulary.
-        tables=tuple(
-            _with_owner(spec.tables[number], 0 if place else None)
-            for place, number in enumerate(sharing)
-        ),
-        features=(),
-    )
 
     def create(spec: config.EmbeddingSpec, number: int) -> dict[str, Any]:
         return variables[spec.tables[number].name]
 
     with resizing.resize_scope(old[spec.tables[table].name]):
-        variables, devices = on_servers.create(created)
+        variables, devices = on_servers.create(
+            open_specs.spec_of_sharing(spec, table)
+        )
         resized = resizing.resize(spec, table, old, create=create)
     return resized, dict(zip(sharing, devices, strict=True))
-
-
-def _with_owner(table: config.TableSpec, owner: int | None) -> config.TableSpec:
-    """Returns a table that uses the vocabulary of the table `owner`."""
-    return dataclasses.replace(
-        table, vocabulary=dataclasses.replace(table.vocabulary, owner=owner)
-    )
 
 
 def empty_variables(old: Mapping[str, Any]) -> None:
     """Frees the memory of variables that a resize has replaced."""
     for variable in old.values():
-        for shard in getattr(variable, "copies", None) or tables.shards_of(
-            variable
-        ):
-            with tf.device(shard.device):
-                tf.raw_ops.AssignVariableOp(
-                    resource=shard.handle,
-                    validate_shape=False,
-                    value=tf.zeros([0, *shard.shape[1:]], shard.dtype),
-                )
+        resizing.empty_shards(
+            getattr(variable, "copies", None) or tables.shards_of(variable)
+        )

@@ -48,6 +48,30 @@ def sharing(spec: config.EmbeddingSpec, table: int) -> list[int]:
     ]
 
 
+def spec_of_sharing(
+    spec: config.EmbeddingSpec, table: int
+) -> config.EmbeddingSpec:
+    """Returns the spec of only the tables that use the vocabulary of a table.
+
+    The first table owns the vocabulary. The spec has no features.
+    """
+    owner, *others = (spec.tables[number] for number in sharing(spec, table))
+    return dataclasses.replace(
+        spec,
+        tables=(
+            owner,
+            *(
+                dataclasses.replace(
+                    one,
+                    vocabulary=dataclasses.replace(one.vocabulary, owner=0),
+                )
+                for one in others
+            ),
+        ),
+        features=(),
+    )
+
+
 def owners_by_name(spec: config.EmbeddingSpec) -> dict[str, str]:
     """Returns a dict from tables that share a vocabulary to its owner.
 

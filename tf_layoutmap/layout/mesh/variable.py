@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap._patches import freed_gradients
 from tf_layoutmap.layout.mesh import device_mesh, tracing, transfer
 from tf_layoutmap.layout.mesh.atomic_step import AllOrNothingVariable
@@ -109,24 +109,6 @@ def _options_for(saver: Any, options: Any) -> Any:
     options = copy.copy(options)
     options.experimental_io_device = None
     return options
-
-
-def slice_spec(
-    key: str, shape: tf.TensorShape, slices: tuple[slice, ...]
-) -> str:
-    """Returns the slice specification of a shard in a checkpoint.
-
-    Args:
-      key: Key of the tensor in the checkpoint.
-      shape: Shape of the unsharded tensor.
-      slices: Position of the shard, one slice per dimension.
-    """
-    return tf.Variable.SaveSliceInfo(  # pyright: ignore[reportAttributeAccessIssue] No stub has it.
-        full_name=key,
-        full_shape=shape.as_list(),
-        var_offset=[s.start for s in slices],
-        var_shape=[s.stop - s.start for s in slices],
-    ).spec
 
 
 _KEY = tf_private.VARIABLE_VALUE_KEY
@@ -228,7 +210,15 @@ class _ShardsSaveable(tf_private.SaveableObject):
             value = variable.read_value()
             return value if slices is None else value[slices]
 
-        spec = "" if slices is None else slice_spec(key, variable.shape, slices)
+        spec = (
+            ""
+            if slices is None
+            else slice_specs.of_block(
+                variable.shape.as_list(),
+                [one.start for one in slices],
+                [one.stop - one.start for one in slices],
+            )
+        )
         return tf_private.SaveSpec(
             read,
             spec,
