@@ -525,6 +525,8 @@ class Vocabulary(sampling.KeyCounts):
         _require_eager("export")
         checks.check_one_of("format", format, row_files.FORMATS)
         blocks = self.blocks(block_size)
+        # If the table is sharded over processes, all processes read this.
+        keys_are = self._keys_are()
         if not self._rows.is_writer:
             return sum(len(block.keys) for block in blocks)
         return row_files.write_folder(
@@ -532,7 +534,7 @@ class Vocabulary(sampling.KeyCounts):
             blocks,
             format,
             row_files.FolderInfo(
-                self.name, self._rows.dim, self._rows.slots, self._keys_are()
+                self.name, self._rows.dim, self._rows.slots, keys_are
             ),
         )
 

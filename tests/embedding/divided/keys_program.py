@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import sys
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -94,7 +95,10 @@ def reads(embedding):
     items = embedding.vocabularies["items"]
     keys = items.keys().numpy()
     blocks = list(items.blocks(16))
+    with tempfile.TemporaryDirectory() as folder:
+        num_exported = items.export(folder + "/items", block_size=16)
     found = {
+        "exported": np.array(num_exported),
         "keys": keys,
         "lookup": items.lookup([*keys[::2], 10**9, keys[0]]).numpy(),
         "contains": items.contains([[keys[0]], [10**9]]).numpy(),
