@@ -66,12 +66,15 @@ def test_joined_calls_have_the_order_of_the_program(
         calls = Calls()
         num_reads = num_updates = 0
         expected = []  # The number of updates before each read.
+        has_own_update = []  # Whether the step updates before the read.
         for step in steps:
             begin(prefetch_steps, joins_calls)
+            num_before = num_updates
             for is_read in step:
                 if is_read:
                     calls.read(num_reads)
                     expected.append(num_updates)
+                    has_own_update.append(num_updates > num_before)
                     num_reads += 1
                 else:
                     calls.update(num_updates)
@@ -86,9 +89,13 @@ def test_joined_calls_have_the_order_of_the_program(
         if read is not None:
             before = [one for one, _ in calls.ops[: place + 1]]
             found.append(sum(one is not None for one in before))
-    for num_before, num_all in zip(found, expected, strict=True):
-        # Only the last `prefetch_steps` updates can be missing.
-        assert num_all - prefetch_steps <= num_before <= num_all
+    for num_before, num_all, has_own in zip(
+        found, expected, has_own_update, strict=True
+    ):
+        # Only the last `prefetch_steps` updates can be missing, and only if
+        # they belong to earlier steps.
+        num_missed = 0 if has_own else prefetch_steps
+        assert num_all - num_missed <= num_before <= num_all
     if not joins_calls:
         assert found == expected
 
@@ -96,12 +103,24 @@ def test_joined_calls_have_the_order_of_the_program(
 def test_a_read_waits_for_the_update_before_the_missed_updates():
     with tf.Graph().as_default():
         calls = Calls()
-        begin(1, joins_calls=False)
         for number in range(3):
+            begin(1, joins_calls=False)
             calls.update(number)
+        begin(1, joins_calls=False)
         read = calls.read(0)
         names = [one.name for one in read.control_inputs]
         assert names == ["update_1"]
+
+
+def test_a_read_follows_the_update_of_its_own_step():
+    with tf.Graph().as_default():
+        calls = Calls()
+        for number in range(3):
+            begin(1, joins_calls=False)
+            calls.update(number)
+        read = calls.read(0)
+        # TensorFlow orders ops with the same handle.
+        assert [one.name for one in read.inputs] == [calls.handle.name]
 
 
 def test_a_joined_update_keeps_the_control_dependencies_of_its_caller():

@@ -6,7 +6,8 @@ changes two things:
 
 * With `prefetch_steps`, a read only follows the updates of all but the last
   `prefetch_steps` steps. `StepOrder` removes TensorFlow's order for reads, and
-  adds control dependencies.
+  adds control dependencies. A read that follows the update of its own step in
+  the program follows all updates.
 * An update is joined with the next read that follows it, so that a server
   receives one message for both. The ops of an update are therefore created
   when the ops of this read are created, or when `end_steps` is called.
@@ -44,11 +45,20 @@ class _Calls:
       updates: For each update whose ops were created, one op for each server.
       pending: Later updates, whose ops were not created yet.
       handles: Handles for the reads of servers, by index.
+      last_step: Step that contains the last update, or None.
     """
 
     updates: list[Sequence[Any]] = dataclasses.field(default_factory=list)
     pending: list[Update] = dataclasses.field(default_factory=list)
     handles: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    last_step: closures.Closure | None = None
+
+    def num_prefetched(self) -> int:
+        """Returns the number of updates that the next read may miss."""
+        num_steps = closures.prefetch_steps()
+        if num_steps and self.last_step is closures.enclosing_closure():
+            return 0
+        return num_steps
 
 
 # Attribute of a graph that maps each `StepOrder` to its `_Calls`. A dictionary
@@ -77,6 +87,7 @@ class StepOrder:
           may_join: Whether the update can be joined with a read.
         """
         self._check_functions_around()
+        self._calls().last_step = closures.enclosing_closure()
         if may_join and closures.joins_calls():
             # The identity op has the control dependencies of the caller. Ops
             # that are created later do not have them.
@@ -91,8 +102,9 @@ class StepOrder:
     def take_for_read(self) -> Update | None:
         """Returns the update that is joined with the next read, or None."""
         self._check_functions_around()
-        pending = self._calls().pending
-        last = closures.prefetch_steps() + 1
+        calls = self._calls()
+        pending = calls.pending
+        last = calls.num_prefetched() + 1
         while len(pending) > last:
             self._create(pending.pop(0))
         return pending.pop(0) if len(pending) == last else None
@@ -118,11 +130,11 @@ class StepOrder:
         Yields:
           The handle for the op.
         """
-        num_steps = closures.prefetch_steps()
+        calls = self._calls()
+        num_steps = calls.num_prefetched()
         if not num_steps:
             yield handle
             return
-        calls = self._calls()
         if index not in calls.handles:
             # TensorFlow's automatic control dependencies treat the output of
             # IdentityN as a different resource, but not the output of Identity.
