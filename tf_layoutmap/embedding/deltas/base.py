@@ -264,7 +264,10 @@ def differing_rows_in_blocks(
 ) -> Array:
     """Returns the indices of all rows that are not bitwise equal.
 
-    The memory must hold two blocks, and the numbers of the changed rows.
+    The memory must hold the stored rows of a shard, a block of its current
+    rows, and the numbers of the changed rows. The stored rows of a shard are
+    read at once, because TensorFlow reads the full slice of a shard in a
+    checkpoint for each part of it.
 
     Args:
       stored: Rows in the base and the deltas.
@@ -276,11 +279,14 @@ def differing_rows_in_blocks(
         num_rows, width = (known_size(shard, axis) for axis in (0, 1))
         row_bytes = width * tf.as_dtype(shard.dtype).size
         step = max(block_bytes // row_bytes, 1)
+        if not num_rows:
+            continue
+        rows_of_shard = stored.read(first, first + num_rows)
         for begin in range(0, num_rows, step):
             end = min(begin + step, num_rows)
             with tf.device(shard.device):
                 current = tf.gather(shard, tf.range(begin, end)).numpy()
-            rows = _differing(stored.read(first + begin, first + end), current)
+            rows = _differing(rows_of_shard[begin:end], current)
             is_lane = current.dtype in (np.int64, np.int32)
             found.append(rows + (first + begin) * (width if is_lane else 1))
         first += num_rows
