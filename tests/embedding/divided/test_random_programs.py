@@ -1,6 +1,5 @@
 """Random programs with sharded tables equal programs of one process."""
 
-import pathlib
 import pickle
 
 import pytest
@@ -43,7 +42,7 @@ def check_same(folder, seed, count):
 def test_random_programs_equal_one_process(count, first, tmp_path):
     num_programs = 3 if count == 2 else 2
     processes.run_workers(
-        pathlib.Path(program.__file__),
+        program,
         [[str(tmp_path), str(first), str(num_programs)]] * count,
         tmp_path,
         DEADLINE_SECONDS,
