@@ -125,16 +125,14 @@ class RowsOp : public ServerStateOp {
     return absl::OkStatus();
   }
 
-  // Applies the update in the request, unless it was already applied. All
-  // checks run before the first change, so that a request that fails changes
-  // nothing. Sets `is_new` to false if the update was already applied.
+  // Applies the update in a message, unless it was already applied. All checks
+  // run before the first change, so that an update that fails changes nothing.
+  // Sets `is_new` to false if the update was already applied.
   absl::Status ApplyTo(OpKernelContext* ctx, const ServerResource& server,
-                       Span<const uint8_t> request, bool* is_new) const {
+                       const ApplyMessage& message, bool* is_new) const {
     LockedShards shards;
     shards.Lock(server.variables().apply_rows, LockedShards::Mode::kExclusive);
     TF_RETURN_IF_ERROR(server.CheckNotRetired());
-    ApplyMessage message;
-    TF_RETURN_IF_ERROR(ToTf(message.Read(request, server.sizes())));
     const ApplyHeader& header = message.header;
     ShardedView<int64_t> applied;
     TF_RETURN_IF_ERROR(shards.MutableView(ctx, shards.size() - 1, kApplied,
@@ -254,8 +252,10 @@ class ApplyRowsOp : public ServerOp<RowsOp> {
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
                      Span<const uint8_t> request) override {
     bool* is_new;
+    ApplyMessage message;
+    TF_RETURN_IF_ERROR(ToTf(message.Read(request, server.sizes())));
     TF_RETURN_IF_ERROR(AllocateFlags(ctx, TensorShape({}), &is_new));
-    return ApplyTo(ctx, server, request, is_new);
+    return ApplyTo(ctx, server, message, is_new);
   }
 };
 
@@ -277,6 +277,7 @@ class ApplyRowsOfBundleOp : public RowsOp {
     TF_RETURN_IF_ERROR(
         ToTf(ReadBundle(bundle.bytes(), handles.size(), &requests)));
     std::vector<ServerPtr> servers(requests.size());
+    std::vector<ApplyMessage> messages(requests.size());
     // All requests are checked before the first update, so that a request that
     // is not valid changes nothing.
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -284,14 +285,14 @@ class ApplyRowsOfBundleOp : public RowsOp {
       TF_RETURN_IF_ERROR(CheckRank("servers", handle, 0));
       TF_RETURN_IF_ERROR(LookUpServer(ctx, handle, &servers[i]));
       TF_RETURN_IF_ERROR(servers[i]->CheckNotRetired());
-      ApplyMessage message;
-      TF_RETURN_IF_ERROR(ToTf(message.Read(requests[i], servers[i]->sizes())));
+      TF_RETURN_IF_ERROR(
+          ToTf(messages[i].Read(requests[i], servers[i]->sizes())));
     }
     bool* is_new;
     TF_RETURN_IF_ERROR(
         AllocateFlags(ctx, TensorShape({handles.size()}), &is_new));
     for (size_t i = 0; i < requests.size(); ++i) {
-      TF_RETURN_IF_ERROR(ApplyTo(ctx, *servers[i], requests[i], is_new + i));
+      TF_RETURN_IF_ERROR(ApplyTo(ctx, *servers[i], messages[i], is_new + i));
     }
     return absl::OkStatus();
   }
@@ -305,14 +306,16 @@ class ApplyAndFetchRowsOp : public ServerOp<RowsOp> {
   absl::Status RunOn(OpKernelContext* ctx, const ServerResource& server,
                      Span<const uint8_t> request) override {
     JoinedMessage joined;
+    ApplyMessage apply;
     FetchMessage fetch;
     TF_RETURN_IF_ERROR(ToTf(joined.Read(request)));
     // The rows are checked before the update, so that a request that fails
     // changes nothing.
     TF_RETURN_IF_ERROR(ToTf(fetch.Read(joined.fetch, server.sizes())));
+    TF_RETURN_IF_ERROR(ToTf(apply.Read(joined.apply, server.sizes())));
     bool* is_new;
     TF_RETURN_IF_ERROR(AllocateFlags(ctx, TensorShape({}), &is_new));
-    TF_RETURN_IF_ERROR(ApplyTo(ctx, server, joined.apply, is_new));
+    TF_RETURN_IF_ERROR(ApplyTo(ctx, server, apply, is_new));
     return FetchFrom(ctx, server, fetch);
   }
 };

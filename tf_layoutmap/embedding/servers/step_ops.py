@@ -261,10 +261,10 @@ class StepOps:
 
     def fetch(self, requests: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Reads the rows of a step, with one call per server."""
-        bundles.create_pending()
         update = self._order.take_for_read()
         if update is None:
             return self._read(ops.fetch_server_rows, requests)
+        bundles.create_pending()
         fetched, applied = [], []
         for server, request in zip(self.servers, self._fold(update, requests)):
             with tf.device(server.device):
