@@ -58,6 +58,12 @@ def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(one * one) for one in activations])
 
 
+def _loss_of_layers(layers: Sequence[Any], ids: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of layers that look up one row of `ids` each."""
+    of_layers = tf.unstack(ids, num=len(layers))
+    return _loss([layer(one) for layer, one in zip(layers, of_layers)])
+
+
 class Empty:
     """The contestant without tables.
 
@@ -196,14 +202,7 @@ class KerasEmbedding:
     def step(self, ids: tf.Tensor) -> tf.Tensor:
         """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         with tf.GradientTape() as tape:
-            loss = _loss(
-                [
-                    layer(one)
-                    for layer, one in zip(
-                        self._layers, tf.unstack(ids, num=len(self._layers))
-                    )
-                ]
-            )
+            loss = _loss_of_layers(self._layers, ids)
         _apply(tape.gradient(loss, self._tables), self._tables, self._slots)
         return loss
 
@@ -234,14 +233,7 @@ class Layers:
     def step(self, ids: tf.Tensor) -> tf.Tensor:
         """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         with tf.GradientTape() as tape:
-            loss = _loss(
-                [
-                    layer(one)
-                    for layer, one in zip(
-                        self._layers, tf.unstack(ids, num=len(self._layers))
-                    )
-                ]
-            )
+            loss = _loss_of_layers(self._layers, ids)
         gradients = tape.gradient(loss, [one.value for one in self._weights])
         self._optimizer.apply(gradients, self._weights)
         return loss

@@ -25,20 +25,12 @@ KINDS = (
     *["by_token", "forward", "abandon", "evict", "expire", "resize", "write"],
     *["read", "export", "checkpoint", "convert", "delta", "delta", "flush"],
 )
-NAMES = (
-    ("words",),
-    ("deep", "wide"),
-    ("ads", "words"),
-    ("deep", "few", "wide"),
-    ("wide", "words", "deep", "ads"),
-    ("ads", "few"),
-)
 
 
 def setup_of(seed):
     """Returns the setup, whether it is pipelined, and the calls."""
     rng = random.Random(seed)
-    names = rng.choice(NAMES)
+    names = rng.choice(pairs.NAMES)
 
     def by_name(values):
         return {name: rng.choice(sorted(values)) for name in names}
@@ -300,16 +292,7 @@ class Program:
         vocabulary = self.some_vocabulary(seed)
         dim = pairs.DIMS[vocabulary.name]
         rng = np.random.default_rng(seed)
-        keys = rng.permutation(
-            np.unique(
-                np.concatenate(
-                    [
-                        self.keys(vocabulary, seed),
-                        rng.integers(0, 500, 9) * 1_003 - 5,
-                    ]
-                )
-            )
-        )
+        keys = pairs.keys_to_write(rng, self.keys(vocabulary, seed))
         options = {}
         if rng.integers(4):
             options["rows"] = rng.normal(size=[len(keys), dim])

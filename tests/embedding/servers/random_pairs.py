@@ -24,6 +24,15 @@ OWNERS = {"words": "words", "deep": "deep", "wide": "deep"}
 DIMS = {"words": 3, "deep": 2, "wide": 1, "ads": 4, "few": 2}
 # The sizes of closed tables.
 SIZES = {"ads": 23, "few": 3}
+# The tables of an embedding.
+NAMES = (
+    ("words",),
+    ("deep", "wide"),
+    ("ads", "words"),
+    ("deep", "few", "wide"),
+    ("wide", "words", "deep", "ads"),
+    ("ads", "few"),
+)
 EMPTY = -(2**63)
 
 POLICIES = {
@@ -59,6 +68,12 @@ OPTIMIZERS = {
 }
 COMBINERS = ("sum", "mean", "sqrtn")
 DTYPES = ("float32", "float32", "bfloat16", "float16")
+
+
+def keys_to_write(rng, known):
+    """Returns known and other keys in random order, each key once."""
+    others = rng.integers(0, 500, 9) * 1_003 - 5
+    return rng.permutation(np.unique(np.concatenate([known, others])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -486,16 +501,7 @@ class Pair:
         if not name:
             return
         rng = np.random.default_rng(seed)
-        keys = rng.permutation(
-            np.unique(
-                np.concatenate(
-                    [
-                        self.known(name, seed),
-                        rng.integers(0, 500, 9) * 1_003 - 5,
-                    ]
-                )
-            )
-        )
+        keys = keys_to_write(rng, self.known(name, seed))
         if self.setup.strings and seed % 2:
             argument = tf.constant(self.batches.keys(keys), tf.string)
         else:
@@ -634,8 +640,8 @@ class Pair:
         deltas = [one.write(compare=seed % 7 == 0) for one in self.writers]
         assert deltas[0].meta.tables == deltas[1].meta.tables
         assert tensors(deltas[0].tensors) == tensors(deltas[1].tensors)
-        # Without lazy updates, steps also change rows without a key, which are
-        # not in deltas.
+        # Without lazy updates, a step also changes rows that belong to no key.
+        # Deltas do not contain such rows.
         is_lazy = all(
             self.setup.optimizers[name] != "adam_lazy_off"
             for name in self.open_tables()

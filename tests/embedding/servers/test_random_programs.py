@@ -20,19 +20,11 @@ KINDS = (
     *["resize", "write", "read", "export", "checkpoint", "convert", "delta"],
     "delta",
 )
-NAMES = (
-    ("words",),
-    ("deep", "wide"),
-    ("ads", "words"),
-    ("deep", "few", "wide"),
-    ("wide", "words", "deep", "ads"),
-    ("ads", "few"),
-)
 
 
 @st.composite
 def setups(draw):
-    names = draw(st.sampled_from(NAMES))
+    names = draw(st.sampled_from(pairs.NAMES))
 
     def by_name(values):
         return {name: draw(st.sampled_from(sorted(values))) for name in names}
