@@ -285,9 +285,6 @@ class EngineBackend(Backend, Protocol):
 
         Returns:
           The `EngineChanges`.
-
-        Raises:
-          NotImplementedError: If the tables are on parameter servers.
         """
         ...
 
