@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 VERSIONS = {"keras": keras, "tf_keras": tf_keras}
 NUM_ROWS, DIM, LENGTH = 50, 4, 3
@@ -164,8 +164,8 @@ def test_a_scope_restores_the_constructor(version):
     # Classes of replaced layers keep the name, which weight files contain.
     assert type(inside).__name__ == "Embedding"
     assert isinstance(inside, version.layers.Embedding)
-    assert not engine.is_installed("keras3_embedding_creation")
-    assert not engine.is_installed("tf_keras_embedding_creation")
+    assert not patches.is_installed("keras3_embedding_creation")
+    assert not patches.is_installed("tf_keras_embedding_creation")
 
 
 def test_a_scope_is_left_after_an_error(version):

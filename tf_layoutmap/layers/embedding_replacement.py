@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 from tf_layoutmap.layers.base import construction
 from tf_layoutmap.layers.base.embedding_report import (
     EmbeddingReport,
@@ -225,8 +225,8 @@ def sharded_embeddings(
     )
     with contextlib.ExitStack() as stack:
         for version in replacers:
-            engine.install(_GROUPS[version])
-            stack.callback(engine.uninstall, _GROUPS[version])
+            patches.install(_GROUPS[version])
+            stack.callback(patches.uninstall, _GROUPS[version])
         stack.enter_context(
             construction.replacing(list(replacers.values()), report)
         )

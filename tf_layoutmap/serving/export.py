@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, files, literals, tf_private
+from tf_layoutmap._core import checks, files, literals, placeholders, tf_private
 from tf_layoutmap.embedding.deltas.writer import DeltaWriter
 from tf_layoutmap.serving import (
     delta_state,
@@ -25,7 +25,6 @@ from tf_layoutmap.serving import (
     stored_tables,
     subjects,
 )
-from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving.report import ExportReport
 from tf_layoutmap.serving.stored_tables import StoredTable
 from tf_layoutmap.serving.stored_variable import (
@@ -329,7 +328,7 @@ def _prepare(
         for place, source in zip(placed.places, sources)
     ]
     stored = iter(tables)
-    replaced: list[serving_report.Placeholder] = [
+    replaced: list[placeholders.Placeholder] = [
         (
             holder.owner,
             holder.make_lookup([next(stored) for _ in holder.sources]),

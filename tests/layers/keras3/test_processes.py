@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests import processes, strategies
 from tests.layers.keras3 import process_program as program
-from tf_layoutmap._patches import engine, layer_rows
+from tf_layoutmap._core import patches
 from tf_layoutmap.layers.keras3 import process_fit
 
 DEADLINE_SECONDS = 900
@@ -97,11 +97,11 @@ def test_batches_that_keras_would_shuffle_raise(two_processes):
 def test_models_of_one_process_do_not_change(num_replicas):
     name = "model without tables"
     expected = expected_results(name, num_replicas)
-    engine.install(layer_rows.PROCESSES)
+    patches.install("keras3_processes")
     try:
         found = program.PROGRAMS[name](strategies.mirrored(num_replicas), {})
     finally:
-        engine.uninstall(layer_rows.PROCESSES)
+        patches.uninstall("keras3_processes")
     assert_equal(found, expected)
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.layers import models
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 tf_keras = pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
@@ -339,7 +339,7 @@ def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
 def test_the_first_layer_of_a_process_installs_the_checks(monkeypatch):
     """Otherwise `clipnorm` would silently clip each shard separately."""
     groups = []
-    monkeypatch.setattr(engine, "ensure", groups.append)
+    monkeypatch.setattr(patches, "ensure", groups.append)
     _, layer = tfk.make_model(None, num_shards=2)
     layer.build()
     assert "tf_keras_self_training" in groups

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap._core import ops
-from tf_layoutmap._patches import freed_gradients
+from tf_layoutmap._core import freed_gradients, ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, tables
 from tf_layoutmap.embedding.host import open_tables

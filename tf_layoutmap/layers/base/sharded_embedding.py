@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import literals, tf_private
+from tf_layoutmap._core import literals, placeholders, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
@@ -26,7 +26,6 @@ from tf_layoutmap.layers.base import (
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_one_replica
 from tf_layoutmap.layers.base.tables import HOST
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -465,7 +464,7 @@ class EmbeddingCore(LayerBase):
         ids = self._ids(inputs)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
@@ -484,7 +483,7 @@ class EmbeddingCore(LayerBase):
         if self._key_table is not None:
             return self._is_abstract()
         # Keras creates the weights after this call.
-        return self._table is None and report.placeholder_of(self) is None
+        return self._table is None and placeholders.placeholder_of(self) is None
 
     def _is_abstract(self) -> bool:
         """Whether Keras uses only the shape of the current call's result."""

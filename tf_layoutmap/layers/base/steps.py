@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, ops, tf_private
+from tf_layoutmap._core import literals, ops, placeholders, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -27,7 +27,6 @@ from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import keras_rs_configs, weight_files
 from tf_layoutmap.layers.base import tables as base_tables
 from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
 Shape = tuple[int | None, ...]
@@ -362,7 +361,7 @@ class EmbeddingSteps:
           RuntimeError: If the method is called outside of `strategy.run`, and
             the tables are on a TPU or sharded over processes.
         """
-        placeholder = report.placeholder_of(self.embedding)
+        placeholder = placeholders.placeholder_of(self.embedding)
         if placeholder is not None:
             return placeholder(
                 *self._truncate(*self._unpacked(inputs, weights))

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import accumulation, keras_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import accumulation, keras_private, patches
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
@@ -87,7 +86,7 @@ class TakesGradients:
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        engine.ensure("keras3_self_training")
+        patches.ensure("keras3_self_training")
         super().__init__(*args, **kwargs)
 
     def missing_gradient_error(self) -> str:

@@ -13,8 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import keras_private, patches, placeholders, tf_private
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
@@ -41,7 +40,6 @@ from tf_layoutmap.layout.keras3 import (
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
@@ -233,7 +231,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self._marks = mesh_keys.MeshStepWeight(keys, context, owner)
 
     def _support_string_batches(self) -> None:
-        engine.ensure("keras3_string_batches")
+        patches.ensure("keras3_string_batches")
 
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()
@@ -390,7 +388,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         ids = self._ids(ids)
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)
         if keras_private.is_abstract():

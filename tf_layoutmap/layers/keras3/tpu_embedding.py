@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import keras_private, patches
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     sharded_embedding,
@@ -167,7 +166,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     """
 
     def _support_string_batches(self) -> None:
-        engine.ensure("keras3_string_batches")
+        patches.ensure("keras3_string_batches")
 
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()

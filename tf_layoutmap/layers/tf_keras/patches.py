@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from tf_layoutmap._core import patches
 from tf_layoutmap._core.tf_keras_private import LegacyOptimizer
-from tf_layoutmap._patches import engine
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.mixin import table_of
@@ -27,7 +27,7 @@ class SelfTrained:
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        engine.ensure("tf_keras_self_training")
+        patches.ensure("tf_keras_self_training")
         super().__init__(*args, **kwargs)
 
     def apply_gradient(self, gradient: Any) -> None:

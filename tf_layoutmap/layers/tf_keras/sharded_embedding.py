@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
@@ -151,7 +150,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         )
         if not self.optimizer:
             # The patches check that the model's optimizer supports shards.
-            engine.ensure("tf_keras_self_training")
+            patches.ensure("tf_keras_self_training")
             self._set_regularizer_and_constraint()
         super().build(input_shape)
 

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers.base import keras_version_guard, key_table, snapshots
 from tf_layoutmap.layers.base import steps as base_steps
@@ -138,7 +137,7 @@ def create_marks_on_tpu(steps: EmbeddingSteps) -> Any:
     A step on a TPU cannot read a variable of the host. The strategy therefore
     creates the variable, and the methods of a mark weight are added to it.
     """
-    engine.ensure("tf_keras_self_training")
+    patches.ensure("tf_keras_self_training")
     found: Any = tf.Variable(
         tf.zeros(steps.mark_shape), trainable=True, name="marks"
     )

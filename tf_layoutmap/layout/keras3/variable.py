@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, placeholders
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3.context import (
     active_context,
@@ -30,7 +30,6 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import captured_tensors
-from tf_layoutmap.serving import report
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -102,7 +101,7 @@ class MeshVariable(keras.Variable):
         weight, the returned tensor is gathered along all axes. While a program
         exports a model, the stored table can replace the variable.
         """
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return placeholder()
         self._initialize_if_pending()

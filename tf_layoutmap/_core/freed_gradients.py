@@ -18,8 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_private
+from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
 
 # Attribute that marks the handle of a variable of this package.
 _OURS = "_layoutmap_frees_gradients"
@@ -35,7 +35,7 @@ def free_with(handles: Iterable[Any]) -> None:
     Args:
       handles: Resource tensors. Symbolic tensors are ignored.
     """
-    engine.ensure("memory")
+    patches.ensure("memory")
     for handle in handles:
         if isinstance(handle, tf.Tensor) and not tf.is_symbolic_tensor(handle):
             setattr(handle, _OURS, True)
@@ -43,7 +43,7 @@ def free_with(handles: Iterable[Any]) -> None:
 
 def free_with_variables(variables: Iterable[Any]) -> None:
     """Calls `free_with` for variables and parts of distributed variables."""
-    engine.ensure("memory")
+    patches.ensure("memory")
     if not tf.executing_eagerly():
         # Captures that are symbolic tensors are ignored, because the variables
         # were created and marked outside the traced function.
@@ -92,3 +92,17 @@ def _is_ours(graph: Any) -> bool:
     return any(
         hasattr(tensor, _OURS) for tensor in tf_private.tensors_used_by(graph)
     )
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "memory",
+        "_core.tf_private:custom_gradient",
+        "_graph_mode_decorator",
+        record,
+        "After a model was trained with `fit`, the model and its "
+        "variables are never freed.",
+        TENSORFLOW,
+        "tests/freed/test_gradients.py",
+    ),
+)

@@ -1,5 +1,10 @@
-"""Installs and uninstalls groups of entries of the patch table."""
+"""Installs and uninstalls groups of entries of the patch table.
 
+`patches` is the public function `tlm.patches`, which lists the names that are
+currently replaced.
+"""
+
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -9,56 +14,52 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import (
-    keras_rows,
-    layer_rows,
-    mesh_rows,
-    runtime_rows,
-)
-from tf_layoutmap._patches.rows import Patch
+from tf_layoutmap._core.patch_entry import Patch
 
-# Maps each group to a function that returns its entries. Only this function
-# imports the code of the group. If two entries replace the same name, the
-# replacement of the later group is called first. For example, the code that
-# moves values to a mesh is called before the code that updates tables.
-_GROUPS: dict[str, Callable[[], list[Patch]]] = {
-    mesh_rows.GROUP: mesh_rows.rows,
-    mesh_rows.CHECKPOINTS_GROUP: mesh_rows.checkpoint_rows,
-    layer_rows.SELF_TRAINING: layer_rows.self_training_rows,
-    layer_rows.SHARD_SLOTS: layer_rows.shard_slot_rows,
-    layer_rows.TF_KERAS_LAYERS: layer_rows.tf_keras_layer_rows,
-    layer_rows.STRING_BATCHES: layer_rows.string_batch_rows,
-    layer_rows.PROCESSES: layer_rows.process_rows,
-    layer_rows.KERAS3_EMBEDDINGS: layer_rows.keras3_embedding_rows,
-    layer_rows.TF_KERAS_EMBEDDINGS: layer_rows.tf_keras_embedding_rows,
-    keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,
-    keras_rows.KERAS_DISTRIBUTION_GROUP: keras_rows.keras_distribution_rows,
-    keras_rows.TF_KERAS_GROUP: keras_rows.tf_keras_rows,
-    runtime_rows.ENUM: runtime_rows.enum_rows,
-    runtime_rows.EMULATION_GROUP: runtime_rows.emulation_rows,
-    runtime_rows.KERAS3_PS_GROUP: runtime_rows.keras3_ps_rows,
-    runtime_rows.TF_KERAS_PS_GROUP: runtime_rows.tf_keras_ps_rows,
-    runtime_rows.EXIT_GROUP: runtime_rows.exit_rows,
-    runtime_rows.SHARDED_TABLES_GROUP: runtime_rows.sharded_tables_rows,
-    runtime_rows.MEMORY_GROUP: runtime_rows.memory_rows,
+# Maps each group to the module that contains its entries. The module is
+# imported when the group is first used. The order of this table is the order of
+# installation: if two entries replace the same name, the replacement of the
+# later group is called first. For example, the code that moves values to a mesh
+# is called before the code that updates tables.
+_HOMES = {
+    "mesh": "tf_layoutmap.layout.replacements",
+    "checkpoints": "tf_layoutmap.layout.mesh.replacements",
+    "keras3_self_training": "tf_layoutmap.layers.keras3.replacements",
+    "keras3_shard_slots": "tf_layoutmap.layers.keras3.replacements",
+    "tf_keras_self_training": "tf_layoutmap.layers.tf_keras.replacements",
+    "keras3_string_batches": "tf_layoutmap.layers.keras3.replacements",
+    "keras3_processes": "tf_layoutmap.layers.keras3.replacements",
+    "keras3_embedding_creation": "tf_layoutmap.layers.keras3.replacements",
+    "tf_keras_embedding_creation": "tf_layoutmap.layers.tf_keras.replacements",
+    "keras3": "tf_layoutmap.layout.keras3.replacements",
+    "keras_distribution": "tf_layoutmap.distribution.replacements",
+    "tf_keras": "tf_layoutmap.layout.tf_keras.replacements",
+    "tpu_optimizer_enum": "tf_layoutmap.emulation.replacements",
+    "emulation": "tf_layoutmap.emulation.replacements",
+    "keras3_ps": "tf_layoutmap.ps.replacements",
+    "tf_keras_ps": "tf_layoutmap.ps.tf_keras_replacements",
+    "ps_exit": "tf_layoutmap.ps.replacements",
+    "sharded_tables": "tf_layoutmap.embedding.divided.replacements",
+    "memory": "tf_layoutmap._core.freed_gradients",
 }
 
-GROUPS: tuple[str, ...] = tuple(_GROUPS)
+GROUPS: tuple[str, ...] = tuple(_HOMES)
 
 
 @functools.cache
-def rows_of(group: str) -> tuple[Patch, ...]:
-    """Imports the code of a group and returns its entries.
+def entries_of(group: str) -> tuple[Patch, ...]:
+    """Imports the module of a group and returns the entries of the group.
 
     Raises:
       KeyError: If `group` is not in `GROUPS`.
     """
-    return tuple(_GROUPS[group]())
+    module = importlib.import_module(_HOMES[group])
+    return tuple(one for one in module.PATCHES if one.group == group)
 
 
-def all_rows() -> list[Patch]:
+def all_entries() -> list[Patch]:
     """Returns the entries of all groups, in the order of installation."""
-    return [row for group in GROUPS for row in rows_of(group)]
+    return [entry for group in GROUPS for entry in entries_of(group)]
 
 
 _lock = threading.RLock()
@@ -85,15 +86,17 @@ class _ReplacedName:
             _missing(owner, name) if is_missing else getattr(owner, name)
         )
         self._current = self.original
-        self.rows: list[Patch] = []
+        self.entries: list[Patch] = []
 
-    def set_rows(self, rows: list[Patch]) -> None:
-        """Replaces the name; the last element of `rows` is called first."""
-        everywhere = any(row.everywhere for row in (*rows, *self.rows))
+    def set_entries(self, entries: list[Patch]) -> None:
+        """Replaces the name; the last element of `entries` is called first."""
+        everywhere = any(
+            entry.everywhere for entry in (*entries, *self.entries)
+        )
         before, value = self._current, self.original
-        self.rows = rows
-        for row in rows:
-            value = _replacement(row, value)
+        self.entries = entries
+        for entry in entries:
+            value = _replacement(entry, value)
         self._set(value)
         # All modules are searched again, because a module that was imported
         # later holds a reference to the replacement.
@@ -153,12 +156,12 @@ def install(group: str) -> None:
       KeyError: If `group` is not in `GROUPS`.
       RuntimeError: If other code has replaced a name after this package.
     """
-    rows = rows_of(group)
+    entries = entries_of(group)
     with _lock:
         if _counts.get(group, 0) == 0:
-            _check_untouched(rows)
-            for row in rows:
-                _add(row)
+            _check_untouched(entries)
+            for entry in entries:
+                _add(entry)
         _counts[group] = _counts.get(group, 0) + 1
 
 
@@ -182,7 +185,7 @@ def uninstall(group: str) -> None:
       RuntimeError: If the group is not installed, or other code has replaced
         one of its names after this package.
     """
-    rows = rows_of(group)
+    entries = entries_of(group)
     with _lock:
         if not _counts.get(group):
             raise RuntimeError(
@@ -190,9 +193,9 @@ def uninstall(group: str) -> None:
                 f"Received: group {group!r}, which is not installed."
             )
         if _counts[group] == 1:
-            _check_untouched(rows)
-            for row in reversed(rows):
-                _remove(row)
+            _check_untouched(entries)
+            for entry in reversed(entries):
+                _remove(entry)
             _ensured.discard(group)
         _counts[group] -= 1
 
@@ -202,52 +205,54 @@ def is_installed(group: str) -> bool:
     return bool(_counts.get(group))
 
 
-def installed_rows() -> list[Patch]:
+def installed_entries() -> list[Patch]:
     """Returns the installed entries, in the order of the table."""
     with _lock:
         return [
-            row
+            entry
             for group in GROUPS
             if _counts.get(group)
-            for row in rows_of(group)
+            for entry in entries_of(group)
         ]
 
 
-def _check_untouched(rows: tuple[Patch, ...]) -> None:
+def _check_untouched(entries: tuple[Patch, ...]) -> None:
     """Checks all names of a group before any of them is changed.
 
     If the check fails, no name of the group is changed.
     """
-    for row in rows:
-        if row.key in _replaced:
-            _replaced[row.key].check_untouched()
+    for entry in entries:
+        if entry.key in _replaced:
+            _replaced[entry.key].check_untouched()
 
 
-def _add(row: Patch) -> None:
-    replaced = _replaced.get(row.key)
+def _add(entry: Patch) -> None:
+    replaced = _replaced.get(entry.key)
     if replaced is None:
-        replaced = _replaced[row.key] = _ReplacedName(
-            owner_of(row), row.name, row.is_missing
+        replaced = _replaced[entry.key] = _ReplacedName(
+            owner_of(entry), entry.name, entry.is_missing
         )
     # The entries of a name are sorted by group, because a group has only one
     # entry per name.
-    replaced.set_rows(
-        sorted([*replaced.rows, row], key=lambda one: GROUPS.index(one.group))
+    replaced.set_entries(
+        sorted(
+            [*replaced.entries, entry], key=lambda one: GROUPS.index(one.group)
+        )
     )
 
 
-def _remove(row: Patch) -> None:
-    replaced = _replaced[row.key]
-    replaced.set_rows([one for one in replaced.rows if one != row])
-    if not replaced.rows:
-        del _replaced[row.key]
+def _remove(entry: Patch) -> None:
+    replaced = _replaced[entry.key]
+    replaced.set_entries([one for one in replaced.entries if one != entry])
+    if not replaced.entries:
+        del _replaced[entry.key]
 
 
-def _replacement(row: Patch, original: Any) -> Any:
-    if row.make is None:
-        return around(original, row.ours)
-    base = original if row.base is None else _replaced[row.base].original
-    return row.make(original, functools.partial(row.ours, base))
+def _replacement(entry: Patch, original: Any) -> Any:
+    if entry.make is None:
+        return around(original, entry.ours)
+    base = original if entry.base is None else _replaced[entry.base].original
+    return entry.make(original, functools.partial(entry.ours, base))
 
 
 def around(
@@ -269,9 +274,9 @@ def around(
     return tf_private.called_as_written(wrapper)
 
 
-def owner_of(row: Patch) -> Any:
-    """Returns the module or class whose attribute `row` replaces."""
-    module, _, attribute = row.owner.partition(":")
+def owner_of(entry: Patch) -> Any:
+    """Returns the module or class whose attribute `entry` replaces."""
+    module, _, attribute = entry.owner.partition(":")
     if module.startswith("_"):
         module = f"tf_layoutmap.{module}"
     return _resolve(f"{module}:{attribute}")
@@ -295,4 +300,51 @@ def display_name(owner: Any, name: str) -> str:
     # Prefixes of modules with public names, for example `tf.raw_ops`.
     return re.sub(
         r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)", "tf.", full
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AppliedPatch:
+    """A name of TensorFlow, Keras or tf_keras that is currently replaced.
+
+    Attributes:
+      name: Full name, such as `"keras.src.layers.layer.Layer.__call__"`.
+      group: Group of the name; all names of a group are replaced together.
+      replacement: Full name of the function of this package.
+      why: Problem that occurs without the replacement.
+      seen_in: Version in which the problem was observed.
+    """
+
+    name: str
+    group: str
+    replacement: str
+    why: str
+    seen_in: str
+
+
+def patches() -> tuple[AppliedPatch, ...]:
+    """Returns the names that tf_layoutmap has replaced in this process so far.
+
+    Importing tf_layoutmap does not replace any name. The package replaces names
+    when user code creates a scope, a mesh or a layer that requires the
+    replacements. For all other objects, the replaced functions behave as
+    before.
+
+    ```python
+    for patch in tlm.patches():
+        print(patch.name, "-", patch.why)
+    ```
+
+    Returns:
+      One `AppliedPatch` per replaced name, in a fixed order.
+    """
+    return tuple(
+        AppliedPatch(
+            name=display_name(owner_of(entry), entry.name),
+            group=entry.group,
+            replacement=f"{entry.ours.__module__}.{entry.ours.__qualname__}",
+            why=entry.why,
+            seen_in=entry.seen_in,
+        )
+        for entry in installed_entries()
     )

@@ -34,7 +34,7 @@ class Patch:
         does not support the arguments of the replaced function.
       everywhere: Whether the name is also replaced in all other modules of
         TensorFlow that hold the same function under this name.
-      is_missing: Whether the owner does not have the name. The row then adds
+      is_missing: Whether the owner does not have the name. The entry then adds
         the name, and `original` raises `AttributeError`.
     """
 
