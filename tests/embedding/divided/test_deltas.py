@@ -97,6 +97,7 @@ def test_deltas_of_sharded_tables_equal_one_process_bitwise(sharded, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
     check_deltas_equal_one_process(
         run(tmp_path / "three", "sharded", 3), tmp_path, 3
@@ -104,6 +105,7 @@ def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deltas_of_copied_tables_equal_one_process_bitwise(tmp_path):
     folder = run(tmp_path / "copied", "copied")
     check_deltas_equal_one_process(folder, tmp_path, 2)
