@@ -41,6 +41,7 @@ _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     runtime_rows.EXIT_GROUP: runtime_rows.exit_rows,
     runtime_rows.SHARDED_TABLES_GROUP: runtime_rows.sharded_tables_rows,
     runtime_rows.MEMORY_GROUP: runtime_rows.memory_rows,
+    runtime_rows.GRADIENTS_GROUP: runtime_rows.gradient_rows,
 }
 
 GROUPS: tuple[str, ...] = tuple(_GROUPS)

@@ -252,3 +252,25 @@ def memory_rows() -> list[Patch]:
             "tests/freed/test_gradients.py",
         ),
     ]
+
+
+GRADIENTS_GROUP = "table_gradients"
+
+
+def gradient_rows() -> list[Patch]:
+    """Returns the patch for gradients with respect to a sharded table."""
+    from tf_layoutmap.sharded import gradient
+
+    return [
+        Patch(
+            GRADIENTS_GROUP,
+            "_core.tf_private:imperative_grad",
+            "imperative_grad",
+            gradient.with_source_of_each_shard,
+            "With `unconnected_gradients=ZERO`, the zeros of a variable after "
+            "a sharded table have the shape of another variable, or the "
+            "process ends with a segmentation fault.",
+            TENSORFLOW,
+            "tests/sharded/test_gradient.py",
+        ),
+    ]
