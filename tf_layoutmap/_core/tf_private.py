@@ -78,6 +78,31 @@ _DTENSOR.check_method(
     "unconnected_gradients",
 )
 
+# These functions select the trace of a `tf.function` for a call. They are
+# replaced, because some traces depend on whether a tape records the call.
+tracing_compilation = importlib.import_module(
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation"
+)
+_DTENSOR.check_method(
+    tracing_compilation,
+    "_maybe_define_function",
+    "args",
+    "kwargs",
+    "tracing_options",
+)
+function_context = importlib.import_module(
+    "tensorflow.python.eager.polymorphic_function.function_context"
+)
+_DTENSOR.check_method(function_context, "make_function_context", "scope_type")
+for _name in ("add", "delete"):
+    _DTENSOR.check_method(
+        importlib.import_module(
+            "tensorflow.core.function.polymorphism.function_cache"
+        ).FunctionCache,
+        _name,
+        "context",
+    )
+
 # Records an operation on tapes with a gradient of this package.
 record_operation = _private("eager.record", "record_operation")
 gradients_util = importlib.import_module("tensorflow.python.ops.gradients_util")

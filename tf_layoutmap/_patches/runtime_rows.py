@@ -274,3 +274,39 @@ def gradient_rows() -> list[Patch]:
             "tests/sharded/test_gradient.py",
         ),
     ]
+
+
+TAPE_TRACES_GROUP = "tape_traces"
+
+
+def tape_trace_rows() -> list[Patch]:
+    """Returns the patches for functions whose traces depend on tapes."""
+    from tf_layoutmap._core import tape_traces
+
+    why = (
+        "A `tf.function` that was first called without a tape does not train "
+        "tables when a tape records it."
+    )
+    return [
+        Patch(
+            TAPE_TRACES_GROUP,
+            f"_core.tf_private:{module}",
+            name,
+            ours,
+            why,
+            TENSORFLOW,
+            "tests/test_tape_traces.py",
+        )
+        for module, name, ours in [
+            (
+                "tracing_compilation",
+                "_maybe_define_function",
+                tape_traces.define_function,
+            ),
+            (
+                "function_context",
+                "make_function_context",
+                tape_traces.function_context,
+            ),
+        ]
+    ]
