@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, ops, tape_traces
+from tf_layoutmap._core import literals, ops, tape_traces, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
