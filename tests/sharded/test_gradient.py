@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests.sharded.tables import make_table
 
 
@@ -95,6 +96,89 @@ def test_an_unread_table_has_no_gradient(values, sizes):
     with tf.GradientTape() as tape:
         total = other * 3
     assert tape.gradient(total, [table, other])[0] is None
+
+
+@both
+def test_zeros_of_unconnected_sources_have_their_shapes(values, sizes, run):
+    table = make_table(values, sizes)
+    others = [tf.Variable(tf.ones([size])) for size in (5, 6, 7)]
+    layers = [
+        tlm.layers.ShardedEmbedding(6, 2, num_shards=3, optimizer=optimizer)
+        for optimizer in (None, "sgd")
+    ]
+    for layer in layers:
+        layer.build()
+    sources = [
+        table,
+        *others,
+        *[layer.embeddings for layer in layers],
+        *[weight for layer in layers for weight in layer.trainable_weights],
+        others[0],
+    ]
+
+    def gradients():
+        with tf.GradientTape(persistent=True) as tape:
+            total = tf.reduce_sum(others[2] * 2)
+        zero = tf.UnconnectedGradients.ZERO
+        return (
+            tape.gradient(total, sources, unconnected_gradients=zero),
+            tape.jacobian(
+                total, [table, others[1]], unconnected_gradients=zero
+            ),
+        )
+
+    found, jacobians = run(gradients)
+    assert [one.shape for one in found] == [
+        tf.TensorShape(one.shape) for one in sources
+    ]
+    assert [float(tf.reduce_sum(one)) for one in found] == [
+        14.0 if one is others[2] else 0.0 for one in sources
+    ]
+    assert [one.shape for one in jacobians] == [table.shape, [6]]
+
+
+@both
+def test_zeros_of_an_unread_shard_join_the_gradient_of_a_read_shard(run):
+    table = make_table(np.ones([10, 2], np.float32), [4, 6])
+
+    def gradient():
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(table.variables[1])
+        return tape.gradient(total, table, unconnected_gradients="zero")
+
+    assert dense(run(gradient)).sum(axis=1).tolist() == [0.0] * 4 + [2.0] * 6
+
+
+READS = {
+    "lookup": lambda table, ids: tf.nn.embedding_lookup(table, ids),
+    "unique": lambda table, ids: table.gather_rows(ids, unique=True),
+    "gather_nd": lambda table, ids: tf.gather_nd(table, ids[:, tf.newaxis]),
+    "slice": lambda table, ids: table[2:] * tf.cast(ids[0], tf.float32),
+    "dense": lambda table, ids: table * tf.cast(ids[0], tf.float32),
+}
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("first_with_tape", [False, True])
+@pytest.mark.parametrize("read", READS)
+def test_a_tape_outside_of_the_function_that_reads_trains_the_table(
+    values, sizes, each_route, read, first_with_tape
+):
+    table, one = make_table(values, sizes), tf.Variable(values)
+    forward = tf.function(lambda ids: READS[read](table, ids))
+    ids = tf.constant([3, 0])
+    if not first_with_tape:
+        forward(ids)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            found = tf.reduce_sum(forward(ids) ** 2)
+        with tf.GradientTape() as stock_tape:
+            rows = READS["lookup" if read == "unique" else read](one, ids)
+            expected = tf.reduce_sum(rows**2)
+        np.testing.assert_array_equal(
+            dense(tape.gradient(found, table)),
+            dense(stock_tape.gradient(expected, one)),
+        )
 
 
 def test_a_non_trainable_table_is_not_watched(values, sizes):

@@ -41,6 +41,8 @@ _HOMES = {
     "ps_exit": "tf_layoutmap.ps.replacements",
     "sharded_tables": "tf_layoutmap.embedding.divided.replacements",
     "memory": "tf_layoutmap._core.freed_gradients",
+    "table_gradients": "tf_layoutmap.sharded.replacements",
+    "tape_traces": "tf_layoutmap._core.tape_traces",
 }
 
 GROUPS: tuple[str, ...] = tuple(_HOMES)

@@ -52,14 +52,56 @@ in_async_save = _private(
 # of this package.
 is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 
-# Notifies tapes that an op of this package reads a variable. TensorFlow's own
-# reads do this automatically.
-variable_accessed = _private("eager.tape", "variable_accessed")
+# Notifies tapes and the function being traced that an op of this package reads
+# a variable. TensorFlow's own reads do this automatically. A tape outside of a
+# function watches only the variables that the function's graph lists.
+variable_accessed = _private("ops.resource_variable_ops", "variable_accessed")
 
 # Used to check whether a tape records computations on a tensor. If a tape
 # records, user code can request gradients, regardless of the layer's options.
 could_possibly_record = _private("eager.record", "could_possibly_record")
 should_record_backprop = _private("eager.record", "should_record_backprop")
+
+# Computes the gradients of a tape. The function is replaced, because it passes
+# one source per table, but one handle per shard.
+imperative_grad = importlib.import_module(
+    "tensorflow.python.eager.imperative_grad"
+)
+_DTENSOR.check_method(
+    imperative_grad,
+    "imperative_grad",
+    "tape",
+    "target",
+    "sources",
+    "output_gradients",
+    "sources_raw",
+    "unconnected_gradients",
+)
+
+# These functions select the trace of a `tf.function` for a call. They are
+# replaced, because some traces depend on whether a tape records the call.
+tracing_compilation = importlib.import_module(
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation"
+)
+_DTENSOR.check_method(
+    tracing_compilation,
+    "_maybe_define_function",
+    "args",
+    "kwargs",
+    "tracing_options",
+)
+function_context = importlib.import_module(
+    "tensorflow.python.eager.polymorphic_function.function_context"
+)
+_DTENSOR.check_method(function_context, "make_function_context", "scope_type")
+for _name in ("add", "delete"):
+    _DTENSOR.check_method(
+        importlib.import_module(
+            "tensorflow.core.function.polymorphism.function_cache"
+        ).FunctionCache,
+        _name,
+        "context",
+    )
 
 # Records an operation on tapes with a gradient of this package.
 record_operation = _private("eager.record", "record_operation")

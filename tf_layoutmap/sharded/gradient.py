@@ -4,7 +4,7 @@
 gradient is a `tf.IndexedSlices`, its indices are global rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,47 @@ class ShardedVariableGradient(tf_private.CompositeTensorGradient):
         self, value: Any, component_grads: Sequence
     ) -> tf.Tensor | tf.IndexedSlices | None:
         return join(value._shards(), component_grads)
+
+
+def with_source_of_each_shard(
+    original: Callable[..., Any],
+    tape: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    sources_raw: Any = None,
+    **options: Any,
+) -> Any:
+    """Computes gradients; the zeros of an unread shard have its shape.
+
+    TensorFlow creates the zeros for `unconnected_gradients` in the shape of the
+    element of `sources_raw` at the same position as the handle in `sources`.
+    `sources` has one handle for each shard.
+    """
+    return original(
+        tape,
+        target,
+        sources,
+        output_gradients,
+        sources_raw and [one for raw in sources_raw for one in _sources(raw)],
+        **options,
+    )
+
+
+def _sources(source: Any) -> list[Any]:
+    """Returns the variables of a table or of a Keras weight of a table."""
+    if not _is_table(source):
+        source_of_weight = getattr(source, "handle", None)
+        if not _is_table(source_of_weight):
+            return [source]
+        source = source_of_weight
+    return list(source.variables)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(
+        getattr(value, "__composite_gradient__", None), ShardedVariableGradient
+    )
 
 
 def join(

@@ -110,6 +110,7 @@ class ShardedVariableMixin(
         return table
 
     def _set_shards(self, shards: Shards) -> None:
+        patches.ensure("table_gradients")
         freed_gradients.free_with_variables(shards.variables)
         self._own_shards = shards
         self._is_component = False

@@ -17,7 +17,14 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, ops, placeholders, tf_private
+from tf_layoutmap._core import (
+    literals,
+    ops,
+    patches,
+    placeholders,
+    tape_traces,
+    tf_private,
+)
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -131,18 +138,13 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. It can be None if a tape already
-        records, as for any other weight. A true value declares that a tape will
-        record later, for a `tf.function` that is traced before the tape starts.
+      training: The argument of the call. A `tf.function` is traced again if a
+        tape starts to record its calls. A true value declares that a tape will
+        record the calls of a concrete function, which has only one trace.
     """
     if training:
         return True
-    # `tf.recompute_grad` runs its function first without a tape. In a later
-    # run, gradients are computed for the variables that the first run accessed.
-    tf_private.variable_accessed(weight)
-    return tf_private.could_possibly_record() and (
-        tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
-    )
+    return tape_traces.is_recorded(weight)
 
 
 def connect_mark(
@@ -255,6 +257,7 @@ class EmbeddingSteps:
           over_processes: How several processes hold the tables.
           order: How gradients of tables sharded over processes are summed.
         """
+        patches.ensure("tape_traces")
         self._layer = layer
         feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
         optimizer = keras_rs_configs.read_optimizer(
@@ -616,8 +619,8 @@ def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
         "not be trained. Likely causes: the layer was not called in this "
         "step, or outside of the `tf.GradientTape`; the loss does not depend "
         "on its output, or only through `tf.stop_gradient` or an operation "
-        "without a gradient; or it was called in a `tf.function` that was "
-        f"first called outside of the tape{traced}. For a step without this "
+        "without a gradient; or it was called in a concrete function that was "
+        f"traced outside of the tape{traced}. For a step without this "
         "layer remove its weight from the arguments of the optimizer; for "
         "tables that must not be trained set `trainable = False` of the layer "
         "before `compile`."

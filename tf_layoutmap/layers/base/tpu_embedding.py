@@ -189,9 +189,9 @@ class TPUEmbeddingCore(LayerBase):
           weights: None, or weights in the same structure as `inputs`. For a
             packed batch, the weights that were packed with `inputs`.
           training: None or a bool. The tables train if a gradient tape records
-            the call, regardless of this argument. If a `tf.function` is traced
-            outside of the tape, the value True declares that a tape will record
-            the call.
+            the call, regardless of this argument. If a concrete function is
+            traced outside of the tape, the value True declares that a tape will
+            record the call.
 
         Returns:
           Structure of the feature config with tensors of the compute dtype.

@@ -85,8 +85,7 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
         rows.set_shape(ids.shape.concatenate(row_shape))
         return rows
     for variable in part.shards.variables:
-        if variable.trainable:
-            tf_private.variable_accessed(variable)
+        tf_private.variable_accessed(variable)
     with tf.device(part.shards.devices[0]):
         return ops.gather_rows(
             **_described(part.shards), ids=ids, dtype=part.shards.dtype

@@ -1,0 +1,180 @@
+"""Traces depend on whether a tape records a weight."""
+
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap._core import patches, tape_traces
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patches():
+    patches.install("tape_traces")
+    yield
+    patches.uninstall("tape_traces")
+
+
+class Layer:
+    """Its value is the weight if a tape records it, and -1 otherwise."""
+
+    def __init__(self):
+        self.weight = tf.Variable(2.0)
+        self.traces = 0
+
+    def __call__(self, x):
+        self.traces += 1
+        if tape_traces.is_recorded(self.weight):
+            return x * self.weight
+        return -x
+
+
+def train(call, layer, **options):
+    """Returns the result of `call` under a tape and its gradient."""
+    with tf.GradientTape(**options) as tape:
+        found = call(tf.constant(1.0))
+    return float(found), tape.gradient(found, layer.weight)
+
+
+ONE = tf.constant(1.0)
+
+
+def nested(layer):
+    return tf.function(tf.function(layer))
+
+
+def branch(layer):
+    return tf.function(
+        lambda x: tf.cond(x > 0, lambda: layer(x), lambda: layer(2 * x))
+    )
+
+
+def loop(layer):
+    return tf.function(
+        lambda x: tf.while_loop(
+            lambda step, _: step < 1,
+            lambda step, value: (step + 1, layer(value)),
+            (0, x),
+        )[1]
+    )
+
+
+@pytest.mark.parametrize("first_with_tape", [False, True])
+@pytest.mark.parametrize("wrap", [tf.function, nested, branch, loop])
+def test_a_function_has_a_trace_with_and_a_trace_without_a_tape(
+    wrap, first_with_tape
+):
+    layer = Layer()
+    call = wrap(layer)
+    for number in range(4):
+        if number % 2 == first_with_tape:
+            assert float(call(ONE)) == -1
+        else:
+            assert train(call, layer) == (2, 1)
+    traces = layer.traces
+    assert float(call(ONE)) == -1
+    assert train(call, layer) == (2, 1)
+    assert layer.traces == traces
+    assert call.experimental_get_tracing_count() == 2
+
+
+def test_a_function_that_calls_a_traced_function_is_traced_again():
+    layer = Layer()
+    inner = tf.function(layer)
+    inner(ONE)
+    train(inner, layer)
+    outer = tf.function(lambda x: inner(x))
+    assert float(outer(ONE)) == -1
+    assert train(outer, layer) == (2, 1)
+    assert layer.traces == 2
+
+
+def test_a_tape_inside_of_a_function_does_not_add_traces():
+    layer = Layer()
+    forward = tf.function(layer)
+    assert float(forward(ONE)) == -1
+    step = tf.function(lambda: train_in_graph(forward, layer))
+    assert float(step()) == 1 and float(step()) == 1
+    assert float(forward(ONE)) == -1
+    assert step.experimental_get_tracing_count() == 1
+    assert layer.traces == 2
+
+
+def train_in_graph(call, layer):
+    with tf.GradientTape() as tape:
+        found = call(ONE)
+    return tape.gradient(found, layer.weight)
+
+
+def test_a_tape_that_does_not_watch_the_weight_does_not_record_it():
+    layer = Layer()
+    call = tf.function(layer)
+    unwatched = dict(watch_accessed_variables=False)
+    assert train(call, layer, **unwatched)[0] == -1
+    assert train(call, layer) == (2, 1)
+    with tf.GradientTape() as tape, tape.stop_recording():
+        assert float(call(ONE)) == -1
+    assert layer.traces == 2
+
+
+def test_traces_depend_on_each_weight():
+    layers = [Layer(), Layer()]
+    call = tf.function(lambda x: layers[0](x) + 10 * layers[1](x))
+    assert float(call(ONE)) == -11
+    for layer, expected in zip(layers, [2 - 10, -1 + 20]):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(layer.weight)
+            assert float(call(ONE)) == expected
+    with tf.GradientTape():
+        assert float(call(ONE)) == 22
+    assert call.experimental_get_tracing_count() == 4
+
+
+def test_other_functions_have_one_trace():
+    weight = tf.Variable(2.0)
+    call = tf.function(lambda x: x * weight)
+    call(ONE)
+    with tf.GradientTape():
+        call(ONE)
+    assert call.experimental_get_tracing_count() == 1
+
+
+def test_a_function_that_failed_while_it_was_traced_can_be_called_again():
+    layer, fails = Layer(), [True]
+
+    @tf.function
+    def call(x):
+        if fails[0]:
+            raise ValueError("fails")
+        return layer(x)
+
+    with tf.GradientTape(), pytest.raises(ValueError, match="fails"):
+        call(ONE)
+    fails[0] = False
+    assert float(call(ONE)) == -1
+    assert train(call, layer) == (2, 1)
+
+
+def test_a_function_with_a_signature_and_a_method_are_traced_again():
+    layer = Layer()
+
+    class Module(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([])])
+        def call(self, x):
+            return layer(x)
+
+    module = Module()
+    assert float(module.call(ONE)) == -1
+    assert train(module.call, layer) == (2, 1)
+
+
+def test_a_function_that_creates_variables_is_traced_again():
+    layer, created = Layer(), []
+
+    @tf.function
+    def call(x):
+        if not created:
+            created.append(tf.Variable(3.0))
+        return layer(x) * created[0]
+
+    assert train(call, layer) == (6, 3)
+    assert float(call(ONE)) == -3
+    assert train(call, layer) == (6, 3)
