@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tensorflow as tf
 
+    from tf_layoutmap.embedding.spec.optimizer_specs import SlotSpec
+
 _Leaf = TypeVar("_Leaf")
 _Object = TypeVar("_Object", covariant=True)
 
@@ -182,7 +184,7 @@ class HasSlots(Protocol):
     @property
     def name(self) -> str: ...
 
-    def new_slot(self, name: str, initial: float) -> object: ...
+    def new_slot(self, slot: SlotSpec) -> object: ...
 
 
 AnyEmbedding: TypeAlias = "HasEmbedding | HasTables"

@@ -224,6 +224,8 @@ class HostBackend:
         )
         self._modes = step_gradients.StepModes()
         self.engine: host_engine.HostEngine | None = None
+        # The learning rates of a step, if the process has several replicas.
+        self._rates: step_gradients.RatesOfReplicas | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         # The recorder of changes, which counts replacements of all values.
         self._changes: Any = None
@@ -266,6 +268,8 @@ class HostBackend:
                 variables, self._replicas.strategy
             )
         self.engine = self._make_engine(spec, variables)
+        if self._replicas.num_local > 1:
+            self._rates = step_gradients.RatesOfReplicas(spec.tables, HOST)
 
     def _make_engine(
         self,
@@ -537,9 +541,7 @@ class HostBackend:
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(replica, gradients)
-        self._started.apply(
-            replica, flat, step_gradients.hyperparameters(self._spec.tables)
-        )
+        self._started.apply(replica, flat, self._hyperparameters(replica))
 
     def is_in_program(self) -> bool:
         """Returns False, because the host has no TPU program."""
@@ -578,10 +580,16 @@ class HostBackend:
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks represents."""
+        replica = self._replicas.require_current("apply")
         self._started.apply_followed(
-            self._replicas.require_current("apply"),
-            marks,
-            step_gradients.hyperparameters(self._spec.tables),
+            replica, marks, self._hyperparameters(replica)
+        )
+
+    def _hyperparameters(self, replica: int) -> list[tf.Tensor]:
+        if self._rates is None:
+            return step_gradients.hyperparameters(self._spec.tables)
+        return self._rates.hyperparameters(
+            self._spec.tables, is_first=self._replicas.is_first_here(replica)
         )
 
     def flush(self) -> None:

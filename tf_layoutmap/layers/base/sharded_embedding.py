@@ -19,6 +19,7 @@ from tf_layoutmap._core import literals, placeholders, tf_private
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
+    model_rules,
     sparse_ids,
     tables,
     weight_files,
@@ -224,11 +225,14 @@ class EmbeddingCore(LayerBase):
             applied only to the rows that a step has changed, and must treat
             each row independently (`axis=1`). Otherwise the function is applied
             to the full table.
-          optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
-            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`. The
-            learning rate of this object may also be a Keras schedule. If None,
-            the model's optimizer trains the shards, and each of its steps
-            updates every row.
+          optimizer: Optimizer of the table. With `"model"`, the table follows
+            the optimizer of the model: the rows of a batch are updated with its
+            rule, learning rate and other settings. For a separate optimizer,
+            pass an object of `tf.tpu.experimental.embedding`, such as
+            `Adagrad(0.05)`, whose learning rate may also be a Keras schedule,
+            or `"sgd"` or `"adagrad"`, whose learning rates are 0.01 and 0.001.
+            If None, the model's optimizer trains the shards, and each of its
+            steps updates every row.
           mask_zero: Whether id 0 is padding and is masked. If the layer also
             has an open vocabulary, 0 and the empty string are not keys, and
             their lookup returns zeros.
@@ -316,6 +320,18 @@ class EmbeddingCore(LayerBase):
                     "variables must be reset, and a model's optimizer would "
                     "keep them",
                     None,
+                    where,
+                )
+            )
+        if self.optimizer.follows_model:
+            raise ValueError(
+                _core_checks.message(
+                    "optimizer",
+                    "a separate optimizer, such as tf.tpu.experimental."
+                    "embedding.Adagrad(0.1), if ids are keys: the engine "
+                    "resets the slot variables of a row that is reassigned to "
+                    "another key",
+                    model_rules.MODEL,
                     where,
                 )
             )
@@ -574,12 +590,16 @@ class EmbeddingCore(LayerBase):
             "embeddings_constraint": self._keras.constraints.serialize(
                 self.embeddings_constraint
             ),
-            "optimizer": (
-                self.optimizer
-                and self._keras.saving.serialize_keras_object(self.optimizer)
-            ),
+            "optimizer": self._optimizer_config(),
             "mask_zero": self.mask_zero,
         }
+
+    def _optimizer_config(self) -> Any:
+        if self.optimizer and self.optimizer.follows_model:
+            return model_rules.MODEL
+        return self.optimizer and self._keras.saving.serialize_keras_object(
+            self.optimizer
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

@@ -98,6 +98,33 @@ PATCHES: tuple[Patch, ...] = (
         "warning.",
         "test_tpu_embedding_training.py",
     ),
+    _self_training_entry(
+        _BASE_OPTIMIZER,
+        "build",
+        row_optimizer.build,
+        "A table that follows the optimizer of its model has no slot "
+        "variables.",
+        "test_model_rules.py",
+    ),
+    _self_training_entry(
+        _OPTIMIZER,
+        "_overwrite_model_variables_with_average_value",
+        row_optimizer.overwrite_with_averages,
+        "With `use_ema`, Keras raises an error for a table, which has no "
+        "moving average.",
+        "test_moving_averages.py",
+    ),
+    *(
+        _self_training_entry(
+            "_core.keras_private:SwapEMAWeights",
+            name,
+            row_optimizer.swap_averages,
+            "The callback raises an error for a table, which has no "
+            "moving average.",
+            "test_moving_averages.py",
+        )
+        for name in ("_tf_swap_variables", "_tf_finalize_ema_values")
+    ),
     _shard_slot_entry(
         _BASE_OPTIMIZER,
         "build",

@@ -103,9 +103,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     `train_on_batch`. In a custom training loop, the table is updated when
     `apply_gradients` is called with the gradients of `trainable_variables`. The
     layer may be called several times in a step. If the model's optimizer scales
-    the loss, the scale is removed from the gradients of the table. Other
-    settings of the model's optimizer (clipping, weight decay, averaging) do not
-    affect the table.
+    the loss, the scale is removed from the gradients of the table. With
+    `optimizer="model"`, the table is trained with the rule of the model's
+    optimizer, including its learning rate, clipping and weight decay. With a
+    separate optimizer, these settings do not affect the table. The model's
+    optimizer does not average the table (`use_ema`).
 
     Under `ParameterServerStrategy` the shards and their slot variables are on
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
@@ -506,10 +508,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if mesh_context.active_context() is not None:
             if isinstance(config["input_dim"], Mapping):
                 # A table with an open vocabulary is on the host.
-                with mesh_context.activated(None):
-                    optimizer = keras.saving.deserialize_keras_object(
-                        config["optimizer"]
-                    )
+                optimizer = config["optimizer"]
+                if isinstance(optimizer, Mapping):
+                    with mesh_context.activated(None):
+                        optimizer = keras.saving.deserialize_keras_object(
+                            optimizer
+                        )
                 return super().from_config({**config, "optimizer": optimizer})
             # On a mesh, the layout determines the shards, and the saved number
             # is ignored.

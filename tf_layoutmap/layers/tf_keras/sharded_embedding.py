@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ from tf_layoutmap.layers.base import (
     steps,
     tables,
 )
+from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
@@ -48,7 +50,25 @@ class TrainedTable(SelfTrained, ShardedVariable):
         self._optimizer = optimizer
         # The method `compile` of tf_keras reads this attribute of every weight.
         self._distribute_strategy = strategy_in_scope()
-        optimizer.create_slots(tables.table_for_strategy(self, optimizer._spec))
+        optimizer.set_table(tables.table_for_strategy(self, optimizer._spec))
+
+    @property
+    def follows_model(self) -> bool:
+        """Whether the optimizer of the model determines the rule."""
+        return self._optimizer.follows_model
+
+    def follow(self, optimizer: Any) -> None:
+        """Prepares the table for the model's optimizer, if it follows one."""
+        if isinstance(self._optimizer, FollowsModel):
+            self._optimizer.follow(optimizer)
+
+    def applying(
+        self, step: ModelStep | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which gradients are applied as a step of the model."""
+        if step is None or not isinstance(self._optimizer, FollowsModel):
+            return contextlib.nullcontext()
+        return self._optimizer.applying(step)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
