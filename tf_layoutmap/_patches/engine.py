@@ -29,6 +29,7 @@ _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     layer_rows.TF_KERAS_LAYERS: layer_rows.tf_keras_layer_rows,
     layer_rows.STRING_BATCHES: layer_rows.string_batch_rows,
     layer_rows.PROCESSES: layer_rows.process_rows,
+    layer_rows.SHAPE_INFERENCE: layer_rows.shape_inference_rows,
     layer_rows.KERAS3_EMBEDDINGS: layer_rows.keras3_embedding_rows,
     layer_rows.TF_KERAS_EMBEDDINGS: layer_rows.tf_keras_embedding_rows,
     keras_rows.KERAS3_GROUP: keras_rows.keras3_rows,

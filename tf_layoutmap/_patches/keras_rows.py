@@ -158,6 +158,16 @@ def keras3_rows() -> list[Patch]:
             KERAS,
             "tests/layout/processes/test_checks.py",
         ),
+        Patch(
+            KERAS3_GROUP,
+            "_core.tf_private:Function",
+            "__call__",
+            step.call_function,
+            "If the `call` method of a layer is a tf.function, the layer is "
+            "never trained.",
+            TENSORFLOW,
+            _KERAS3_TESTS + "test_layer_functions.py",
+        ),
         _keras3_row(
             "_core.keras_private:TFEpochIterator",
             "_get_iterator",
@@ -443,6 +453,13 @@ def tf_keras_rows() -> list[Patch]:
             calls.call_layer,
             "DTensor shards dimensions of a sample, such as the width of an "
             "image, but convolutions require unsharded samples.",
+        ),
+        _tf_keras_row(
+            "_core.tf_private:Function",
+            "__call__",
+            calls.call_function,
+            "If the `call` method of a layer is a tf.function, it reads "
+            "variables that are not on the mesh.",
         ),
         _tf_keras_row(
             _MODEL,

@@ -3,7 +3,13 @@
 The functions of a group are imported when the group is first used.
 """
 
-from tf_layoutmap._patches.rows import KERAS, TF_KERAS, Patch, Replacement
+from tf_layoutmap._patches.rows import (
+    KERAS,
+    TENSORFLOW,
+    TF_KERAS,
+    Patch,
+    Replacement,
+)
 
 _OPTIMIZER = "_core.keras_private:TFOptimizer"
 _BASE_OPTIMIZER = "_core.keras_private:BaseOptimizer"
@@ -15,6 +21,7 @@ TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
 STRING_BATCHES = "keras3_string_batches"
 PROCESSES = "keras3_processes"
+SHAPE_INFERENCE = "keras3_shape_inference"
 
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
@@ -105,6 +112,24 @@ def self_training_rows() -> list[Patch]:
             "warning.",
             "test_tpu_embedding_training.py",
         ),
+    ]
+
+
+def shape_inference_rows() -> list[Patch]:
+    """Returns the patch of functions in layers that contain a table."""
+    from tf_layoutmap.layers.keras3 import shape_inference
+
+    return [
+        Patch(
+            SHAPE_INFERENCE,
+            "_core.tf_private:Function",
+            "__call__",
+            shape_inference.call_function,
+            "If a table is called inside a tf.function of a layer, the table "
+            "returns zeros and is never trained.",
+            TENSORFLOW,
+            _LAYER_TESTS + "keras3/test_shape_inference.py",
+        )
     ]
 
 
