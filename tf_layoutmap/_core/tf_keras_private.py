@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import requirements
+from tf_layoutmap._core import requirements, tf_private
 from tf_layoutmap._core.private_names import PrivateNames
 
 SUPPORTED_VERSION = requirements.TF_KERAS
@@ -60,6 +60,14 @@ def is_only_for_shapes() -> bool:
     """Returns whether a layer is called only to infer its output shapes."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
+
+
+def is_inside_shape_inference() -> bool:
+    """Returns `is_only_for_shapes` for the layer that calls a function."""
+    return any(
+        getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
+        for graph in tf_private.graphs_around()
+    )
 
 
 # Name of the graph in which tf_keras builds a subclassed model.

@@ -237,7 +237,7 @@ class _Slot(MeshVariable):
     def fill(self, value: float) -> None:
         """Sets all values to `value`."""
         if self._value is None:
-            self._initializer = keras.initializers.Constant(value)
+            self._pending_initializer = keras.initializers.Constant(value)
             return
         shards = [
             tf.fill(shard.shape, tf.cast(value, shard.dtype))

@@ -171,15 +171,17 @@ class MeshContext:
 
     def _initialize(self, assigned: assignments.LayoutAssignment) -> None:
         variable = assigned.variable
+        initializer = variable.pending_initializer
         variable._initialized_in_full = initial_values.is_computed_in_full(
-            variable._initializer, variable._dtype
+            initializer, variable._dtype
         )
         with tf.init_scope():
             value = initial_values.initial_value(
-                variable._initializer,
+                initializer,
                 tuple(variable._shape),
                 variable._dtype,
                 assigned.settled_layout(),
+                name=variable.path,
             )
             variable._value = initial_values.make_variable(
                 value,
@@ -188,8 +190,12 @@ class MeshContext:
                     variable, "_made_trainable", variable.trainable
                 ),
                 shape=tuple(variable._shape),
+                aggregation=variable._map_aggregation(variable.aggregation),
+                synchronization=variable._map_synchronization(
+                    variable.synchronization
+                ),
             )
-        variable._initializer = None
+        variable._initializer = variable._pending_initializer = None
         self.registry.record(assigned)
 
     def check_all_patterns_used(self) -> None:

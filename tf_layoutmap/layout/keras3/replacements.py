@@ -141,6 +141,16 @@ PATCHES: tuple[Patch, ...] = (
         KERAS,
         "tests/layout/processes/test_checks.py",
     ),
+    Patch(
+        GROUP,
+        "_core.tf_private:Function",
+        "__call__",
+        step.call_function,
+        "If the `call` method of a layer is a tf.function, the layer is "
+        "never trained.",
+        TENSORFLOW,
+        _TESTS + "test_layer_functions.py",
+    ),
     _keras3_entry(
         "_core.keras_private:TFEpochIterator",
         "_get_iterator",

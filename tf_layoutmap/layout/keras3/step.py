@@ -23,7 +23,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layout import assignments, mesh_step
-from tf_layoutmap.layout.keras3 import host_layers, host_lookups, optimizers
+from tf_layoutmap.layout.keras3 import (
+    backend_ops,
+    host_layers,
+    host_lookups,
+    optimizers,
+)
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
@@ -112,6 +117,28 @@ def call(
                 transfer.readable_tensor, outputs
             )
         return outputs
+
+
+def call_function(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a `tf.function`; discards its trace if only shapes are inferred.
+
+    When Keras calls a layer only to infer shapes, the weights, seeds and
+    metrics of a new model have no value, and assignments have no effect. A
+    function that kept this trace would never read or write the variables.
+    """
+    if (
+        not tf.executing_eagerly()
+        and keras_private.is_abstract()
+        and (
+            active_context() is not None
+            or backend_ops.is_planning.get()
+            or any(map(context_of, keras_private.name_scope_callers()))
+        )
+    ):
+        function = function._clone(None)
+    return original(function, *args, **kwargs)
 
 
 def _is_string(x: Any) -> bool:

@@ -50,6 +50,9 @@ class MeshVariable(keras.Variable):
     # Whether rows of padding are added if the mesh does not divide the number
     # of rows evenly.
     pads_rows = False
+    # The initializer of a variable without a value; None while Keras holds it
+    # in `_initializer`.
+    _pending_initializer: Callable[..., Any] | None = None
 
     def __init__(
         self,
@@ -82,14 +85,33 @@ class MeshVariable(keras.Variable):
     def _initialize_with_initializer(
         self, initializer: Callable[..., Any]
     ) -> None:
-        self._value, self._initializer = None, initializer
-        self._mesh_context.add_variable(self)
+        self._value = None
+        self._wait_for_layout(initializer)
 
     def _deferred_initialize(self) -> None:
         # Keras calls this method for variables that it created while it
         # inferred shapes. The value is created at the end of the scope or at
         # the first read.
+        self._wait_for_layout(self._initializer)
+
+    def _wait_for_layout(self, initializer: Callable[..., Any] | None) -> None:
+        """Adds the variable to the variables that `context` initializes.
+
+        If Keras reads the variable to infer shapes, it returns the result of
+        `_initializer`. An initializer of user code must not be called for this
+        purpose, because it may draw random numbers.
+        """
+        if self._value is None:
+            self._pending_initializer = initializer
+            self._initializer = keras.initializers.Zeros()
         self._mesh_context.add_variable(self)
+
+    @property
+    def pending_initializer(self) -> Callable[..., Any]:
+        """The initializer of a variable that has no value yet."""
+        initializer = self._pending_initializer or self._initializer
+        assert initializer is not None
+        return initializer
 
     @property
     def value(self) -> Any:

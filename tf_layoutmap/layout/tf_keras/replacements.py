@@ -47,6 +47,13 @@ PATCHES: tuple[Patch, ...] = (
         "image, but convolutions require unsharded samples.",
     ),
     _tf_keras_entry(
+        "_core.tf_private:Function",
+        "__call__",
+        calls.call_function,
+        "If the `call` method of a layer is a tf.function, it reads "
+        "variables that are not on the mesh.",
+    ),
+    _tf_keras_entry(
         _MODEL,
         "__call__",
         calls.call_model,
