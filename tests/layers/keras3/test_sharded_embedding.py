@@ -227,7 +227,13 @@ def test_a_partitioner_sets_the_number_of_shards():
     )
     layer.build()
     assert layer.num_shards == len(layer.embeddings.variables) == 3
-    assert tlm.layers.ShardedEmbedding(3, 2, num_shards=8).num_shards == 3
+    with pytest.warns(UserWarning, match="3 shards instead of num_shards=8"):
+        layer = tlm.layers.ShardedEmbedding(3, 2, num_shards=8)
+    assert layer.num_shards == 3
+    with pytest.warns(UserWarning, match="2 shards instead of num_shards=3"):
+        tlm.layers.ShardedEmbedding(
+            tlm.OpenVocabulary(16), 2, num_shards=3, optimizer="sgd"
+        )
 
 
 @pytest.mark.parametrize(

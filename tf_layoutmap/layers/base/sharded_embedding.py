@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import keras_private, literals, tf_private
+from tf_layoutmap._core import (
+    keras_private,
+    literals,
+    tf_private,
+    user_warnings,
+)
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
@@ -75,13 +80,19 @@ def count_shards(
             f"({where})."
         )
     if partitioner is None:
-        num_shards = 1 if num_shards is None else num_shards
-        return min(
-            max_shards,
-            _core_checks.check_int(
-                "num_shards", num_shards, lowest=1, where=where
-            ),
+        num_shards = _core_checks.check_int(
+            "num_shards",
+            1 if num_shards is None else num_shards,
+            lowest=1,
+            where=where,
         )
+        if num_shards > max_shards:
+            user_warnings.warn(
+                f"The table of {shape[0]} rows has {max_shards} shards instead "
+                f"of num_shards={num_shards}, because each shard requires at "
+                f"least one row, or one bucket of keys ({where})."
+            )
+        return min(max_shards, num_shards)
     if not callable(partitioner):
         raise TypeError(
             _core_checks.message("partitioner", "callable", partitioner, where)
@@ -224,7 +235,8 @@ class EmbeddingCore(LayerBase):
             values or strings. Training steps assign rows to new ids that the
             vocabulary admits.
           output_dim: Number of columns of the table.
-          num_shards: Maximum number of shards; 1 by default. On a mesh, neither
+          num_shards: Number of shards; 1 by default. If the table has fewer
+            rows, the layer warns, and each row is a shard. On a mesh, neither
             `num_shards` nor `partitioner` may be set.
           partitioner: A partitioner of `tlm.partitioners`, an alternative to
             `num_shards`.
