@@ -416,3 +416,18 @@ def test_legacy_h5_files_raise_for_open_vocabulary_tables(tmp_path):
     with pytest.raises(NotImplementedError, match="legacy .h5 files.*'words'"):
         model.save_weights(str(tmp_path / "model.h5"))
     model.save_weights(str(tmp_path / "model"), save_format="tf")
+
+
+def test_floats_that_keras_rounds_to_16_bits_raise():
+    def layer_of(num_rows):
+        return tlm.layers.tf_keras.ShardedEmbedding(
+            num_rows, 2, dtype="mixed_bfloat16", name="words"
+        )
+
+    ids = tf_keras.Input([1])
+    assert layer_of(256)(ids).shape == [None, 1, 2]
+    with pytest.raises(
+        TypeError, match="dtype float32 in a.*compute dtype bfloat16.*'words'"
+    ):
+        layer_of(257)(ids)
+    assert layer_of(257)(tf_keras.Input([1], dtype="int64")).shape[1:] == [1, 2]

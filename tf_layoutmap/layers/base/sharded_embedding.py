@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import literals, placeholders, tf_private
+from tf_layoutmap._core import (
+    keras_private,
+    literals,
+    placeholders,
+    tf_private,
+    user_warnings,
+)
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
@@ -75,13 +81,19 @@ def count_shards(
             f"({where})."
         )
     if partitioner is None:
-        num_shards = 1 if num_shards is None else num_shards
-        return min(
-            max_shards,
-            _core_checks.check_int(
-                "num_shards", num_shards, lowest=1, where=where
-            ),
+        num_shards = _core_checks.check_int(
+            "num_shards",
+            1 if num_shards is None else num_shards,
+            lowest=1,
+            where=where,
         )
+        if num_shards > max_shards:
+            user_warnings.warn(
+                f"The table of {shape[0]} rows has {max_shards} shards instead "
+                f"of num_shards={num_shards}, because each shard requires at "
+                f"least one row, or one bucket of keys ({where})."
+            )
+        return min(max_shards, num_shards)
     if not callable(partitioner):
         raise TypeError(
             _core_checks.message("partitioner", "callable", partitioner, where)
@@ -116,16 +128,30 @@ def check_inputs(inputs: Any, layer: str) -> None:
             )
 
 
-def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
+# A dtype represents all integers exactly up to this number.
+_LARGEST_EXACT = {
+    "bfloat16": 2**8,
+    "float16": 2**11,
+    "float32": 2**24,
+    "float64": 2**53,
+}
+
+
+def read_ids(
+    inputs: Any, num_rows: int, name: str, compute_dtypes: Iterable[str] = ()
+) -> tf.Tensor:
     """Returns ids as int32 or int64.
 
     Args:
       inputs: Dense tensor of numbers.
       num_rows: Number of rows of the table.
       name: Name of the layer.
+      compute_dtypes: Compute dtypes of the layer and of the layers that call
+        it. Keras converts floats of a model's inputs to these dtypes, and back
+        to the dtype of the `Input`.
 
     Raises:
-      TypeError: If the dtype cannot represent all row numbers exactly.
+      TypeError: If a dtype cannot represent all row numbers exactly.
       tf.errors.InvalidArgumentError: If a number is not an integer.
     """
     ids = tf.convert_to_tensor(inputs)
@@ -135,23 +161,26 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
     # Ids can be floats, because a Keras Sequential model without an Input casts
     # all numbers to floats.
-    exact = (
-        2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
-        if ids.dtype.is_floating
-        else 0
-    )
     if ids.dtype == tf.string:
         raise TypeError(
             f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
             "Received: strings. To look up strings, create the layer with "
             "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer`."
         )
-    if num_rows > exact:
+    for dtype in (ids.dtype.name, *compute_dtypes):
+        if num_rows <= _LARGEST_EXACT.get(dtype, 0):
+            continue
         raise TypeError(
             "Ids must be integers; declare them, as by "
             'keras.Input(shape, dtype="int64"). Received: dtype '
-            f"{ids.dtype.name}, which does not represent all ids below "
-            f"{num_rows} exactly (layer {name!r})."
+            + (
+                f"{dtype}, which does"
+                if dtype == ids.dtype.name
+                else f"{ids.dtype.name} in a layer or model with compute dtype "
+                f"{dtype}, to which Keras converts the inputs, and which does"
+            )
+            + f" not represent all ids below {num_rows} exactly (layer "
+            f"{name!r})."
         )
     flat = tf.reshape(ids, [-1])
     is_integer = tf.equal(flat, tf.round(flat))
@@ -207,7 +236,8 @@ class EmbeddingCore(LayerBase):
             values or strings. Training steps assign rows to new ids that the
             vocabulary admits.
           output_dim: Number of columns of the table.
-          num_shards: Maximum number of shards; 1 by default. On a mesh, neither
+          num_shards: Number of shards; 1 by default. If the table has fewer
+            rows, the layer warns, and each row is a shard. On a mesh, neither
             `num_shards` nor `partitioner` may be set.
           partitioner: A partitioner of `tlm.partitioners`, an alternative to
             `num_shards`.
@@ -519,7 +549,16 @@ class EmbeddingCore(LayerBase):
                 "`input_dim` is a tlm.OpenVocabulary. Received: StoredKeys "
                 f"(layer {self.name!r}, with input_dim={self.input_dim})."
             )
-        return read_ids(inputs, self.input_dim, self.name)
+        return read_ids(
+            inputs,
+            self.input_dim,
+            self.name,
+            [
+                one.compute_dtype
+                for one in (self, *keras_private.name_scope_callers())
+                if hasattr(one, "compute_dtype")
+            ],
+        )
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
         if (
