@@ -269,9 +269,7 @@ def test_a_learning_rate_of_a_layer_is_called_once_per_step():
         inputs = keras.Input([1], dtype="int64")
         model = keras.Model(inputs, keras.ops.sum(layer(inputs), axis=-1))
         model.compile("sgd", loss=lambda y, x: x)
-    model.fit(
-        np.ones([4, 1], np.int64), np.zeros([4]), batch_size=2, verbose=0
-    )
+    model.fit(np.ones([4, 1], np.int64), np.zeros([4]), batch_size=2, verbose=0)
     assert calls.numpy() == 2
     rows = layer.embedding.embedding_tables[table].numpy()
     np.testing.assert_allclose(rows[1], [-3.0, -3.0])

@@ -88,9 +88,7 @@ def test_a_loss_scale_optimizer_wraps_the_rule(inner):
 def test_each_optimizer_of_a_multi_optimizer_is_followed():
     def make():
         return keras.optimizers.MultiOptimizer(
-            lambda variable: (
-                sgd if variable.path.endswith("other") else adam
-            )
+            lambda variable: sgd if variable.path.endswith("other") else adam
         )
 
     sgd, adam = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)

@@ -35,9 +35,7 @@ def with_keys():
 def features():
     table = tpu.TableConfig(ROWS, DIM, tf.ones, tpu.SGD(0.1), "sum", "t")
     layer = tlm.layers.TPUEmbedding(tpu.FeatureConfig(table, 2), None)
-    return layer, lambda: layer.embedding.embedding_tables[
-        table
-    ].numpy()
+    return layer, lambda: layer.embedding.embedding_tables[table].numpy()
 
 
 TABLES = {

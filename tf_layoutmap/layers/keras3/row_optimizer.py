@@ -37,7 +37,9 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     same way:
 
     >>> import tf_layoutmap as tlm
-    >>> layer = tlm.layers.ShardedEmbedding(10, 2, optimizer="adagrad")
+    >>> import tensorflow as tf
+    >>> layer = tlm.layers.ShardedEmbedding(
+    ...     10, 2, optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> layer.optimizer.learning_rate = 0.5
     >>> float(layer.optimizer.learning_rate)
     0.5
