@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layers import model_rule_cases as cases
+from tf_layoutmap.layers.base import model_rules
 
 SETTINGS = {
     **cases.SETTINGS,
@@ -132,7 +133,7 @@ def test_changes_of_the_learning_rate_reach_the_table():
     rows = []
     for kind in ("model", "stock"):
         model, layer = small_model(kind)
-        model.compile(keras.optimizers.Adam(0.001), "mse")
+        model.compile(keras.optimizers.Adam(0.001), "mse", run_eagerly=True)
         fit(
             model,
             epochs=3,
@@ -191,7 +192,13 @@ def test_two_optimizers_have_separate_slot_variables():
         ]
         for number, (ids, values, _) in enumerate(cases.gradients(6)):
             optimizers[number % 2].apply(
-                [tf.IndexedSlices(tf.constant(values), tf.constant(ids))],
+                [
+                    tf.IndexedSlices(
+                        tf.constant(values),
+                        tf.constant(ids),
+                        tf.constant([cases.NUM_ROWS, cases.DIM]),
+                    )
+                ],
                 [weight],
             )
         results.append(layer.embeddings.numpy())
@@ -355,3 +362,12 @@ def test_slot_variables_of_a_deleted_optimizer_are_freed():
     model.optimizer.build(model.trainable_variables)
     gc.collect()
     assert len(layer.optimizer._bindings) == 1
+
+
+@pytest.mark.parametrize("name", cases.OPTIMIZERS)
+def test_the_spec_of_a_rule_has_all_hyperparameters(name):
+    """Messages to parameter servers have the size that the spec states."""
+    optimizer = cases.make(keras, name, "plain")
+    rule = model_rules.read_rule(keras, optimizer, "table 't'")
+    vector = rule.hyperparameters(optimizer, tf.constant(0.1), tf.constant(1.0))
+    assert vector.shape == [1 + len(rule.spec(optimizer).constants)]

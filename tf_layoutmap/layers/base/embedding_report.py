@@ -115,7 +115,7 @@ class EmbeddingReport:
     >>> [entry.num_rows for entry in report.replaced]
     [1000]
     >>> report.to_dict()["bytes_after"]
-    32000
+    48000
 
     Attributes:
       entries: One entry per `Embedding` layer of the model.
@@ -325,7 +325,7 @@ def _item(name: str, entry: EmbeddingEntry, report: EmbeddingReport) -> Item:
                 SHARDED,
                 "in a ShardedEmbedding, whose steps read and write only the "
                 "rows of a batch"
-                + (f", trained with {entry.rule}" if entry.rule else ""),
+                + (f", with the rule of {entry.rule}" if entry.rule else ""),
                 _memory(entry, entry.bytes_after),
                 {"rows": sharded},
                 refused=None

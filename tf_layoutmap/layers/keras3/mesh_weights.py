@@ -293,7 +293,7 @@ def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:
             else [
                 f"{named} with optimizer=None would gather the table on each "
                 f"device: pass an optimizer to the layer, such as "
-                f'optimizer="adagrad", or use {(None, axes[0])}'
+                f'optimizer="model", or use {(None, axes[0])}'
             ]
         )
     if rows_sharded and not columns_sharded:

@@ -82,13 +82,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     >>> model = keras.Sequential([
     ...     keras.Input([2], dtype="int64"),
     ...     tlm.layers.ShardedEmbedding(
-    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         5, 1, num_shards=2, optimizer="model",
     ...         embeddings_initializer="zeros", name="words"),
     ...     keras.layers.Flatten(),
     ... ])
     >>> table = model.get_layer("words")
-    >>> table.optimizer.learning_rate = 1.0
-    >>> model.compile("adam", loss=lambda y, x: keras.ops.sum(x, axis=1))
+    >>> model.compile(
+    ...     keras.optimizers.SGD(1.0),
+    ...     loss=lambda y, x: keras.ops.sum(x, axis=1))
     >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
@@ -123,7 +124,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     look up keys and do not change the vocabulary.
 
     >>> words = tlm.OpenVocabulary(1000)
-    >>> layer = tlm.layers.ShardedEmbedding(words, 2, optimizer="adagrad")
+    >>> layer = tlm.layers.ShardedEmbedding(words, 2,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> inputs = keras.Input([1], dtype="string")
     >>> model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
     >>> model.compile("adam", "mse")

@@ -101,13 +101,14 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     >>> model = tf_keras.Sequential([
     ...     tf_keras.Input([2], dtype="int64"),
     ...     tlm.layers.tf_keras.ShardedEmbedding(
-    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         5, 1, num_shards=2, optimizer="model",
     ...         embeddings_initializer="zeros", name="words"),
     ...     tf_keras.layers.Flatten(),
     ... ])
     >>> table = model.get_layer("words")
-    >>> table.optimizer.learning_rate = 1.0
-    >>> model.compile("adam", loss=lambda y, x: tf.reduce_sum(x, axis=1))
+    >>> model.compile(
+    ...     tf_keras.optimizers.SGD(1.0),
+    ...     loss=lambda y, x: tf.reduce_sum(x, axis=1))
     >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
