@@ -120,7 +120,11 @@ def register(ops: Any) -> None:
         return [
             None,
             tf.IndexedSlices(
-                values, ids, tf.constant([num_rows, dim], tf.int64)
+                values,
+                # A function for gradients must not return a tensor of the
+                # forward pass itself.
+                tf.identity(ids),
+                tf.constant([num_rows, dim], tf.int64),
             ),
             None,
         ]

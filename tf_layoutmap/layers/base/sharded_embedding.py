@@ -421,17 +421,22 @@ class EmbeddingCore(LayerBase):
         """Returns the table. The first call creates the table."""
         table = self._table
         if table is None:
-            # tf_keras calls `build` in a name scope of the layer. The empty
-            # name scope keeps this prefix out of the variable's name.
+            name = f"{self._name_scope_of_weights()}/embeddings"
+            # `build` may be called in a name scope of the layer. The empty name
+            # scope keeps this scope from being added a second time.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
                     self._table_initializer(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
-                    name=f"{self.name}/embeddings",
+                    name=name,
                 )
         return table
+
+    def _name_scope_of_weights(self) -> str:
+        """Returns the prefix of the names of weights, as in stock Keras."""
+        raise NotImplementedError
 
     def _table_initializer(self) -> Any:
         """Returns the initializer of the rows of the table."""

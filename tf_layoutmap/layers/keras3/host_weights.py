@@ -160,7 +160,7 @@ class ShardWeight(ShardOfTable, keras.Variable):
             shape=shape,
             dtype=dtype,
             autocast=False,
-            name=f"embeddings_{shard}",
+            name="embeddings" if is_only_shard else f"embeddings_{shard}",
         )
 
     def _initialize_with_initializer(self, initializer):

@@ -341,6 +341,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _host_objects(self) -> AbstractContextManager[Any]:
         return mesh_context.activated(None)
 
+    def _name_scope_of_weights(self) -> str:
+        return self.path or self.name
+
     def _is_abstract(self) -> bool:
         return keras_private.is_abstract()
 

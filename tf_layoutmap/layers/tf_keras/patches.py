@@ -147,7 +147,8 @@ def apply_gradients(
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
-    with tf.init_scope():
+    # tf_keras itself creates the slot variables in this name scope.
+    with tf.name_scope(optimizer.name), tf.init_scope():
         optimizer.build([variable for _, variable in pairs])
     return _apply_separately(
         optimizer,

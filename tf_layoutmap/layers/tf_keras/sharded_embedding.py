@@ -137,6 +137,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         self.__dict__["embedding"] = embedding
         self._track_trackable(embedding, "embedding")
 
+    def _name_scope_of_weights(self) -> str:
+        return tf.get_current_name_scope() or self.name
+
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:

@@ -183,19 +183,12 @@ class MeshContext:
                 assigned.settled_layout(),
                 name=variable.path,
             )
-            variable._value = initial_values.make_variable(
+            variable.set_value_on_mesh(
                 value,
-                name=variable.name,
                 trainable=getattr(
                     variable, "_made_trainable", variable.trainable
                 ),
-                shape=tuple(variable._shape),
-                aggregation=variable._map_aggregation(variable.aggregation),
-                synchronization=variable._map_synchronization(
-                    variable.synchronization
-                ),
             )
-        variable._initializer = variable._pending_initializer = None
         self.registry.record(assigned)
 
     def check_all_patterns_used(self) -> None:

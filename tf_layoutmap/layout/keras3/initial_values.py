@@ -156,14 +156,15 @@ def make_variable(
 
     Args:
       value: Initial value, a DTensor.
-      name: Name of the variable.
+      name: Full name of the variable, including name scopes.
       trainable: Whether gradient tapes watch the variable.
       shape: Shape of the variable without padding. If the last rows of `value`
         are padding, the variable has fewer rows than `value`. None selects the
         shape of `value`.
       **options: `aggregation` and `synchronization`, as for `tf.Variable`.
     """
-    options.update(name=name, trainable=trainable)
+    # A name that ends with a slash is not added to the current name scope.
+    options.update(name=f"{name}/", trainable=trainable)
     if shape is not None and shape != tuple(value.shape):
         return PaddedVariable.of(value, shape[0], **options)
     return StoredVariable(value, **options)

@@ -35,6 +35,7 @@ from tf_layoutmap.layout.keras3.context import (
     context_of,
     context_of_model,
 )
+from tf_layoutmap.layout.keras3.variable import building_for_step
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -277,10 +278,11 @@ class _Step(MeshStep):
         if planner is not None:
             planner.start_step(self.model, batch)
         with activated(self.context):
-            if self.kind == "predict":
-                _build_for_predict(self.model, batch)
-            else:
-                _build_for_training(self.model, batch, self.model_step)
+            with building_for_step.set_to(True):
+                if self.kind == "predict":
+                    _build_for_predict(self.model, batch)
+                else:
+                    _build_for_training(self.model, batch, self.model_step)
             if planner is not None:
                 planner.plan_for_step(self.context, self.model)
             self.context.initialize_pending()
