@@ -1,5 +1,6 @@
 """Traces depend on whether a tape records a weight."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -17,13 +18,14 @@ def _patches():
 class Layer:
     """Its value is the weight if a tape records it, and -1 otherwise."""
 
-    def __init__(self):
+    def __init__(self, resumes=False):
         self.weight = tf.Variable(2.0)
+        self.resumes = resumes
         self.traces = 0
 
     def __call__(self, x):
         self.traces += 1
-        if tape_traces.is_recorded(self.weight):
+        if tape_traces.is_recorded(self.weight, resumes=self.resumes):
             return x * self.weight
         return -x
 
@@ -31,11 +33,11 @@ class Layer:
 def train(call, layer, **options):
     """Returns the result of `call` under a tape and its gradient."""
     with tf.GradientTape(**options) as tape:
-        found = call(tf.constant(1.0))
+        found = call(ONE)
     return float(found), tape.gradient(found, layer.weight)
 
 
-ONE = tf.constant(1.0)
+ONE = np.float32(1)
 
 
 def nested(layer):
@@ -114,6 +116,17 @@ def test_a_tape_that_does_not_watch_the_weight_does_not_record_it():
     with tf.GradientTape() as tape, tape.stop_recording():
         assert float(call(ONE)) == -1
     assert layer.traces == 2
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_recompute_grad_trains_the_weight(resumes, is_traced):
+    layer = Layer(resumes)
+    inner = tf.function(layer) if is_traced else layer
+    assert float(inner(ONE)) == -1
+    found = train(tf.recompute_grad(inner), layer)
+    assert found == (2 if resumes else -1, 1)
+    assert float(tf.recompute_grad(inner)(ONE)) == -1
 
 
 def test_traces_depend_on_each_weight():

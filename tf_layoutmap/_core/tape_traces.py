@@ -12,6 +12,7 @@ TensorFlow selects the trace of a call by the types of the arguments and by a
 context. `define_function` adds the recorded weights to this context.
 """
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,7 +23,8 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 
 # Attribute of graphs and of the options of functions: the weights on which the
-# traces depend, as weak references by id.
+# traces depend. Maps the id of a weight to a weak reference, and to the argument
+# `resumes` of `is_recorded`.
 _WEIGHTS = "_layoutmap_weights"
 
 # Ids of the weights that tapes record.
@@ -37,23 +39,27 @@ class _Context(threading.local):
 _context = _Context()
 
 
-def is_recorded(weight: tf.Variable) -> bool:
+def is_recorded(weight: tf.Variable, *, resumes: bool) -> bool:
     """Returns whether a tape records the weight; traces depend on the result.
 
     Args:
       weight: A mark weight.
+      resumes: Whether a tape counts that `tf.recompute_grad` has stopped. This
+        function first runs its argument without a tape. With `resumes`, the
+        first run and the run for the gradients look up the same rows.
     """
-    _add_to_graphs({id(weight): weakref.ref(weight)})
-    return _is_recorded(weight)
+    _add_to_graphs({id(weight): (weakref.ref(weight), resumes)})
+    return _is_recorded(weight, resumes)
 
 
-def _is_recorded(weight: tf.Variable) -> bool:
-    # `tf.recompute_grad` runs its function first without a tape. In a later
-    # run, gradients are computed for the variables that the first run accessed.
+def _is_recorded(weight: tf.Variable, resumes: bool) -> bool:
+    # `tf.recompute_grad` computes gradients only for the variables that the
+    # first run accessed.
     tf_private.variable_accessed(weight)
-    return tf_private.could_possibly_record() and (
-        tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
-    )
+    with tf_private.resumed_tapes() if resumes else contextlib.nullcontext():
+        return tf_private.could_possibly_record() and (
+            tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
+        )
 
 
 def define_function(
@@ -78,7 +84,7 @@ def define_function(
     if not weights:
         return function
     _add_to_graphs(weights)
-    if all(known.get(key) is weight for key, weight in weights.items()):
+    if all(known.get(key) == weight for key, weight in weights.items()):
         return function
     known.update(weights)
     # The trace was added before its weights were known.
@@ -109,12 +115,13 @@ def _with_weights(context: Any, recorded: _Recorded) -> Any:
 
 def _recorded(weights: dict[int, Any]) -> _Recorded:
     """Returns the ids of the weights that tapes record now."""
-    if not weights or not tf_private.could_possibly_record():
+    if not weights:
         return frozenset()
     return frozenset(
         key
-        for key, reference in weights.items()
-        if (weight := reference()) is not None and _is_recorded(weight)
+        for key, (reference, resumes) in weights.items()
+        if (weight := reference()) is not None
+        and _is_recorded(weight, resumes)
     )
 
 

@@ -168,7 +168,9 @@ class KeyTable:
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
-        if not (is_trained and steps.may_be_recorded(marks_variable, None)):
+        if not is_trained or not steps.may_be_recorded(
+            marks_variable, None, adds_keys=True
+        ):
             return self.rows_of(keys)
         self._access.check_can_train(self.layer_name)
         record_gradients, found = self._access.open(self._samples(keys), None)

@@ -128,7 +128,9 @@ def _size(value: Any, axis: int) -> tf.Tensor:
     return tf.shape(value)[axis]
 
 
-def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
+def may_be_recorded(
+    weight: tf.Variable, training: Any, *, adds_keys: bool
+) -> bool:
     """Returns whether gradients may be computed for a call.
 
     Args:
@@ -136,10 +138,13 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
       training: The argument of the call. A `tf.function` is traced again if a
         tape starts to record its calls. A true value declares that a tape will
         record the calls of a concrete function, which has only one trace.
+      adds_keys: Whether a training step adds keys to a vocabulary. In this
+        case, the first run of `tf.recompute_grad` must also add the keys,
+        because an evaluation returns other rows for new keys.
     """
     if training:
         return True
-    return tape_traces.is_recorded(weight)
+    return tape_traces.is_recorded(weight, resumes=adds_keys)
 
 
 def connect_mark(
