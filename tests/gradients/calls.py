@@ -1,6 +1,7 @@
 """Ways in which a program calls a model and computes its gradients.
 
-Each way trains a program of `subjects` for `STEPS` steps and returns the losses.
+Each way trains a program of `subjects` for one step per batch, and returns the
+losses.
 With `first="evaluation"`, the program first calls the model without a tape.
 """
 
@@ -11,8 +12,6 @@ from typing import Any
 import tensorflow as tf
 
 from tests.gradients.subjects import BATCH_SIZE, BATCHES, Program
-
-STEPS = len(BATCHES)
 
 
 def _loss(predictions: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -45,15 +44,21 @@ def _train(
     program: Program,
     forward: Callable,
     first: str,
-    wrap: Callable = lambda step: step,
+    *,
+    traced: bool = False,
     gradients: Callable = _gradients,
 ) -> list[float]:
-    step = wrap(
-        functools.partial(_step, program, forward, gradients=gradients)
-    )
+    step = functools.partial(_step, program, forward, gradients=gradients)
+
+    def run(*batch: tf.Tensor) -> tf.Tensor:
+        return program.run(step, *batch)
+
+    if traced:
+        run = tf.function(run)
+    batches = [program.place(*batch) for batch in BATCHES]
     if first == "evaluation":
-        program.run(forward, BATCHES[0][0])
-    return [float(program.run(step, *batch)) for batch in BATCHES]
+        program.run(forward, batches[0][0])
+    return [float(run(*batch)) for batch in batches]
 
 
 def eager(program: Program, first: str) -> list[float]:
@@ -63,25 +68,23 @@ def eager(program: Program, first: str) -> list[float]:
 
 def step_in_function(program: Program, first: str) -> list[float]:
     """The step is a `tf.function` that contains the tape."""
-    return _train(program, program.forward, first, program.function)
+    return _train(program, program.forward, first, traced=True)
 
 
 def forward_in_function(program: Program, first: str) -> list[float]:
     """The forward pass is a `tf.function`, and the tape is outside."""
-    return _train(program, program.function(program.forward), first)
+    return _train(program, tf.function(program.forward), first)
 
 
 def both_in_functions(program: Program, first: str) -> list[float]:
     """The step is a `tf.function` that calls a `tf.function`."""
-    return _train(
-        program, program.function(program.forward), first, program.function
-    )
+    return _train(program, tf.function(program.forward), first, traced=True)
 
 
 def forward_in_nested_functions(program: Program, first: str) -> list[float]:
     """The forward pass is a `tf.function` in a `tf.function`."""
-    inner = program.function(program.forward)
-    return _train(program, program.function(lambda ids: inner(ids)), first)
+    inner = tf.function(program.forward)
+    return _train(program, tf.function(lambda ids: inner(ids)), first)
 
 
 def vectorized_map(program: Program, first: str) -> list[float]:
@@ -92,7 +95,7 @@ def vectorized_map(program: Program, first: str) -> list[float]:
             lambda one: program.forward(one[tf.newaxis])[0], ids
         )
 
-    return _train(program, forward, first, program.function)
+    return _train(program, forward, first, traced=True)
 
 
 def recompute_grad(program: Program, first: str) -> list[float]:
@@ -107,9 +110,7 @@ def recompute_grad_in_function(program: Program, first: str) -> list[float]:
     before the forward pass is computed again.
     """
     forward = tf.recompute_grad(program.forward)
-    gradients = program.function(
-        functools.partial(_gradients, program, forward)
-    )
+    gradients = tf.function(functools.partial(_gradients, program, forward))
     return _train(
         program,
         forward,
@@ -142,7 +143,7 @@ def nested_tapes_in_function(program: Program, first: str) -> list[float]:
         program,
         program.forward,
         first,
-        program.function,
+        traced=True,
         gradients=_penalized,
     )
 

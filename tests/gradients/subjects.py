@@ -64,9 +64,9 @@ class Program:
         """Trains the model with Keras' loop."""
         raise NotImplementedError
 
-    def function(self, call: Callable) -> Callable:
-        """Returns `call` as a `tf.function`."""
-        return tf.function(call)
+    def place(self, *batch: tf.Tensor) -> tuple[Any, ...]:
+        """Returns a batch as arguments of `run`."""
+        return batch
 
     def run(self, call: Callable, *batch: tf.Tensor) -> Any:
         """Calls a function in each replica; returns the sum of the results."""
@@ -153,20 +153,23 @@ class Model(Program):
             "kernel": self._dense.kernel.numpy(),
         }
 
-    def run(self, call, *batch):
+    def place(self, *batch):
         if self.strategy.num_replicas_in_sync == 1:
-            return call(*batch)
-        per_replica = [
+            return batch
+        return tuple(
             self.strategy.experimental_distribute_values_from_function(
                 lambda context, one=one: tf.split(one, 2)[
                     context.replica_id_in_sync_group
                 ]
             )
             for one in batch
-        ]
-        return self.strategy.reduce(
-            "SUM", self.strategy.run(call, per_replica), axis=None
         )
+
+    def run(self, call, *batch):
+        if self.strategy.num_replicas_in_sync == 1:
+            return call(*batch)
+        per_replica = self.strategy.run(call, batch)
+        return self.strategy.reduce("SUM", per_replica, axis=None)
 
     def fit(self, first):
         layer = self._layer
@@ -228,23 +231,23 @@ class MeshModel(Model):
         found = super().values()
         return {name: tlm.layout.to_host(one) for name, one in found.items()}
 
-    def run(self, call, *batch):
-        return call(
-            *(
-                tlm.layout.to_mesh(
-                    one,
-                    tf.experimental.dtensor.Layout.batch_sharded(
-                        self._mesh, "batch", one.ndim
-                    ),
-                )
-                for one in batch
+    def place(self, *batch):
+        return tuple(
+            tlm.layout.to_mesh(
+                one,
+                tf.experimental.dtensor.Layout.batch_sharded(
+                    self._mesh, "batch", one.ndim
+                ),
             )
+            for one in batch
         )
 
 
 def _table(**options: Any) -> Table:
     return Table(
-        tlm.ShardedVariable.create(np.ones([NUM_ROWS, DIM], np.float32), **options)
+        tlm.ShardedVariable.create(
+            np.ones([NUM_ROWS, DIM], np.float32), **options
+        )
     )
 
 
@@ -358,11 +361,7 @@ def kinds() -> list[tuple[str, str]]:
     """Returns the pairs of a kind and a runtime."""
     return [
         *[(kind, "loop") for kind in TABLES],
-        *[
-            (kind, runtime)
-            for kind in LAYERS_BY_KIND
-            for runtime in VERSIONS
-        ],
+        *[(kind, runtime) for kind in LAYERS_BY_KIND for runtime in VERSIONS],
         *[
             (kind, f"{runtime}, two replicas")
             for kind in REPLICATED

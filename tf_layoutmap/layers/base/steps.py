@@ -199,12 +199,22 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """
     if num_replicas == 1:
         return value
-    return (
-        tf.distribute.get_replica_context().all_reduce(
+    try:
+        total = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, value
         )
-        / num_replicas
-    )
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise RuntimeError(
+            "Replicas must not call a layer whose tables train themselves in "
+            "a `tf.function` inside of `strategy.run`, because they compare "
+            "their gradients, which TensorFlow does not support there. Call "
+            "`strategy.run` inside of the only `tf.function`, and remove "
+            f"`tf.function` from the layers and functions that {num_replicas} "
+            "replicas call."
+        ) from error
+    return total / num_replicas
 
 
 class EmbeddingSteps:
