@@ -217,19 +217,18 @@ class MeshModel(Model):
 
     def __init__(
         self,
-        mesh_axes: tuple[str | None, ...],
-        make_layer: Callable[[], Any],
+        is_sharded: bool,
+        *arguments: Any,
         **options: Any,
     ):
         self._mesh = mesh_of(batch=2, model=2)
         layout_map = tlm.LayoutMap(self._mesh)
-        layout_map["words.embeddings"] = layout_of(self._mesh, *mesh_axes)
+        if is_sharded:
+            layout_map["words.embeddings"] = layout_of(
+                self._mesh, "model", None
+            )
         with tlm.layout_map_scope(layout_map):
-            super().__init__(keras, make_layer, **options)
-
-    def values(self):
-        found = super().values()
-        return {name: tlm.layout.to_host(one) for name, one in found.items()}
+            super().__init__(keras, *arguments, **options)
 
     def place(self, *batch):
         return tuple(
@@ -335,20 +334,19 @@ LAYERS_BY_KIND: dict[str, Callable[[Any], tuple]] = {
 # These kinds support several replicas.
 REPLICATED = ("open embedding", "tpu embedding", "open tpu embedding")
 
-_SHARDED = ("model", None)
+# Maps the kind of a layer on a mesh to a function that returns whether the rows
+# are sharded, and the arguments of `Model`.
 ON_MESH: dict[str, Callable[[], tuple]] = {
-    "stock layer": lambda: ((None, None), _stock_embedding(keras)),
-    "stock layer with sharded rows": lambda: (
-        _SHARDED,
-        _stock_embedding(keras),
-    ),
-    "embedding": lambda: (_SHARDED, _embedding(keras)),
+    "stock layer": lambda: (False, _stock_embedding(keras)),
+    "sharded stock layer": lambda: (True, _stock_embedding(keras)),
+    "embedding": lambda: (False, _embedding(keras)),
     "embedding with optimizer": lambda: (
-        _SHARDED,
+        True,
         _embedding(keras, optimizer=tpu.SGD(RATE)),
     ),
+    # The table is on the host.
     "open embedding": lambda: (
-        _SHARDED,
+        False,
         _embedding(keras, _vocabulary(), optimizer=tpu.SGD(RATE)),
         _open_rows,
     ),
@@ -367,7 +365,7 @@ def kinds() -> list[tuple[str, str]]:
             for kind in REPLICATED
             for runtime in VERSIONS
         ],
-        *[(kind, "mesh") for kind in ON_MESH],
+        *[(f"{kind} on a mesh", "mesh") for kind in ON_MESH],
     ]
 
 
@@ -382,8 +380,9 @@ def created(kind: str, runtime: str, training: bool | None):
         if runtime == "loop":
             yield TABLES[kind]()
         elif runtime == "mesh":
-            axes, *arguments = ON_MESH[kind]()
-            yield MeshModel(axes, *arguments, training=training)
+            yield MeshModel(
+                *ON_MESH[kind.removesuffix(" on a mesh")](), training=training
+            )
         else:
             version, _, replicas = runtime.partition(", ")
             yield Model(

@@ -39,27 +39,34 @@ class _Context(threading.local):
 _context = _Context()
 
 
-def is_recorded(weight: tf.Variable, *, resumes: bool) -> bool:
-    """Returns whether a tape records the weight; traces depend on the result.
+def is_recorded(*weights: Any, resumes: bool) -> bool:
+    """Returns whether a tape records a weight; traces depend on the result.
 
     Args:
-      weight: A mark weight.
+      *weights: Variables: a mark weight, or the shards of a table.
       resumes: Whether a tape counts that `tf.recompute_grad` has stopped. This
         function first runs its argument without a tape. With `resumes`, the
         first run and the run for the gradients look up the same rows.
     """
-    _add_to_graphs({id(weight): (weakref.ref(weight), resumes)})
-    return _is_recorded(weight, resumes)
+    _add_to_graphs({id(one): (weakref.ref(one), resumes) for one in weights})
+    # No weight is skipped, because each of them must be accessed.
+    return any([_is_recorded(one, resumes) for one in weights])
 
 
-def _is_recorded(weight: tf.Variable, resumes: bool) -> bool:
-    # `tf.recompute_grad` computes gradients only for the variables that the
-    # first run accessed.
-    tf_private.variable_accessed(weight)
+def _is_recorded(weight: Any, resumes: bool) -> bool:
     with tf_private.resumed_tapes() if resumes else contextlib.nullcontext():
-        return tf_private.could_possibly_record() and (
-            tf_private.should_record_backprop([tf.convert_to_tensor(weight)])
+        # `tf.recompute_grad` computes gradients only for the variables that the
+        # first run accessed.
+        tf_private.variable_accessed(weight)
+        if not tf_private.could_possibly_record():
+            return False
+        # A variable of several replicas has no handle in each context.
+        watched = (
+            weight.handle
+            if isinstance(weight, tf_private.BaseResourceVariable)
+            else tf.convert_to_tensor(weight)
         )
+        return tf_private.should_record_backprop([watched])
 
 
 def define_function(

@@ -215,6 +215,11 @@ write_fingerprint = _private(
 # The type spec of a shard that is an argument of a tf.function.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
+# Base class of the variables that have a handle in each context.
+BaseResourceVariable = _private(
+    "ops.resource_variable_ops", "BaseResourceVariable"
+)
+
 # A variable class that strategies do not replace. Under MirroredStrategy, a
 # `tf.Variable` is mirrored. The tables of an embedding must not be mirrored,
 # because they exist only once, on the host.
