@@ -183,9 +183,6 @@ class Model(Program):
             def call(self, ids):
                 return self.inner(ids)
 
-            def compute_output_shape(self, shape):
-                return (*shape, DIM)
-
         with self.strategy.scope():
             model = self._build(Outer())
             model.compile(self._optimizer, "mse")

@@ -42,7 +42,7 @@ _GROUPS: dict[str, Callable[[], list[Patch]]] = {
     runtime_rows.SHARDED_TABLES_GROUP: runtime_rows.sharded_tables_rows,
     runtime_rows.MEMORY_GROUP: runtime_rows.memory_rows,
     runtime_rows.GRADIENTS_GROUP: runtime_rows.gradient_rows,
-    runtime_rows.TAPE_TRACES_GROUP: runtime_rows.tape_trace_rows,
+    runtime_rows.FUNCTION_TRACES_GROUP: runtime_rows.function_trace_rows,
 }
 
 GROUPS: tuple[str, ...] = tuple(_GROUPS)

@@ -276,37 +276,37 @@ def gradient_rows() -> list[Patch]:
     ]
 
 
-TAPE_TRACES_GROUP = "tape_traces"
+FUNCTION_TRACES_GROUP = "function_traces"
 
 
-def tape_trace_rows() -> list[Patch]:
-    """Returns the patches for functions whose traces depend on tapes."""
-    from tf_layoutmap._core import tape_traces
+def function_trace_rows() -> list[Patch]:
+    """Returns the patches for functions whose traces depend on the call."""
+    from tf_layoutmap._core import function_traces
 
     why = (
-        "A `tf.function` that was first called without a tape does not train "
-        "tables when a tape records it."
+        "A `tf.function` that was first called without a tape, or by a "
+        "symbolic call of Keras, does not train tables."
     )
     return [
         Patch(
-            TAPE_TRACES_GROUP,
+            FUNCTION_TRACES_GROUP,
             f"_core.tf_private:{module}",
             name,
             ours,
             why,
             TENSORFLOW,
-            "tests/test_tape_traces.py",
+            "tests/test_function_traces.py",
         )
         for module, name, ours in [
             (
                 "tracing_compilation",
                 "_maybe_define_function",
-                tape_traces.define_function,
+                function_traces.define_function,
             ),
             (
                 "function_context",
                 "make_function_context",
-                tape_traces.function_context,
+                function_traces.function_context,
             ),
         ]
     ]

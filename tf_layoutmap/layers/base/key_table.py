@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -70,7 +69,6 @@ class KeyTable:
           ValueError: If the initializer cannot draw the values of a single key.
           NotImplementedError: If a TPU is used.
         """
-        engine.ensure("tape_traces")
         self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []

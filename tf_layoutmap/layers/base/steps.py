@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, ops, tape_traces, tf_private
+from tf_layoutmap._core import literals, ops, function_traces, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
@@ -144,7 +144,7 @@ def may_be_recorded(
     """
     if training:
         return True
-    return tape_traces.is_recorded(weight, resumes=adds_keys)
+    return function_traces.is_recorded(weight, resumes=adds_keys)
 
 
 def connect_mark(
@@ -267,7 +267,7 @@ class EmbeddingSteps:
           over_processes: How several processes hold the tables.
           order: How gradients of tables sharded over processes are summed.
         """
-        engine.ensure("tape_traces")
+        engine.ensure("function_traces")
         self._layer = layer
         feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
         optimizer = keras_rs_configs.read_optimizer(

@@ -1,18 +1,18 @@
-"""Traces depend on whether a tape records a weight."""
+"""Traces depend on tapes and on other decisions of the traced code."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap._core import tape_traces
+from tf_layoutmap._core import function_traces
 from tf_layoutmap._patches import engine
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _patches():
-    engine.install("tape_traces")
+    engine.install("function_traces")
     yield
-    engine.uninstall("tape_traces")
+    engine.uninstall("function_traces")
 
 
 class Layer:
@@ -25,7 +25,7 @@ class Layer:
 
     def __call__(self, x):
         self.traces += 1
-        if tape_traces.is_recorded(self.weight, resumes=self.resumes):
+        if function_traces.is_recorded(self.weight, resumes=self.resumes):
             return x * self.weight
         return -x
 
@@ -192,3 +192,21 @@ def test_a_function_that_creates_variables_is_traced_again():
     assert train(call, layer) == (6, 3)
     assert float(call(ONE)) == -3
     assert train(call, layer) == (6, 3)
+
+
+def test_a_function_is_traced_again_if_a_decision_changes():
+    is_on = [False]
+
+    def decide():
+        return is_on[0]
+
+    inner = tf.function(
+        lambda x: x if function_traces.depends_on(decide) else -x
+    )
+    outer = tf.function(lambda x: inner(x))
+    for _ in range(2):
+        for value in (False, True):
+            is_on[0] = value
+            assert float(outer(ONE)) == float(inner(ONE)) == (1 if value else -1)
+    assert inner.experimental_get_tracing_count() == 2
+    assert outer.experimental_get_tracing_count() == 2
