@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import requirements
+from tf_layoutmap._core import function_traces, requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
 # Only one minor version is supported, because the replaced functions change
@@ -330,7 +330,15 @@ def random_seed() -> int | None:
 
 
 def is_abstract() -> bool:
-    """Returns whether Keras is only tracing shapes in this thread."""
+    """Returns whether Keras is only tracing shapes in this thread.
+
+    A `tf.function` in which this function is called is traced again for calls
+    outside of the scopes of Keras.
+    """
+    return function_traces.depends_on(_is_abstract)
+
+
+def _is_abstract() -> bool:
     return in_stateless_scope() or in_symbolic_scope()
 
 

@@ -43,7 +43,7 @@ _HOMES = {
     "sharded_tables": "tf_layoutmap.embedding.divided.replacements",
     "memory": "tf_layoutmap._core.freed_gradients",
     "table_gradients": "tf_layoutmap.sharded.replacements",
-    "tape_traces": "tf_layoutmap._core.tape_traces",
+    "function_traces": "tf_layoutmap._core.function_traces",
 }
 
 GROUPS: tuple[str, ...] = tuple(_HOMES)

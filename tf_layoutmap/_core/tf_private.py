@@ -108,6 +108,24 @@ record_operation = _private("eager.record", "record_operation")
 gradients_util = importlib.import_module("tensorflow.python.ops.gradients_util")
 _private("ops.gradients_util", "_GradientsHelper")
 stop_recording = _private("eager.record", "stop_recording")
+_tape_bindings = importlib.import_module("tensorflow.python.pywrap_tfe")
+for _name in ("IsStopped", "RestartOnThread", "StopOnThread"):
+    if not hasattr(_tape_bindings, f"TFE_Py_TapeSet{_name}"):
+        raise _DTENSOR.refusal(f"without `TFE_Py_TapeSet{_name}`")
+
+
+@contextlib.contextmanager
+def resumed_tapes() -> Iterator[None]:
+    """Resumes the tapes that `stop_recording` has stopped in this thread."""
+    is_stopped = _tape_bindings.TFE_Py_TapeSetIsStopped()
+    if is_stopped:
+        _tape_bindings.TFE_Py_TapeSetRestartOnThread()
+    try:
+        yield
+    finally:
+        if is_stopped:
+            _tape_bindings.TFE_Py_TapeSetStopOnThread()
+
 
 # Maps an op to a function that computes the tangents of its outputs from the
 # tangents of its inputs. If an op has no entry, TensorFlow transposes its
@@ -195,6 +213,11 @@ write_fingerprint = _private(
 
 # The type spec of a shard that is an argument of a tf.function.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
+
+# Base class of the variables that have a handle in each context.
+BaseResourceVariable = _private(
+    "ops.resource_variable_ops", "BaseResourceVariable"
+)
 
 # A variable class that strategies do not replace. Under MirroredStrategy, a
 # `tf.Variable` is mirrored. The tables of an embedding must not be mirrored,

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import patches
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -70,7 +69,6 @@ class KeyTable:
           ValueError: If the initializer cannot draw the values of a single key.
           NotImplementedError: If a TPU is used.
         """
-        patches.ensure("tape_traces")
         self._settings = settings
         self.layer_name = layer
         self.table_names: list[str] = []
@@ -168,7 +166,9 @@ class KeyTable:
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
-        if not (is_trained and steps.may_be_recorded(marks_variable, None)):
+        if not is_trained or not steps.may_be_recorded(
+            marks_variable, None, adds_keys=True
+        ):
             return self.rows_of(keys)
         self._access.check_can_train(self.layer_name)
         record_gradients, found = self._access.open(self._samples(keys), None)

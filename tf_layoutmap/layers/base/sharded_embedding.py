@@ -18,6 +18,7 @@ from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import (
     keras_private,
     literals,
+    patches,
     placeholders,
     tf_private,
     user_warnings,
@@ -278,6 +279,7 @@ class EmbeddingCore(LayerBase):
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
         vars(self).update(_table=None, _key_table=None)
+        patches.ensure("function_traces")
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         # This attribute disables XLA, because XLA has no kernels for the
@@ -531,8 +533,10 @@ class EmbeddingCore(LayerBase):
 
     def _is_traced_for_shapes(self) -> bool:
         """Whether only the shape of the call's result is used."""
+        # A `tf.function` that calls the layer is traced again afterwards.
+        is_abstract = self._is_abstract()
         if self._key_table is not None:
-            return self._is_abstract()
+            return is_abstract
         # Keras creates the weights after this call.
         return self._table is None and placeholders.placeholder_of(self) is None
 

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_layoutmap._core import (
+    function_traces,
     literals,
     ops,
     patches,
     placeholders,
-    tape_traces,
     tf_private,
 )
 from tf_layoutmap.embedding import inputs as embedding_inputs
@@ -133,7 +133,9 @@ def _size(value: Any, axis: int) -> tf.Tensor:
     return tf.shape(value)[axis]
 
 
-def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
+def may_be_recorded(
+    weight: tf.Variable, training: Any, *, adds_keys: bool
+) -> bool:
     """Returns whether gradients may be computed for a call.
 
     Args:
@@ -141,10 +143,13 @@ def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
       training: The argument of the call. A `tf.function` is traced again if a
         tape starts to record its calls. A true value declares that a tape will
         record the calls of a concrete function, which has only one trace.
+      adds_keys: Whether a training step adds keys to a vocabulary. In this
+        case, the first run of `tf.recompute_grad` must also add the keys,
+        because an evaluation returns other rows for new keys.
     """
     if training:
         return True
-    return tape_traces.is_recorded(weight)
+    return function_traces.is_recorded(weight, resumes=adds_keys)
 
 
 def connect_mark(
@@ -199,12 +204,22 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """
     if num_replicas == 1:
         return value
-    return (
-        tf.distribute.get_replica_context().all_reduce(
+    try:
+        total = tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, value
         )
-        / num_replicas
-    )
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise RuntimeError(
+            "Replicas must not call a layer whose tables train themselves in "
+            "a `tf.function` inside of `strategy.run`, because they compare "
+            "their gradients, which TensorFlow does not support there. Call "
+            "`strategy.run` inside of the only `tf.function`, and remove "
+            f"`tf.function` from the layers and functions that {num_replicas} "
+            "replicas call."
+        ) from error
+    return total / num_replicas
 
 
 class EmbeddingSteps:
@@ -257,7 +272,7 @@ class EmbeddingSteps:
           over_processes: How several processes hold the tables.
           order: How gradients of tables sharded over processes are summed.
         """
-        patches.ensure("tape_traces")
+        patches.ensure("function_traces")
         self._layer = layer
         feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
         optimizer = keras_rs_configs.read_optimizer(

@@ -197,7 +197,11 @@ class TPUEmbeddingCore(LayerBase):
           Structure of the feature config with tensors of the compute dtype.
         """
         marks_variable = self._marks_variable()
-        if self.trainable and steps.may_be_recorded(marks_variable, training):
+        if self.trainable and steps.may_be_recorded(
+            marks_variable,
+            training,
+            adds_keys=self._steps.spec.has_open_tables,
+        ):
             activations = self._steps.start(
                 tf.convert_to_tensor(marks_variable), inputs, weights
             )

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import dtensor_ops, keras_private
+from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 from tf_layoutmap.layers.base.row_optimizer import rows_of_gradient
 from tf_layoutmap.layers.keras3.mesh_accumulation import MeshAccumulators
@@ -22,6 +22,7 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
+from tf_layoutmap.sharded.routing import checks as routing_checks
 
 dtensor = tf.experimental.dtensor
 
@@ -277,6 +278,24 @@ def check_regularizer(regularizer: Any, layer: str) -> None:
             "`optimizer`. The number of distinct rows of a batch is unknown "
             "during tracing, and DTensor requires static sizes. Received: "
             f"{regularizer!r} (layer {layer!r}). Use optimizer=None."
+        )
+
+
+def check_not_vectorized(layer: str) -> None:
+    """Checks that no training step calls a layer in `tf.vectorized_map`.
+
+    Raises:
+      NotImplementedError: If `tf.vectorized_map` calls the layer under a tape.
+    """
+    if routing_checks.in_vectorized_map() and (
+        tf_private.could_possibly_record()
+    ):
+        raise NotImplementedError(
+            "On a mesh, a layer with an `optimizer` must not be trained in "
+            "`tf.vectorized_map` or `tape.jacobian`, because DTensor cannot "
+            "run the gradient of its lookup in their loops; call the layer "
+            "before the loop with the ids of all iterations, or use "
+            f"optimizer=None. Received: layer {layer!r}."
         )
 
 

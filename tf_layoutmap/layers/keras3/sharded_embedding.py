@@ -416,6 +416,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                     self.embeddings_regularizer(self._stock_rows(distinct))
                 )
         elif self.optimizer:
+            mesh_weights.check_not_vectorized(self.name)
             self._add_loss_of_rows(ids)
             rows = embedding_rows.lookup(self._embeddings, ids)
         else:

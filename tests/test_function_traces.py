@@ -1,28 +1,30 @@
-"""Traces depend on whether a tape records a weight."""
+"""Traces depend on tapes and on other decisions of the traced code."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap._core import patches, tape_traces
+from tf_layoutmap._core import function_traces, patches
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _patches():
-    patches.install("tape_traces")
+    patches.install("function_traces")
     yield
-    patches.uninstall("tape_traces")
+    patches.uninstall("function_traces")
 
 
 class Layer:
     """Its value is the weight if a tape records it, and -1 otherwise."""
 
-    def __init__(self):
+    def __init__(self, resumes=False):
         self.weight = tf.Variable(2.0)
+        self.resumes = resumes
         self.traces = 0
 
     def __call__(self, x):
         self.traces += 1
-        if tape_traces.is_recorded(self.weight):
+        if function_traces.is_recorded(self.weight, resumes=self.resumes):
             return x * self.weight
         return -x
 
@@ -30,11 +32,11 @@ class Layer:
 def train(call, layer, **options):
     """Returns the result of `call` under a tape and its gradient."""
     with tf.GradientTape(**options) as tape:
-        found = call(tf.constant(1.0))
+        found = call(ONE)
     return float(found), tape.gradient(found, layer.weight)
 
 
-ONE = tf.constant(1.0)
+ONE = np.float32(1)
 
 
 def nested(layer):
@@ -115,6 +117,17 @@ def test_a_tape_that_does_not_watch_the_weight_does_not_record_it():
     assert layer.traces == 2
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("resumes", [False, True])
+def test_recompute_grad_trains_the_weight(resumes, is_traced):
+    layer = Layer(resumes)
+    inner = tf.function(layer) if is_traced else layer
+    assert float(inner(ONE)) == -1
+    found = train(tf.recompute_grad(inner), layer)
+    assert found == (2 if resumes else -1, 1)
+    assert float(tf.recompute_grad(inner)(ONE)) == -1
+
+
 def test_traces_depend_on_each_weight():
     layers = [Layer(), Layer()]
     call = tf.function(lambda x: layers[0](x) + 10 * layers[1](x))
@@ -178,3 +191,23 @@ def test_a_function_that_creates_variables_is_traced_again():
     assert train(call, layer) == (6, 3)
     assert float(call(ONE)) == -3
     assert train(call, layer) == (6, 3)
+
+
+def test_a_function_is_traced_again_if_a_decision_changes():
+    is_on = [False]
+
+    def decide():
+        return is_on[0]
+
+    inner = tf.function(
+        lambda x: x if function_traces.depends_on(decide) else -x
+    )
+    outer = tf.function(lambda x: inner(x))
+    for _ in range(2):
+        for value in (False, True):
+            is_on[0] = value
+            assert (
+                float(outer(ONE)) == float(inner(ONE)) == (1 if value else -1)
+            )
+    assert inner.experimental_get_tracing_count() == 2
+    assert outer.experimental_get_tracing_count() == 2

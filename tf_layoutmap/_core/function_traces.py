@@ -1,0 +1,178 @@
+"""Traces a function separately for each decision of the code that it calls.
+
+Some layers run different ops depending on the context of their call. For
+example, a lookup is a training step if a tape records it, and a symbolic call
+of Keras returns only the shape of its result. In a `tf.function`, the trace
+decides: a function that was first called without a tape would never train a
+table, and a function that was first called by Keras' symbolic call would return
+zeros for ever. These layers call `is_recorded` or `depends_on` to decide. A
+function whose trace contains such a decision is traced again if a call would
+decide differently. The same applies to the functions that call this function.
+
+TensorFlow selects the trace of a call by the types of the arguments and by a
+context. `define_function` adds the decisions that are true to this context.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
+
+# Attribute of graphs and of the options of functions: maps the keys of the
+# decisions on which traces depend to functions that decide.
+_DECISIONS = "_layoutmap_decisions"
+
+# Keys of the decisions that are true.
+_True = frozenset[Hashable]
+
+
+class _Context(threading.local):
+    # Value for the next call of `function_context` in this thread.
+    true: _True = frozenset()
+
+
+_context = _Context()
+
+
+@dataclasses.dataclass(frozen=True)
+class _IsRecorded:
+    """Decides whether a tape records a weight."""
+
+    weight: Any
+    resumes: bool
+
+    def __call__(self) -> bool:
+        weight = self.weight()
+        return weight is not None and _is_recorded(weight, self.resumes)
+
+
+def is_recorded(*weights: Any, resumes: bool) -> bool:
+    """Returns whether a tape records a weight; traces depend on the result.
+
+    Args:
+      *weights: Variables: a mark weight, or the shards of a table.
+      resumes: Whether a tape counts that `tf.recompute_grad` has stopped. This
+        function first runs its argument without a tape. With `resumes`, the
+        first run and the run for the gradients look up the same rows.
+    """
+    _add_to_graphs(
+        {id(one): _IsRecorded(weakref.ref(one), resumes) for one in weights}
+    )
+    # No weight is skipped, because each of them must be accessed.
+    return any([_is_recorded(one, resumes) for one in weights])
+
+
+def depends_on(decide: Callable[[], bool]) -> bool:
+    """Returns `decide()`; traces depend on the result.
+
+    Args:
+      decide: Function of a module, which depends on the context of a call.
+    """
+    _add_to_graphs({decide: decide})
+    return decide()
+
+
+def _is_recorded(weight: Any, resumes: bool) -> bool:
+    with tf_private.resumed_tapes() if resumes else contextlib.nullcontext():
+        # `tf.recompute_grad` computes gradients only for the variables that the
+        # first run accessed.
+        tf_private.variable_accessed(weight)
+        if not tf_private.could_possibly_record():
+            return False
+        # A variable of several replicas has no handle in each context.
+        watched = (
+            weight.handle
+            if isinstance(weight, tf_private.BaseResourceVariable)
+            else tf.convert_to_tensor(weight)
+        )
+        return tf_private.should_record_backprop([watched])
+
+
+def define_function(
+    original: Callable[..., Any], args: Any, kwargs: Any, options: Any
+) -> Any:
+    """Returns the concrete function of a call, and traces it if necessary.
+
+    Args:
+      original: The replaced function of TensorFlow.
+      args: Positional arguments of the call.
+      kwargs: Keyword arguments of the call.
+      options: TensorFlow's options of the function, which all its calls share.
+    """
+    known: dict[Hashable, Any] = vars(options).setdefault(_DECISIONS, {})
+    true = _context.true = _true(known)
+    try:
+        function = original(args, kwargs, options)
+    finally:
+        _context.true = frozenset()
+    decisions = getattr(function.graph, _DECISIONS, None)
+    if not decisions:
+        return function
+    _add_to_graphs(decisions)
+    if all(known.get(key) == decide for key, decide in decisions.items()):
+        return function
+    known.update(decisions)
+    # The trace was added before its decisions were known.
+    now = _true(known)
+    cache = options.function_cache
+    if now != true and cache is not None:
+        context = tf_private.function_context.make_function_context(
+            options.scope_type
+        )
+        cache.delete(function.function_type, _with_decisions(context, true))
+        cache.add(function, _with_decisions(context, now))
+    return function
+
+
+def function_context(
+    original: Callable[..., Any], scope_type: Any = None
+) -> Any:
+    """Returns TensorFlow's context of a call, with the true decisions."""
+    true, _context.true = _context.true, frozenset()
+    return _with_decisions(original(scope_type), true)
+
+
+def _with_decisions(context: Any, true: _True) -> Any:
+    if not true:
+        return context
+    return context._replace(context=(context.context, true))
+
+
+def _true(decisions: dict[Hashable, Any]) -> _True:
+    """Returns the keys of the decisions that are true now."""
+    return frozenset(key for key, decide in decisions.items() if decide())
+
+
+def _add_to_graphs(decisions: dict[Hashable, Any]) -> None:
+    """Adds decisions to the function that is traced, and to outer functions."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    while isinstance(graph, tf_private.FuncGraph):
+        if not hasattr(graph, _DECISIONS):
+            setattr(graph, _DECISIONS, {})
+        getattr(graph, _DECISIONS).update(decisions)
+        graph = graph.outer_graph
+
+
+PATCHES: tuple[Patch, ...] = tuple(
+    Patch(
+        "function_traces",
+        f"_core.tf_private:{module}",
+        name,
+        ours,
+        "A `tf.function` that was first called without a tape, or by a "
+        "symbolic call of Keras, does not train tables.",
+        TENSORFLOW,
+        "tests/test_function_traces.py",
+    )
+    for module, name, ours in (
+        ("tracing_compilation", "_maybe_define_function", define_function),
+        ("function_context", "make_function_context", function_context),
+    )
+)
