@@ -29,7 +29,6 @@ _HOMES = {
     "tf_keras_self_training": "tf_layoutmap.layers.tf_keras.replacements",
     "keras3_string_batches": "tf_layoutmap.layers.keras3.replacements",
     "keras3_processes": "tf_layoutmap.layers.keras3.replacements",
-    "keras3_shape_inference": "tf_layoutmap.layers.keras3.replacements",
     "keras3_embedding_creation": "tf_layoutmap.layers.keras3.replacements",
     "tf_keras_embedding_creation": "tf_layoutmap.layers.tf_keras.replacements",
     "keras3": "tf_layoutmap.layout.keras3.replacements",

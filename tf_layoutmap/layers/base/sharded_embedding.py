@@ -339,7 +339,7 @@ class EmbeddingCore(LayerBase):
         self.supports_masking = self.mask_zero
         if settings is not None:
             self._create_key_table(settings)
-        self._install_patches()
+        self._support_processes()
 
     def _create_key_table(self, settings: OpenVocabulary) -> None:
         """Creates the `KeyTable` of a layer with an open vocabulary."""
@@ -400,8 +400,8 @@ class EmbeddingCore(LayerBase):
     def _support_string_batches(self) -> None:
         """Enables batches of strings for models on several replicas."""
 
-    def _install_patches(self) -> None:
-        """Installs the patches that every layer of this class requires."""
+    def _support_processes(self) -> None:
+        """Enables `fit` of models in several processes."""
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
         """Tracks the `KeyTable`, so that checkpoints contain its variables."""

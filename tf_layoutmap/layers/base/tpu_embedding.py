@@ -159,13 +159,13 @@ class TPUEmbeddingCore(LayerBase):
         self.embedding = self._steps.embedding
         if self._steps.spec.has_open_tables and self._steps.num_replicas > 1:
             self._support_string_batches()
-        self._install_patches()
+        self._support_processes()
 
     def _support_string_batches(self) -> None:
         """Enables batches of strings for models on several replicas."""
 
-    def _install_patches(self) -> None:
-        """Installs the patches that every layer of this class requires."""
+    def _support_processes(self) -> None:
+        """Enables `fit` of models in several processes."""
 
     def __call__(
         self, inputs: Features, *args: object, **kwargs: object

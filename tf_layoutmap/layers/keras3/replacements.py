@@ -1,11 +1,10 @@
 """Replaced names of Keras 3, for the layers of `tlm.layers`."""
 
-from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch, Replacement
+from tf_layoutmap._core.patch_entry import KERAS, Patch, Replacement
 from tf_layoutmap.layers.base import construction
 from tf_layoutmap.layers.keras3 import (
     process_fit,
     row_optimizer,
-    shape_inference,
     shard_slots,
     string_batches,
 )
@@ -17,7 +16,6 @@ SHARD_SLOTS = "keras3_shard_slots"
 KERAS3_EMBEDDINGS = "keras3_embedding_creation"
 STRING_BATCHES = "keras3_string_batches"
 PROCESSES = "keras3_processes"
-SHAPE_INFERENCE = "keras3_shape_inference"
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
 
@@ -200,16 +198,6 @@ PATCHES: tuple[Patch, ...] = (
         process_fit.make_function,
         "With several steps per execution, the keys of collectives are "
         "placeholders without a value.",
-    ),
-    Patch(
-        SHAPE_INFERENCE,
-        "_core.tf_private:Function",
-        "__call__",
-        shape_inference.call_function,
-        "If a table is called inside a tf.function of a layer, the table "
-        "returns zeros and is never trained.",
-        TENSORFLOW,
-        _LAYER_TESTS + "keras3/test_shape_inference.py",
     ),
     construction.patch_of_creation(KERAS3_EMBEDDINGS, "keras.layers", KERAS),
 )

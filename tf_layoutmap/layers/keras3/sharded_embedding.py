@@ -27,7 +27,6 @@ from tf_layoutmap.layers.keras3 import (
     mesh_keys,
     mesh_weights,
     process_fit,
-    shape_inference,
 )
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
 from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
@@ -238,8 +237,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _support_string_batches(self) -> None:
         patches.ensure("keras3_string_batches")
 
-    def _install_patches(self) -> None:
-        shape_inference.enable()
+    def _support_processes(self) -> None:
         process_fit.enable_in_processes()
 
     def _set_regularizer_and_constraint(self) -> None:

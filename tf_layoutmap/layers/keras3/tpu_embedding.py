@@ -21,7 +21,7 @@ from tf_layoutmap.layers.base import (
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-from tf_layoutmap.layers.keras3 import process_fit, shape_inference
+from tf_layoutmap.layers.keras3 import process_fit
 from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
@@ -168,8 +168,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     def _support_string_batches(self) -> None:
         patches.ensure("keras3_string_batches")
 
-    def _install_patches(self) -> None:
-        shape_inference.enable()
+    def _support_processes(self) -> None:
         process_fit.enable_in_processes()
 
     def build(self, input_shape: InputShape = None) -> None:
