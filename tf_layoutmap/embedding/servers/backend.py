@@ -41,8 +41,6 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # The weight that receives the marks is saved in checkpoints. Therefore the
-    # marks must have the same shape as in the host engine.
     mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 

@@ -115,6 +115,12 @@ class StepMethods(SelfTrained):
 class StepVariable(StepMethods, tf_private.ResourceVariable):
     """Mark weight: notifies a layer when the model's optimizer is applied."""
 
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # The saved value is always zero. Its shape depends on the number of
+        # replicas of the program that saved it.
+        del restored_tensors
+        return self.handle
+
     @classmethod
     def create(
         cls,
