@@ -76,7 +76,10 @@ def combine_rows(
 
 
 def gains_of(
-    combiner: str, weights: tf.Tensor, samples: tf.Tensor, num_samples: tf.Tensor
+    combiner: str,
+    weights: tf.Tensor,
+    samples: tf.Tensor,
+    num_samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns weights divided by the divisors of their samples.
 

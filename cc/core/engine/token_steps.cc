@@ -230,20 +230,23 @@ Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
 // their factors are added.
 std::vector<std::vector<TokenSteps::Applied>> TokenSteps::AppliedByReplica()
     const {
-  std::vector<std::map<std::pair<int64_t, int64_t>, Applied>> found(
+  // The sums of the factors, by replica, token and number. They are computed in
+  // double precision: the mean over three replicas is a sum of three thirds.
+  std::vector<std::map<std::pair<int64_t, int64_t>, double>> found(
       replicas_.size());
   for (const Replica& r : replicas_) {
     for (const Applied& one : r.applying) {
       const auto followed = replicas_[one.replica].followed.find(one.number);
       if (followed == replicas_[one.replica].followed.end()) continue;
-      const auto [place, is_new] = found[one.replica].emplace(
-          std::make_pair(followed->second.token, one.number), one);
-      if (!is_new) place->second.factor += one.factor;
+      found[one.replica][{followed->second.token, one.number}] += one.factor;
     }
   }
   std::vector<std::vector<Applied>> applied(replicas_.size());
   for (size_t i = 0; i < found.size(); ++i) {
-    for (const auto& [key, one] : found[i]) applied[i].push_back(one);
+    for (const auto& [key, factor] : found[i]) {
+      applied[i].push_back({static_cast<int32_t>(i), key.second,
+                            static_cast<float>(factor)});
+    }
   }
   return applied;
 }

@@ -61,9 +61,7 @@ def values_of(gradient):
 
 def with_values(gradient, values):
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            values, gradient.indices, gradient.dense_shape
-        )
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
     return values
 
 
@@ -75,9 +73,7 @@ def elementwise(function):
 
 def scaled_to_norm(gradients):
     return [
-        with_values(
-            one, values_of(one) * (0.3 / tf.linalg.global_norm([one]))
-        )
+        with_values(one, values_of(one) * (0.3 / tf.linalg.global_norm([one])))
         for one in gradients
     ]
 
@@ -107,9 +103,7 @@ LINEAR = {
     "times 0": elementwise(lambda g: g * 0.0),
     "zeros": elementwise(tf.zeros_like),
     "sum with itself": elementwise(lambda g: g * 0.25 + g),
-    "mean of equal gradients": elementwise(
-        lambda g: tf.add_n([g, g, g]) / 3
-    ),
+    "mean of equal gradients": elementwise(lambda g: tf.add_n([g, g, g]) / 3),
 }
 # Other operations, which must raise an error.
 OTHER = {
@@ -141,9 +135,7 @@ OTHER = {
     "clip rows": elementwise(lambda g: tf.clip_by_norm(g, 0.01, axes=[1])),
     "center rows": elementwise(centered),
     "reverse": elementwise(lambda g: tf.reverse(g, axis=[0])),
-    "multiply matrix": elementwise(
-        lambda g: g @ tf.eye(g.shape[1])[:, ::-1]
-    ),
+    "multiply matrix": elementwise(lambda g: g @ tf.eye(g.shape[1])[:, ::-1]),
     "ones": elementwise(tf.ones_like),
 }
 
@@ -159,9 +151,7 @@ def run(layer, change, *, steps=3, ids=REPEATED, in_function=False):
             found = layer(ids)
             loss = tf.reduce_sum(tf.sin(found) * (number + scale)) / 4
         gradients = change(tape.gradient(loss, [*weights, scale]))
-        optimizer.apply(
-            gradients[:-1], list(layer.trainable_variables)
-        )
+        optimizer.apply(gradients[:-1], list(layer.trainable_variables))
         scale.assign_sub(0.1 * gradients[-1])
 
     optimizer.build(layer.trainable_variables)

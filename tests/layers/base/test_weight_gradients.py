@@ -133,9 +133,7 @@ def test_gradients_equal_finite_differences(combiner):
             changed = kernel.numpy()
             changed[i] += shift
             sides.append(
-                float(
-                    loss_of(reference(combiner, tf.constant(changed), START))
-                )
+                float(loss_of(reference(combiner, tf.constant(changed), START)))
             )
         assert found[i] == pytest.approx(
             (sides[0] - sides[1]) / 2e-3, rel=1e-3, abs=1e-4

@@ -271,7 +271,9 @@ class DividedEngine(HostEngine):
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
         lookup.gradients[:] = [
-            one for one in lookup.gradients if all(map(steps.is_accessible, one))
+            one
+            for one in lookup.gradients
+            if all(map(steps.is_accessible, one))
         ]
         lookup.gradients.append(gradients)
         # The engine of a process knows only the gradients for its rows. Each

@@ -413,4 +413,3 @@ def _joined_weights(
         ],
         axis=0,
     )
-

@@ -45,9 +45,7 @@ def shapes(
     ]
 
 
-def zeros(
-    spec: config.EmbeddingSpec, feature_config: Any, inputs: Any
-) -> Any:
+def zeros(spec: config.EmbeddingSpec, feature_config: Any, inputs: Any) -> Any:
     """Returns zeros in the shape of the activations; enqueues no step.
 
     Args:

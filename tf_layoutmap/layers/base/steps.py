@@ -35,6 +35,7 @@ from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
 from tf_layoutmap.serving import report
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
+
 def may_be_recorded(weight: tf.Variable, training: Any) -> bool:
     """Returns whether gradients may be computed for a call.
 
@@ -71,8 +72,8 @@ def connect_mark(
 
     Returns:
       The same activations. The gradient of `step` is the mark, whose norm is
-      the norm of the gradients of the tables. If any gradient of the activations
-      is not finite, in any replica, the mark is not finite.
+      the norm of the gradients of the tables. If any gradient of the
+      activations is not finite, in any replica, the mark is not finite.
     """
 
     @tf.custom_gradient
@@ -385,12 +386,7 @@ class EmbeddingSteps:
         return weight_gradients.connect(
             self.spec,
             activations,
-            [
-                one
-                for _, one in embedding_inputs.flatten_with_paths(
-                    inputs
-                )
-            ],
+            [one for _, one in embedding_inputs.flatten_with_paths(inputs)],
             embedding_inputs.flatten_weights(weights, inputs, like="inputs"),
             self._rows_of_ids,
             self.out_of_range,

@@ -78,7 +78,10 @@ def connect(
         None
         if weight is None
         else stock_lookup.read(
-            feature, value, weight, spec.table_of(feature).vocabulary is not None
+            feature,
+            value,
+            weight,
+            spec.table_of(feature).vocabulary is not None,
         )
         for feature, value, weight in zip(spec.features, inputs, weights)
     ]

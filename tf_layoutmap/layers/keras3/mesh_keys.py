@@ -27,6 +27,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 
+
 class MeshStepWeight(StepWeight, MeshVariable):
     """Mark weight on a mesh.
 
