@@ -102,7 +102,7 @@ def _finite_in_all_replicas(mark: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """
     is_finite = tf.reduce_all(tf.math.is_finite(mark))
     first = _mean_of_replicas(tf.where(is_finite, 1.0, math.nan), num_replicas)
-    return tf.concat([first[tf.newaxis], tf.ones([mark.shape[1] - 1])], 0)
+    return tf.concat([first[tf.newaxis], tf.ones([tf.shape(mark)[1] - 1])], 0)
 
 
 def _one_or_nan(gradients: list[tf.Tensor]) -> tf.Tensor:
