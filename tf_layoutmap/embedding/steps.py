@@ -401,3 +401,10 @@ def _outermost_function():
     ):
         graph = graph.outer_graph
     return graph
+
+
+def is_accessible(tensor: tf.Tensor) -> bool:
+    """Returns whether the current function can use a tensor."""
+    return not tf.is_symbolic_tensor(tensor) or any(
+        graph is tensor.graph for graph in tf_private.graphs_around()
+    )

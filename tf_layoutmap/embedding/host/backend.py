@@ -182,7 +182,6 @@ class HostBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
     # Shape checks are always enabled, because they are fast and prevent invalid
     # memory accesses.
     checks_shapes = True
@@ -231,6 +230,11 @@ class HostBackend:
         self._changes: Any = None
         self._group: processes.Processes | None = None
         self.strings: dict[str, kept_strings.KeptStrings] = {}
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of a sum of marks of all replicas."""
+        return host_engine.mark_shape(self._replicas.num_replicas)
 
     @property
     def variable_device(self) -> str:

@@ -138,6 +138,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     optimizer must not accumulate gradients. If the model's optimizer scales the
     loss, the scale is removed from the gradients of the tables. Other settings
     of the model's optimizer (clipping, weight decay) do not affect the tables.
+    A custom loop may sum gradients and multiply them by numbers, for example
+    clip them by their norm; other operations on the gradients raise an error.
     If a step was not applied, the next call of the layer discards the step.
     Tables and slot variables are saved in `.keras` files, `.weights.h5` files
     and checkpoints. A model can be saved to a `.keras` file only if the

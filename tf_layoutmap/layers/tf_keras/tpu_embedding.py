@@ -39,17 +39,19 @@ class StepMethods(SelfTrained):
         name: str
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns the value if the layer's weights include the tables.
+        """Restores the tables from the copy that `value` holds.
 
-        Otherwise, the tables are restored from the copy that `value` holds.
+        If the layer's weights include the tables, the method does nothing. The
+        value of a mark weight is always zero, and its shape depends on the
+        number of replicas of the program that saved it.
 
         Raises:
           RuntimeError: If the tables are not among the weights, and `value`
             holds no copy of them.
         """
+        del args, kwargs
         if self.unlisted_tables() is None:
-            variable: Any = super()
-            return variable.assign(value, *args, **kwargs)
+            return self
         copied = snapshots.tables_in(value)
         if copied is None:
             raise RuntimeError(
@@ -113,6 +115,12 @@ class StepMethods(SelfTrained):
 
 class StepVariable(StepMethods, tf_private.ResourceVariable):
     """Mark weight: notifies a layer when the model's optimizer is applied."""
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # The saved value is always zero. Its shape depends on the number of
+        # replicas of the program that saved it.
+        del restored_tensors
+        return self.handle
 
     @classmethod
     def create(
