@@ -65,7 +65,7 @@ class FollowsModel(RowUpdates):
     optimizer that was built last.
     """
 
-    follows_model = True
+    _follows_model = True
     _bindings: weakref.WeakKeyDictionary[Any, _Binding]
     # Weak reference to the optimizer that was built last.
     _model_optimizer: Callable[[], Any]
@@ -155,7 +155,7 @@ class FollowsModel(RowUpdates):
         """Returns the context in which slot variables are created."""
         return contextlib.nullcontext()
 
-    def set_table(self, table: Any) -> None:
+    def _set_table(self, table: Any) -> None:
         """Sets the table, whose slot variables `follow` creates later."""
         self._table = table
 
@@ -284,7 +284,10 @@ class FollowsModel(RowUpdates):
             )
             with tf.init_scope(), self._slot_device():
                 self.create_slots(self._table)
-        elif found != names and store.keys():
+        elif not found:
+            # The file was saved before an optimizer was built.
+            store = {}
+        elif found != names:
             user_warnings.warn(
                 f"The saved optimizer state of table {self._table.name!r} is "
                 f"not loaded, because it holds {sorted(found)}, and the "
