@@ -454,12 +454,15 @@ def tf_keras_rows() -> list[Patch]:
             "DTensor shards dimensions of a sample, such as the width of an "
             "image, but convolutions require unsharded samples.",
         ),
-        _tf_keras_row(
+        Patch(
+            TF_KERAS_GROUP,
             "_core.tf_private:Function",
             "__call__",
             calls.call_function,
             "If the `call` method of a layer is a tf.function, it reads "
             "variables that are not on the mesh.",
+            TENSORFLOW,
+            "tests/layout/tf_keras/test_calls.py",
         ),
         _tf_keras_row(
             _MODEL,

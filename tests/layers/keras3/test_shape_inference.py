@@ -43,9 +43,7 @@ def of_features():
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
-@pytest.mark.parametrize(
-    "layer", [closed, with_open_vocabulary, of_features]
-)
+@pytest.mark.parametrize("layer", [closed, with_open_vocabulary, of_features])
 def test_table_in_a_function_of_a_layer_is_trained(layer, run_eagerly):
     found = []
     for is_function in (False, True):
@@ -56,9 +54,7 @@ def test_table_in_a_function_of_a_layer_is_trained(layer, run_eagerly):
                 keras.layers.Flatten(),
             ]
         )
-        model.compile(
-            keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly
-        )
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
         y = np.ones([8, model.output_shape[1]])
         model.fit(IDS, y, batch_size=4, verbose=0)
         found.append([np.asarray(model(IDS)), model.predict(IDS, verbose=0)])
