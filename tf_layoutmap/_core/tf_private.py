@@ -53,8 +53,8 @@ in_async_save = _private(
 is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 
 # Notifies tapes and the function being traced that an op of this package reads
-# a variable. TensorFlow's own reads do this automatically. A tape that is outside
-# of a function watches only the variables that the function's graph lists.
+# a variable. TensorFlow's own reads do this automatically. A tape outside of a
+# function watches only the variables that the function's graph lists.
 variable_accessed = _private("ops.resource_variable_ops", "variable_accessed")
 
 # Used to check whether a tape records computations on a tensor. If a tape
