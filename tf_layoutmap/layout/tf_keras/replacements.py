@@ -1,6 +1,11 @@
 """Replaced names of tf_keras, for models on a mesh."""
 
-from tf_layoutmap._core.patch_entry import TF_KERAS, Patch, Replacement
+from tf_layoutmap._core.patch_entry import (
+    TENSORFLOW,
+    TF_KERAS,
+    Patch,
+    Replacement,
+)
 from tf_layoutmap.layout.ops import gates, loops
 from tf_layoutmap.layout.processes import checks
 from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
@@ -46,12 +51,15 @@ PATCHES: tuple[Patch, ...] = (
         "DTensor shards dimensions of a sample, such as the width of an "
         "image, but convolutions require unsharded samples.",
     ),
-    _tf_keras_entry(
+    Patch(
+        GROUP,
         "_core.tf_private:Function",
         "__call__",
         calls.call_function,
         "If the `call` method of a layer is a tf.function, it reads "
         "variables that are not on the mesh.",
+        TENSORFLOW,
+        "tests/layout/tf_keras/test_calls.py",
     ),
     _tf_keras_entry(
         _MODEL,
