@@ -207,6 +207,8 @@ def test_a_function_is_traced_again_if_a_decision_changes():
     for _ in range(2):
         for value in (False, True):
             is_on[0] = value
-            assert float(outer(ONE)) == float(inner(ONE)) == (1 if value else -1)
+            assert (
+                float(outer(ONE)) == float(inner(ONE)) == (1 if value else -1)
+            )
     assert inner.experimental_get_tracing_count() == 2
     assert outer.experimental_get_tracing_count() == 2

@@ -127,7 +127,6 @@ def resumed_tapes() -> Iterator[None]:
             _tape_bindings.TFE_Py_TapeSetStopOnThread()
 
 
-
 # Maps an op to a function that computes the tangents of its outputs from the
 # tangents of its inputs. If an op has no entry, TensorFlow transposes its
 # gradient, which fails if the gradient is a tf.IndexedSlices.

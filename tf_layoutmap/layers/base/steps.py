@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, ops, function_traces, tf_private
+from tf_layoutmap._core import function_traces, literals, ops, tf_private
 from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
