@@ -5,9 +5,10 @@ example, a lookup is a training step if a tape records it, and a symbolic call
 of Keras returns only the shape of its result. In a `tf.function`, the trace
 decides: a function that was first called without a tape would never train a
 table, and a function that was first called by Keras' symbolic call would return
-zeros for ever. These layers call `is_recorded` or `depends_on` to decide. A
-function whose trace contains such a decision is traced again if a call would
-decide differently. The same applies to the functions that call this function.
+zeros in all later calls. These layers call `is_recorded` or `depends_on` to
+decide. A function whose trace contains such a decision is traced again if a
+call would decide differently. The same applies to the functions that call this
+function.
 
 TensorFlow selects the trace of a call by the types of the arguments and by a
 context. `define_function` adds the decisions that are true to this context.

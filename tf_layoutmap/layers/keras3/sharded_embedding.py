@@ -13,7 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private, patches, placeholders, tf_private
+from tf_layoutmap._core import (
+    function_traces,
+    keras_private,
+    patches,
+    placeholders,
+    tf_private,
+)
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
@@ -374,7 +380,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                     f"{self.name!r})."
                 )
             lookup = table.look_up(
-                inputs, is_training=tf_private.could_possibly_record()
+                inputs,
+                is_training=function_traces.is_recorded(
+                    self._marks.value, resumes=True
+                ),
             )
             found = host_lookups.RowsOnMesh(
                 lookup, transfer.to_replicated(lookup.rows, self._marks.mesh)
