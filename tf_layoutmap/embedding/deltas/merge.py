@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding.deltas import base as base_file
+from tf_layoutmap.embedding.deltas import weights as model_weights
 from tf_layoutmap.embedding.deltas import writer
 from tf_layoutmap.serving_deltas import chain, changes
 from tf_layoutmap.serving_deltas.chain import Delta, Meta
@@ -26,8 +27,8 @@ def merge_deltas(
 ) -> Delta:
     """Writes one delta that is equivalent to several consecutive deltas.
 
-    The merged delta contains each changed row once, with the values of the last
-    delta that contains the row. `tlm.apply_deltas`, `tlm.ServedModel` and
+    The merged delta contains each changed row and weight once, with the values
+    of the last delta that contains it. `tlm.apply_deltas`, `tlm.ServedModel` and
     `tlm.update_export` accept a merged delta in place of the deltas that it
     replaces, with bitwise identical results. A model to which some of these
     deltas were already applied also accepts the merged delta.
@@ -181,6 +182,18 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
         tensors.update(
             {f"{table}/{name}": value for name, value in found.items()}
         )
+    weights: dict[str, dict[str, Any]] = {}
+    for one in deltas:
+        for label, described in one.meta.weights.items():
+            before = weights.get(label, {"is_changed": False})
+            weights[label] = {
+                **described,
+                "is_changed": described["is_changed"] or before["is_changed"],
+            }
+    for label in weights:
+        value = model_weights.read_changed(label, deltas)
+        if value is not None:
+            tensors[chain.weight_tensor(label)] = value
     return writer.write_files(
         out,
         tensors,
@@ -201,6 +214,7 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
                 for one in deltas
                 for number in range(one.meta.first, one.meta.sequence + 1)
             ),
+            weights,
         ),
     )
 
