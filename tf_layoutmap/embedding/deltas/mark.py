@@ -104,11 +104,13 @@ def find_variables(
 
 def warn_about_missing(names: Sequence[str]) -> None:
     """Warns that deltas do not change some variables of a SavedModel."""
-    if names:
+    # `model.export` stores some variables twice.
+    unique = sorted(set(names))
+    if unique:
         user_warnings.warn(
-            f"Deltas of this writer do not change {len(names)} variables of "
-            f"the SavedModel: {', '.join(sorted(names)[:5])}"
-            + (", ..." if len(names) > 5 else "")
+            f"Deltas of this writer do not change {len(unique)} variables of "
+            f"the SavedModel: {', '.join(unique[:5])}"
+            + (", ..." if len(unique) > 5 else "")
             + ". If the variables are trained, the served model combines new "
             "rows with old weights: pass the model, not only its tables, to "
             "tlm.DeltaWriter."

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.table_access import TableAccess
@@ -29,6 +30,10 @@ Path = tuple[str, ...]
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+# TensorFlow's class is used for slot variables of tables in tf_keras, and for
+# variables that the partitioner of a strategy shards.
+_SHARDED = (ShardedVariable, tf_private.TensorFlowShardedVariable)
+_VARIABLES = (tf.Variable, *_SHARDED)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,6 +96,8 @@ def read(variable: Any) -> Array:
         return np.asarray(transfer.to_host(found))
     if isinstance(found, tf.Variable):
         found = found.read_value()
+    elif isinstance(found, tf_private.TensorFlowShardedVariable):
+        found = tf.convert_to_tensor(found)
     return np.asarray(found.numpy())
 
 
@@ -127,13 +134,15 @@ def aliases(one: Any) -> Iterator[int]:
     inner = getattr(one, "_variable", None)
     if inner is not None:
         yield id(inner)
-    if isinstance(found, ShardedVariable):
+    if isinstance(found, _SHARDED):
         yield from map(id, found.variables)
+
+
 
 
 def _is_keras_variable(one: Any) -> bool:
     """Whether an object is a variable of Keras 3, without importing Keras."""
-    return not isinstance(one, tf.Variable | ShardedVariable) and all(
+    return not isinstance(one, _VARIABLES) and all(
         hasattr(one, name) for name in ("path", "shape", "dtype", "_value")
     )
 
@@ -142,7 +151,7 @@ def _is_variable(one: Any) -> bool:
     if _is_keras_variable(one):
         # Keras can create the value later.
         return one._value is not None
-    return isinstance(one, tf.Variable | ShardedVariable)
+    return isinstance(one, _VARIABLES)
 
 
 class ModelWeights:
@@ -291,9 +300,7 @@ def _children(one: Any) -> list[tuple[str, Any]]:
 
 
 def _listed_variables(model: Any) -> list[Any]:
-    """Returns the variables that a model or module lists itself."""
-    if isinstance(model, tf.train.Checkpoint):
-        return []
+    """Returns the variables that a module, or a layer below it, lists."""
     tables = {
         alias
         for one in embeddings_below(model)
@@ -308,7 +315,10 @@ def _listed_variables(model: Any) -> list[Any]:
     }
     return [
         one
-        for one in getattr(model, "variables", ())
+        for _, listing in _walk(model, skips_state=True)
+        # Layers of both Keras versions have this method.
+        if listing is model or hasattr(listing, "_flatten_layers")
+        for one in getattr(listing, "variables", ())
         if _is_variable(one)
         and not any(alias in tables | skipped for alias in aliases(one))
     ]

@@ -174,6 +174,9 @@ class DeltaWriter:
         self._steps: dict[str, int] = {}
         # The checksum of each weight at the last delta, by label.
         self._digests: dict[str, bytes] = {}
+        # Whether the next delta contains all weights. An export can contain
+        # values that are neither in the last delta nor current.
+        self._writes_all_weights = False
         # The weights that the next delta describes.
         self._weights: list[Weight] = []
         with processes.failing_together(self._processes, "tlm.DeltaWriter"):
@@ -299,7 +302,7 @@ class DeltaWriter:
         self._find_weights()
         found.weights = self._weights
         found.values, found.digests = model_weights.changed(
-            self._weights, self._digests
+            self._weights, {} if self._writes_all_weights else self._digests
         )
 
     def _find_weights(self) -> None:
@@ -431,10 +434,13 @@ class DeltaWriter:
     def _position(self) -> Position:
         """Waits for the background thread, and returns the last delta.
 
+        An export calls the method, so the next delta contains all weights.
+
         Raises:
           OSError: If the thread could not write the delta.
         """
         self.finish()
+        self._writes_all_weights = self._has_weights
         return self._last_position()
 
     def _last_position(self) -> Position:
@@ -578,6 +584,7 @@ class DeltaWriter:
         self._deltas.append(delta)
         self._sketches, self._steps = contents.sketches, contents.steps
         self._digests.update(contents.found.digests)
+        self._writes_all_weights = False
         self._extra_rows = {}
         return delta
 
