@@ -12,8 +12,8 @@ that have a row.
 A separate process serves the model and does not load tf_layoutmap. The program
 exports the model after the first day. After each later day, it writes a delta
 that contains the changed rows, keys and dense weights, and the serving process
-applies the delta while it runs. The program then measures how often the item that a user
-views next is among the ten items that the served model recommends.
+applies the delta while it runs. The program then measures how often the item
+that a user views next is among the ten items that the served model recommends.
 """
 
 from __future__ import annotations

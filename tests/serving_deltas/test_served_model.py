@@ -14,7 +14,7 @@ from tests import forked_process
 from tests.serving_deltas import cases
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import writer
+from tf_layoutmap.embedding.deltas import delta_files
 from tf_layoutmap.embedding.host import changes
 from tf_layoutmap.serving_deltas import chain, export_state
 from tf_layoutmap.vocabulary import bucket_layout, state
@@ -255,7 +255,7 @@ def delta_with(folder, change):
     change(tensors)
     meta = chain.meta_from_json((path / "meta.json").read_text(), "")
     shutil.rmtree(path)
-    writer.write_files(
+    delta_files.write_files(
         str(path),
         tensors,
         lambda of_files: dataclasses.replace(meta, files=of_files),

@@ -388,8 +388,8 @@ def _read_weight(weight: StoredWeight, delta: Delta, reader: Any) -> Array:
     if dtype != weight.dtype or value.shape != weight.shape:
         raise ValueError(
             f"Weight {weight.name!r} of the model requires dtype "
-            f"{weight.dtype} and shape {list(weight.shape)}. Received: {dtype}, "
-            f"{list(value.shape)} ({where})."
+            f"{weight.dtype} and shape {list(weight.shape)}. Received: "
+            f"{dtype}, {list(value.shape)} ({where})."
         )
     return value
 

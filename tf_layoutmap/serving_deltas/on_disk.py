@@ -33,8 +33,8 @@ def update_export(
     """Writes a copy of a SavedModel to which deltas were applied.
 
     The tables and weights in the copy are bitwise identical to the variables of
-    a model that is exported when the last delta is written. The copy is written to a
-    temporary folder next to `target`, which is renamed when the copy is
+    a model that is exported when the last delta is written. The copy is written
+    to a temporary folder next to `target`, which is renamed when the copy is
     complete. Later deltas can be applied to the copy. The function requires
     only TensorFlow and NumPy, and holds one variable, or one block of a table
     that `tlm.export` has written, in memory.
@@ -82,7 +82,8 @@ def update_export(
         or modified. The function also raises this error if a delta is missing,
         is repeated, has another base, does not follow the last applied delta,
         was truncated or modified, does not match the tables and weights, or
-        contains a row that the storage type of the table cannot represent. No file is written.
+        contains a row that the storage type of the table cannot represent. No
+        file is written.
       OSError: If `target` cannot be written, or is not empty.
     """
     path, target = os.fspath(path), os.path.abspath(os.fspath(target))
@@ -104,9 +105,7 @@ def update_export(
         )
         os.mkdir(os.path.join(new, os.path.dirname(export_state.VARIABLES)))
         with _os_errors(target):
-            _write_variables(
-                path, new, found.by_key(), found.state.variables()
-            )
+            _write_variables(path, new, found.by_key(), found.state.variables())
         state = dataclasses.replace(
             found.state, index=export_state.index_checksum(new)
         )

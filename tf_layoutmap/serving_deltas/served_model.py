@@ -31,8 +31,8 @@ class ServedModel:
     The SavedModel is written with `tlm.export(..., deltas=writer)`, or is
     marked by `tlm.DeltaWriter.mark_export`. After all deltas are applied, the
     tables and weights are bitwise identical to the variables of a model that is
-    exported when the last delta is written. The class requires only TensorFlow and NumPy: a
-    process without tf_layoutmap can use a copy of the folder
+    exported when the last delta is written. The class requires only TensorFlow
+    and NumPy: a process without tf_layoutmap can use a copy of the folder
     `tf_layoutmap/serving_deltas`.
 
     >>> import tempfile
@@ -269,9 +269,7 @@ class ServedModel:
             for group in _groups(
                 labels[of_phase], lambda: self._rows_per_write
             ):
-                self._write_group(
-                    rows, keys, changed[of_phase[group]], at_once
-                )
+                self._write_group(rows, keys, changed[of_phase[group]], at_once)
 
     def _write_group(
         self,

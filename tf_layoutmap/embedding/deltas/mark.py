@@ -78,9 +78,7 @@ def find_variables(
     """
     saved = _SavedModel(path)
     found = _find_tables(saved, tables)
-    done = {
-        one.key for table in found for one in table.variables.values()
-    }
+    done = {one.key for table in found for one in table.variables.values()}
     of_tables = {
         name_of(shard)
         for table in tables.values()
@@ -157,7 +155,10 @@ def _pieces_of(weight: Weight) -> list[_Piece]:
     """Returns the variables in which a SavedModel can store a weight."""
     variable = variable_of(weight.variable)
     found = [_Piece(weight, name_of(variable), list(variable.shape))]
-    if isinstance(variable, ShardedVariable) and variable.partition.is_contiguous:
+    if (
+        isinstance(variable, ShardedVariable)
+        and variable.partition.is_contiguous
+    ):
         first = 0
         for shard in variable.variables:
             found.append(
@@ -206,9 +207,7 @@ def write_state(
     Raises:
       OSError: If the file cannot be written.
     """
-    content = export_state.make_state(
-        path, position, tables, weights
-    ).to_json()
+    content = export_state.make_state(path, position, tables, weights).to_json()
     file = os.path.join(path, export_state.FILE)
     os.makedirs(os.path.dirname(file), exist_ok=True)
     files.write_text(file, content)

@@ -138,8 +138,6 @@ def aliases(one: Any) -> Iterator[int]:
         yield from map(id, found.variables)
 
 
-
-
 def _is_keras_variable(one: Any) -> bool:
     """Whether an object is a variable of Keras 3, without importing Keras."""
     return not isinstance(one, _VARIABLES) and all(
@@ -239,9 +237,7 @@ def embeddings_below(model: Any) -> list[TableAccess]:
     ]
 
 
-def _variables(
-    model: Any, *, skips_state: bool
-) -> Iterator[tuple[Path, Any]]:
+def _variables(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
     """Yields the variables below an object, and the paths to them."""
     for path, one in _walk(model, skips_state=skips_state):
         if _is_variable(one):
@@ -351,9 +347,7 @@ class BaseGraph:
         self._shapes = reader.get_variable_to_shape_map()
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
         if _OBJECT_GRAPH in self._shapes:
-            graph.ParseFromString(
-                base_file.read_tensor(reader, _OBJECT_GRAPH)
-            )
+            graph.ParseFromString(base_file.read_tensor(reader, _OBJECT_GRAPH))
         self._children = [
             {child.local_name: child.node_id for child in node.children}
             for node in graph.nodes

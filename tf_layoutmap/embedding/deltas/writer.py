@@ -1,7 +1,7 @@
 """`DeltaWriter`: writes the changes of a model since a checkpoint as deltas.
 
 `watched.py` records the changes of one or several embeddings, and `weights.py`
-finds all other variables of a model. `write_files`
+finds all other variables of a model. `delta_files.py`
 writes the files of one delta, and `parts.py` the files of a delta that several
 processes write.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -22,7 +21,7 @@ import tensorflow as tf
 from tf_layoutmap._core import checks, files, user_warnings
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import mark, parts, server_parts, watched
+from tf_layoutmap.embedding.deltas import delta_files, mark, parts, watched
 from tf_layoutmap.embedding.deltas import weights as model_weights
 from tf_layoutmap.embedding.deltas.weights import (
     BaseGraph,
@@ -31,7 +30,6 @@ from tf_layoutmap.embedding.deltas.weights import (
 )
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
-from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
@@ -116,18 +114,18 @@ class DeltaWriter:
     ):
         """Compares the variables with the base and existing deltas.
 
-        The next delta contains all rows and weights that differ. The comparison requires
-        memory for a second copy of one variable at a time. The base and the
-        deltas must be on a local file system.
+        The next delta contains all rows and weights that differ. The comparison
+        requires memory for a second copy of one variable at a time. The base
+        and the deltas must be on a local file system.
 
         Args:
           embedding: A built Keras 3 or tf_keras model, or a `tf.Module`, that
             contains embeddings; a `tlm.TPUEmbedding`, a
             `tlm.layers.TPUEmbedding`, or a `tlm.layers.ShardedEmbedding` with
-            an open vocabulary; or a list of these objects. If `embedding` is a list, each delta contains the
-            changes of all embeddings in the list. A delta is a consistent
-            snapshot of each embedding, but different embeddings in a delta can
-            be at different steps.
+            an open vocabulary; or a list of these objects. If `embedding` is a
+            list, each delta contains the changes of all embeddings in the list.
+            A delta is a consistent snapshot of each embedding, but different
+            embeddings in a delta can be at different steps.
           directory: Directory of the deltas. The writer creates the directory
             if it does not exist.
           base: Prefix of a checkpoint that holds the embedding.
@@ -191,7 +189,7 @@ class DeltaWriter:
         ):
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
-        remove_leftovers(self._directory)
+        delta_files.remove_leftovers(self._directory)
 
     def _read_files(
         self,
@@ -341,15 +339,14 @@ class DeltaWriter:
             )
         if self._has_weights:
             return
-        others = [
-            one for one in self._model_weights.find() if not one.is_state
-        ]
+        others = [one for one in self._model_weights.find() if not one.is_state]
         if others:
             user_warnings.warn(
                 'Deltas with weights="tables" do not contain '
                 f"{len(others)} weights of the model: "
-                f"{model_weights.describe(others)}. A served model combines new "
-                'rows with old weights. Use weights="all" to write all weights.'
+                f"{model_weights.describe(others)}. A served model combines "
+                'new rows with old weights. Use weights="all" to write all '
+                "weights."
             )
 
     def finish(self) -> Delta | None:
@@ -470,7 +467,7 @@ class DeltaWriter:
     def _write(self, found: _Found) -> Delta:
         contents = self._contents(found)
         return self._record(
-            write_files(
+            delta_files.write_files(
                 self._next_path(),
                 {
                     **{
@@ -497,7 +494,7 @@ class DeltaWriter:
         delta = parts.ProcessesDelta(
             self._processes,
             self._next_path(),
-            staging_path(self._next_path()),
+            delta_files.staging_path(self._next_path()),
             self._last_position(),
             found.tables,
             self._watched.is_sharded(),
@@ -709,67 +706,3 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     )
     rows = np.flatnonzero((before != after).any(1))
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
-
-
-# Prefix of the directory names of incomplete deltas. A name with this prefix is
-# not a number, so `chain.read_deltas` ignores the directory.
-_STAGING_PREFIX = ".writing-"
-
-
-def remove_leftovers(directory: str) -> None:
-    """Removes incomplete deltas of processes that were killed."""
-    for name in os.listdir(directory):
-        delta = re.match(
-            re.escape(_STAGING_PREFIX) + r"(\d{8}-)?\d{8}(?=\.)", name
-        )
-        if delta:
-            files.remove_leftovers(os.path.join(directory, delta[0]))
-
-
-def staging_path(path: str) -> str:
-    """Returns the target that is passed to `files.staged` for a delta."""
-    parent, name = os.path.split(os.path.abspath(path))
-    return os.path.join(parent, _STAGING_PREFIX + name)
-
-
-def write_files(
-    path: str,
-    tensors: Mapping[str, Array | ServerValues],
-    make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
-) -> Delta:
-    """Writes a delta to a staging directory, and then renames the directory.
-
-    Args:
-      path: Path of the delta.
-      tensors: Tensors of the delta, by name.
-      make_meta: Function that takes a value for the attribute `files` of
-        `Meta`, and returns the `Meta` of the delta.
-
-    Raises:
-      OSError: If the delta cannot be written, or `path` exists.
-    """
-    with files.staged(staging_path(path)) as folder:
-        new = os.path.join(folder, "new")
-        os.mkdir(new)
-        server_parts.save(folder, os.path.join(new, chain.TENSORS), tensors)
-        meta = make_meta(
-            {
-                name: {
-                    "num_bytes": os.path.getsize(os.path.join(new, name)),
-                    "sha256": chain.checksum(os.path.join(new, name)),
-                }
-                for name in sorted(os.listdir(new))
-            }
-        )
-        with open(
-            os.path.join(new, chain.META_FILE), "w", encoding="utf-8"
-        ) as file:
-            file.write(meta.to_json())
-        files.sync_tree(new)
-        if os.path.exists(path):
-            raise FileExistsError(
-                f"{path!r} already exists: another writer has written it."
-            )
-        os.rename(new, path)
-        files.sync(os.path.dirname(os.path.abspath(path)))
-    return Delta(path, meta)
