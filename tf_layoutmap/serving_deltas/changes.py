@@ -140,6 +140,17 @@ def read_changes(
     )
 
 
+def as_array(value: Any) -> Array:
+    """Converts the value of a tensor to an array.
+
+    The value of a scalar string is a Python object, which NumPy would convert
+    to a string of fixed length without trailing zeros.
+    """
+    if isinstance(value, bytes):
+        return np.array(value, dtype=object)
+    return np.asarray(value)
+
+
 def last_occurrences(indices: Sequence[Array]) -> tuple[Array, Array]:
     """Returns the unique values of arrays, and their last positions.
 
@@ -382,7 +393,7 @@ def _read_weight(weight: StoredWeight, delta: Delta, reader: Any) -> Array:
     where = f"tensor {key!r} of delta {delta.path!r}"
     if not reader.has_tensor(key):
         raise ValueError(f"The deltas must have {where}. Received: none.")
-    value = np.asarray(reader.get_tensor(key))
+    value = as_array(reader.get_tensor(key))
     # The values of strings are Python objects.
     dtype = "string" if value.dtype == object else value.dtype.name
     if dtype != weight.dtype or value.shape != weight.shape:

@@ -162,7 +162,7 @@ def _write_variables(
                 continue
             value = _read(source, key, "", dtypes[key])
             if changed:
-                array = value.numpy()
+                array = changes.as_array(value.numpy())
                 for part in changed:
                     array = part.apply_to(array)
                 value = tf.constant(array, dtypes[key])

@@ -29,6 +29,7 @@ from tf_layoutmap.embedding.deltas.weights import (
 )
 from tf_layoutmap.serving_deltas import export_state
 from tf_layoutmap.serving_deltas.chain import Position
+from tf_layoutmap.serving_deltas.changes import as_array
 from tf_layoutmap.serving_deltas.export_state import (
     StoredTable,
     StoredVariable,
@@ -310,7 +311,7 @@ class _SavedModel:
         ]
         if not named:
             return None
-        stored = digest(np.asarray(self._reader.get_tensor(key)))
+        stored = digest(as_array(self._reader.get_tensor(key)))
         equal = [one for one in named if one.digest == stored]
         if len(equal) > 1:
             # TensorFlow gives unnamed variables the same name.

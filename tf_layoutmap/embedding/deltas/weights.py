@@ -16,12 +16,13 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import tf_private, user_warnings
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.serving_deltas.chain import Delta, weight_tensor
+from tf_layoutmap.serving_deltas.changes import as_array
 from tf_layoutmap.sharded import ShardedVariable
 
 Array = np.ndarray[Any, Any]
@@ -70,7 +71,7 @@ class Weight:
         """
         found = read_changed(self.label, deltas)
         if found is None and self.key:
-            found = np.asarray(base_file.read_tensor(base, self.key))
+            found = as_array(base_file.read_tensor(base, self.key))
         return found
 
 
@@ -79,7 +80,7 @@ def read_changed(label: str, deltas: Sequence[Delta]) -> Array | None:
     for delta in reversed(deltas):
         if delta.meta.weights.get(label, {}).get("is_changed"):
             reader = tf.train.load_checkpoint(delta.tensors)
-            return np.asarray(
+            return as_array(
                 base_file.read_tensor(reader, weight_tensor(label), "a delta")
             )
     return None
@@ -98,7 +99,7 @@ def read(variable: Any) -> Array:
         found = found.read_value()
     elif isinstance(found, tf_private.TensorFlowShardedVariable):
         found = tf.convert_to_tensor(found)
-    return np.asarray(found.numpy())
+    return as_array(found.numpy())
 
 
 def digest(value: Array) -> bytes:
@@ -450,11 +451,43 @@ class BaseGraph:
                     todo.append((child, nodes[name]))
 
 
-def describe(found: Sequence[Weight]) -> str:
-    """Returns the names of some weights, for messages."""
-    names = sorted({one.name for one in found})
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+def check_same(
+    found: Sequence[Weight], deltas: Sequence[Delta], directory: str
+) -> None:
+    """Compares the weights of a writer with existing deltas.
+
+    Raises:
+      ValueError: If existing deltas contain weights that the writer does not
+        write. Optimizers can create their state later.
+    """
+    before = deltas[-1].meta.weights if deltas else {}
+    now = {one.label for one in found}
+    missing = [
+        label
+        for label, one in before.items()
+        if not one["is_state"] and label not in now
+    ]
+    if missing:
+        raise ValueError(
+            "All deltas in a directory must be of the same weights. The "
+            "existing deltas contain weights that this writer does not write: "
+            f"{missing[:3]} ({len(missing)} of {len(before)}). Pass the same "
+            "model and the same `root` as before to tlm.DeltaWriter "
+            f"(directory {directory!r})."
+        )
+
+
+def warn_about_others(found: Sequence[Weight]) -> None:
+    """Warns that a writer of tables does not write the weights of a model."""
+    names = sorted({one.name for one in found if not one.is_state})
+    if names:
+        user_warnings.warn(
+            f'Deltas with weights="tables" do not contain {len(names)} weights '
+            f"of the model: {', '.join(names[:5])}"
+            + (", ..." if len(names) > 5 else "")
+            + ". A served model combines new rows with old weights. Use "
+            'weights="all" to write all weights.'
+        )
 
 
 def changed(

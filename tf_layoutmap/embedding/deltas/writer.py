@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, files, user_warnings
+from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import delta_files, mark, parts, watched
@@ -219,7 +219,12 @@ class DeltaWriter:
         if self._deltas:
             self._check_tables(self._deltas[-1].meta.tables)
         self._find_weights()
-        self._check_weights()
+        if has_weights:
+            model_weights.check_same(
+                self._weights, self._deltas, self._directory
+            )
+        else:
+            model_weights.warn_about_others(self._model_weights.find())
         self._compare()
         for table, one in self._watched.tables.items():
             if state.NUMBERS in one.variables:
@@ -314,40 +319,6 @@ class DeltaWriter:
             value = one.stored(base, self._deltas)
             if value is not None:
                 self._digests[one.label] = model_weights.digest(value)
-
-    def _check_weights(self) -> None:
-        """Compares the weights with existing deltas.
-
-        Raises:
-          ValueError: If existing deltas contain weights that this writer does
-            not write.
-        """
-        before = self._deltas[-1].meta.weights if self._deltas else {}
-        now = {one.label for one in self._weights}
-        missing = [
-            label
-            for label, one in before.items()
-            if not one["is_state"] and label not in now
-        ]
-        if missing:
-            raise ValueError(
-                "All deltas in a directory must be of the same weights. The "
-                "existing deltas contain weights that this writer does not "
-                f"write: {missing[:3]} ({len(missing)} of {len(before)}). Pass "
-                "the same model and the same `root` as before to "
-                f"tlm.DeltaWriter (directory {self._directory!r})."
-            )
-        if self._has_weights:
-            return
-        others = [one for one in self._model_weights.find() if not one.is_state]
-        if others:
-            user_warnings.warn(
-                'Deltas with weights="tables" do not contain '
-                f"{len(others)} weights of the model: "
-                f"{model_weights.describe(others)}. A served model combines "
-                'new rows with old weights. Use weights="all" to write all '
-                "weights."
-            )
 
     def finish(self) -> Delta | None:
         """Waits until the background thread has written the delta.
