@@ -285,7 +285,7 @@ class _Prepared:
       tables: The stored tables.
     """
 
-    module: tf.Module
+    module: endpoints.Exported
     signatures: dict[str, Any]
     placed: stored_tables.Plan
     variables: list[StoredVariable]

@@ -67,7 +67,9 @@ class Meta:
     files: dict[str, dict[str, Any]]
     merged: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
-    weights: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    weights: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=dict[str, dict[str, Any]]
+    )
 
     @property
     def format(self) -> int:
@@ -169,12 +171,10 @@ def meta_from_json(text: str, where: str) -> Meta:
             f"{where!r} must be a file that tlm.DeltaWriter has written. "
             "Received: a modified file, whose seal does not match."
         )
-    meta = Meta(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in found.items()
-        }
-    )
+    fields: dict[str, Any] = dict(found)
+    for name in ("merged", "writers"):
+        fields[name] = tuple(found.get(name, ()))
+    meta = Meta(**fields)
     if version != meta.format:
         raise ValueError(
             f"{where!r} must be of format {meta.format}, which its contents "

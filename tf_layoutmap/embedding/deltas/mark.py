@@ -36,6 +36,7 @@ from tf_layoutmap.serving_deltas.export_state import (
     StoredWeight,
 )
 from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing.checks import known_size
 
 # Variables that must be found. Lookups do not read the values of the other
 # variables.
@@ -162,10 +163,9 @@ def _pieces_of(weight: Weight) -> list[_Piece]:
     ):
         first = 0
         for shard in variable.variables:
-            found.append(
-                _Piece(weight, name_of(shard), list(shard.shape), first)
-            )
-            first += int(shard.shape[0])
+            shape = [known_size(shard, axis) for axis in (0, 1)]
+            found.append(_Piece(weight, name_of(shard), shape, first))
+            first += shape[0]
     return found
 
 
