@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
+from tests.layout.meshes import layout_of, mesh_of
 from tests.serving_deltas import cases
 from tf_layoutmap.serving_deltas import chain, export_state
 
@@ -412,3 +413,38 @@ def test_a_module_with_several_dtypes(tmp_path):
         tlm.apply_deltas(base, tmp_path / "deltas")
     ).expect_partial()
     assert int(restored.count) == 4
+
+
+def test_a_model_on_a_mesh(tmp_path):
+    mesh = mesh_of(batch=2, model=2)
+    layout_map = tlm.LayoutMap(mesh=mesh)
+    layout_map[".*kernel"] = layout_of(mesh, None, "model")
+    with tlm.layout_map_scope(layout_map):
+        ids = keras.Input([2], dtype="int64")
+        words = tlm.layers.ShardedEmbedding(
+            tlm.OpenVocabulary(80), 4, optimizer="adagrad", name="words"
+        )
+        x = keras.layers.Flatten()(words(ids))
+        x = keras.layers.Dense(4, "relu")(x)
+        model = keras.Model(ids, keras.layers.Dense(2)(x))
+        model.compile("adam", "mse")
+    fit(model)
+    base, writer = base_and_writer(model, tmp_path)
+    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    fit(model)
+    writer.write()
+    served.apply(tmp_path / "deltas")
+    tlm.export(model, tmp_path / "fresh")
+    fresh = tf.saved_model.load(str(tmp_path / "fresh"))
+    np.testing.assert_array_equal(served.model.serve(IDS), fresh.serve(IDS))
+    np.testing.assert_allclose(
+        served.model.serve(IDS), model.predict(IDS, verbose=0), atol=1e-6
+    )
+    wanted = tf.train.Checkpoint(model=model).save(str(tmp_path / "wanted"))
+    full = tf.train.load_checkpoint(tlm.apply_deltas(base, tmp_path / "deltas"))
+    reader = tf.train.load_checkpoint(wanted)
+    for key in reader.get_variable_to_shape_map():
+        if key.endswith("VARIABLE_VALUE") and "save_counter" not in key:
+            np.testing.assert_array_equal(
+                full.get_tensor(key), reader.get_tensor(key), key
+            )

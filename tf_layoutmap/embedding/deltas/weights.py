@@ -123,7 +123,8 @@ def variable_of(one: Any) -> Any:
     if not _is_keras_variable(one):
         return one
     # Keras variables on a mesh have an unsharded value in addition.
-    return getattr(one, "divided_value", None) or one.value
+    on_mesh = getattr(one, "divided_value", None)
+    return one.value if on_mesh is None else on_mesh
 
 
 def aliases(one: Any) -> Iterator[int]:
