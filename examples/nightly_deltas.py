@@ -152,8 +152,9 @@ def run(report: Report, folder: pathlib.Path, **options: int) -> None:
                         table["num_rows"]
                         for table in delta.meta.tables.values()
                     ),
+                    # Optimizers have further variables.
                     "changed weights": sum(
-                        weight["is_changed"]
+                        weight["is_changed"] and not weight["is_state"]
                         for weight in delta.meta.weights.values()
                     ),
                     "time to apply": f"{1000 * applied['seconds']:.0f} ms",

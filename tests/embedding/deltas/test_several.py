@@ -105,7 +105,11 @@ def test_deltas_of_one_of_two_layers_require_root(tmp_path):
             root=tf.train.Checkpoint(model=two_layers()[0]),
         )
     writer = tlm.DeltaWriter(
-        layers[1], tmp_path / "one", base=base, root=checkpoint
+        layers[1],
+        tmp_path / "one",
+        base=base,
+        root=checkpoint,
+        weights="tables",
     )
     fit(model, 0)
     assert writer.write().meta.tables["embeddings"]["num_rows"] == 8
