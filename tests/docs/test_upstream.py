@@ -21,9 +21,9 @@ def test_each_workaround_on_the_page_exists():
     for section in SECTIONS:
         names = NAME.findall(section.workaround)
         assert set(names) <= replaced, section.title
-        assert names or re.search(
-            r"`tlm\.|`DTENSOR_", section.workaround
-        ), section.title
+        assert names or re.search(r"`tlm\.|`DTENSOR_", section.workaround), (
+            section.title
+        )
 
 
 def test_the_programs_do_not_use_this_package():
@@ -31,6 +31,8 @@ def test_the_programs_do_not_use_this_package():
         assert "tf_layoutmap" not in section.program, section.title
 
 
+@pytest.mark.slow  # Starts processes.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("program", "output"),
     [
