@@ -168,6 +168,16 @@ def keras3_rows() -> list[Patch]:
             TENSORFLOW,
             _KERAS3_TESTS + "test_layer_functions.py",
         ),
+        Patch(
+            KERAS3_GROUP,
+            "_core.tf_private:Function",
+            "get_concrete_function",
+            step.get_concrete_function,
+            "A concrete function that a layer creates in its first call reads "
+            "no weights, so the layer is never trained.",
+            TENSORFLOW,
+            _KERAS3_TESTS + "test_layer_functions.py",
+        ),
         _keras3_row(
             "_core.keras_private:TFEpochIterator",
             "_get_iterator",
