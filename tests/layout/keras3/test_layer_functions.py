@@ -210,6 +210,37 @@ def test_planning_keeps_no_trace_of_a_function():
     assert_uses_assigned_weights(model)
 
 
+class Concrete(L.Layer):
+    """Layer that creates a concrete function in its first call."""
+
+    concrete = None
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(8, 16), name="kernel")
+
+    def call(self, x):
+        if self.concrete is None:
+            self.concrete = tf.function(
+                lambda x: x @ self.kernel
+            ).get_concrete_function(tf.TensorSpec([None, 8]))
+        return self.concrete(x)
+
+
+def test_concrete_function_of_a_pending_weight_raises():
+    def make():
+        return keras.Sequential([keras.Input((8,)), Concrete(name="d1")])
+
+    with pytest.raises(
+        RuntimeError,
+        match="`get_concrete_function` must not be called.*'.*d1/kernel'",
+    ):
+        pairs.on_mesh(make, {})
+    # A layer that is built when it is first called has weights.
+    layer = pairs.on_mesh(lambda: Concrete(name="d1"), {})
+    layer.build((None, 8))
+    assert layer(FEATURES).shape == (8, 16)
+
+
 TOKENS = tf.constant(pairs.TOKENS[:8], tf.int32)
 
 

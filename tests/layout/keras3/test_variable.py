@@ -218,17 +218,35 @@ def test_wrong_value_of_an_initializer_raises(initializer, received, axes):
         pairs.on_mesh(weight(initializer), axes)
 
 
-def test_initializer_is_called_once():
-    """Checks that values of a stateful generator match stock Keras."""
-
-    def with_generator():
+@pytest.mark.parametrize("is_subclassed", [False, True])
+def test_initializer_with_own_generator_matches_stock_keras(is_subclassed):
+    def make():
         generator = np.random.default_rng(0)
-        return weight(lambda shape, **_: generator.normal(size=shape))()
 
-    np.testing.assert_array_equal(
-        pairs.on_mesh(with_generator, {}).get_layer("d1").kernel.numpy(),
-        pairs.plain(with_generator).get_layer("d1").kernel.numpy(),
-    )
+        def draw(shape, **_):
+            return generator.normal(size=shape).astype(np.float32)
+
+        layers = [
+            keras.layers.Dense(6, kernel_initializer=draw) for _ in range(2)
+        ]
+        if not is_subclassed:
+            return keras.Sequential([keras.Input((8,)), *layers])
+
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.blocks = layers
+
+            def call(self, x):
+                return self.blocks[1](self.blocks[0](x))
+
+        return Model()
+
+    plain, model = pairs.plain(make), pairs.on_mesh(make, {})
+    for one in (plain, model):
+        one(pairs.FEATURES[:8])
+    for a, b in zip(plain.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
 @pytest.mark.parametrize("aggregation", ["none", "mean", "only_first_replica"])

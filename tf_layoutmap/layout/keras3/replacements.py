@@ -151,6 +151,16 @@ PATCHES: tuple[Patch, ...] = (
         TENSORFLOW,
         _TESTS + "test_layer_functions.py",
     ),
+    Patch(
+        GROUP,
+        "_core.tf_private:Function",
+        "get_concrete_function",
+        step.get_concrete_function,
+        "A concrete function that a layer creates in its first call reads "
+        "no weights, so the layer is never trained.",
+        TENSORFLOW,
+        _TESTS + "test_layer_functions.py",
+    ),
     _keras3_entry(
         "_core.keras_private:TFEpochIterator",
         "_get_iterator",

@@ -35,7 +35,7 @@ from tf_layoutmap.layout.keras3.context import (
     context_of,
     context_of_model,
 )
-from tf_layoutmap.layout.keras3.variable import building_for_step
+from tf_layoutmap.layout.keras3.variable import building_for_step, keeping_trace
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -140,6 +140,21 @@ def call_function(
     ):
         function = function._clone(None)
     return original(function, *args, **kwargs)
+
+
+def get_concrete_function(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Returns a concrete function, which must not read a pending variable.
+
+    Raises:
+      RuntimeError: If only shapes are inferred, and the function reads a
+        variable on a mesh that has no value yet.
+    """
+    if tf.executing_eagerly() or not keras_private.is_abstract():
+        return original(function, *args, **kwargs)
+    with keeping_trace.set_to(True):
+        return original(function, *args, **kwargs)
 
 
 def _is_string(x: Any) -> bool:

@@ -41,6 +41,9 @@ dtensor = tf.experimental.dtensor
 
 # Whether this thread builds a model, and its metrics, before its first step.
 building_for_step = ThreadValue(False)
+# Whether user code keeps the function that is being traced while Keras infers
+# shapes.
+keeping_trace = ThreadValue(False)
 
 
 class MeshVariable(keras.Variable):
@@ -144,6 +147,15 @@ class MeshVariable(keras.Variable):
         self._initialize_if_pending()
         value = super().value
         if self._value is None:
+            if keeping_trace.get():
+                raise RuntimeError(
+                    "`get_concrete_function` must not be called while Keras "
+                    "infers the shapes of a new model on a mesh, because its "
+                    "weights have no values yet. Received: a function that "
+                    f"reads variable {self.path!r}. Call the tf.function "
+                    "itself in the layer, or create the concrete function "
+                    "after the model."
+                )
             return value
         tracing.require_mesh(
             self._value.layout.mesh,
