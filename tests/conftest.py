@@ -30,12 +30,6 @@ hypothesis.settings.load_profile(
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def long_files() -> list[str]:
-    """Returns the slowest test files in the order of decreasing run time."""
-    lines = (ROOT / "tests" / "long_files.txt").read_text().splitlines()
-    return [line for line in lines if not line.startswith("#")]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Marks slow cases as `slow` and moves slow files to the front.
@@ -44,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
     time.
     """
     covering.mark_exhaustive(items)
-    slow = long_cases.read()
+    slow = set(long_cases.read())
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
@@ -52,7 +46,9 @@ def pytest_collection_modifyitems(config, items):
     if hasattr(config, "workerinput"):
         files = {
             ROOT / file: -number
-            for number, file in enumerate(reversed(long_files()), 1)
+            for number, file in enumerate(
+                reversed(long_cases.read(long_cases.FILES)), 1
+            )
         }
         items.sort(key=lambda item: files.get(item.path, 0))
 

@@ -68,14 +68,18 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
 
 
 def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
-    """Returns values for `parametrize`, some of them marked as exhaustive."""
+    """Returns values for `parametrize`, some of them marked as exhaustive.
+
+    A tuple contains the values of several arguments.
+    """
     values = list(values)
     unknown = [one for one in exhaustive if one not in values]
     if unknown:
         raise ValueError(f"Exhaustive cases must exist. Received: {unknown}")
     return [
         pytest.param(
-            one, marks=[pytest.mark.exhaustive] if one in exhaustive else []
+            *(one if isinstance(one, tuple) else [one]),
+            marks=[pytest.mark.exhaustive] if one in exhaustive else [],
         )
         for one in values
     ]

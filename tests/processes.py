@@ -8,6 +8,8 @@ import subprocess
 import time
 import types
 
+import pytest
+
 from tests import forked_process
 from tf_layoutmap.local_cluster import free_ports
 
@@ -92,6 +94,29 @@ def run_in_folder(
     """
     run_workers(program, [[str(folder), *arguments]] * count, folder, seconds)
     return folder
+
+
+def selected(request: pytest.FixtureRequest, argument: str) -> set[str]:
+    """Returns values of an argument in the selected tests of a file.
+
+    A module fixture can then run only the programs that these tests need.
+
+    Args:
+      request: Request of a parametrized fixture. Only tests with the current
+        value of the fixture count.
+      argument: Name of an argument of the tests.
+    """
+    return {
+        item.callspec.params[argument]
+        for item in request.session.items
+        if item.path == request.path
+        and argument in getattr(item, "callspec", _NO_ARGUMENTS).params
+        and item.callspec.params.get(request.fixturename)
+        == getattr(request, "param", None)
+    }
+
+
+_NO_ARGUMENTS = types.SimpleNamespace(params=())
 
 
 @dataclasses.dataclass

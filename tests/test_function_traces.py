@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap._core import function_traces
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import function_traces, patches
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _patches():
-    engine.install("function_traces")
+    patches.install("function_traces")
     yield
-    engine.uninstall("function_traces")
+    patches.uninstall("function_traces")
 
 
 class Layer:
@@ -199,7 +198,7 @@ def test_a_trace_from_before_the_patch_is_not_used(first_with_tape):
     """The first call of a function can build the layer that needs the patch."""
     layer = Layer()
     call = tf.function(layer)
-    engine.uninstall("function_traces")
+    patches.uninstall("function_traces")
     try:
         assert (
             (train(call, layer) == (2, 1))
@@ -207,7 +206,7 @@ def test_a_trace_from_before_the_patch_is_not_used(first_with_tape):
             else (float(call(ONE)) == -1)
         )
     finally:
-        engine.install("function_traces")
+        patches.install("function_traces")
     for _ in range(2):
         assert float(call(ONE)) == -1
         assert train(call, layer) == (2, 1)

@@ -54,9 +54,9 @@ _HOMES = {
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
     "layout": "tf_layoutmap.layout",
-    "layout_map_scope": "tf_layoutmap.layout.layout_map_scope:layout_map_scope",
+    "layout_map_scope": "tf_layoutmap.mesh_scope:layout_map_scope",
     "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
-    "patches": "tf_layoutmap._patches.report:patches",
+    "patches": "tf_layoutmap._core.patches:patches",
     "describe_process": "tf_layoutmap.process_report:describe_process",
 }
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.ops as ops
     import tf_layoutmap.partition as partitioners
     import tf_layoutmap.ps as ps
-    from tf_layoutmap._patches.report import patches
+    from tf_layoutmap._core.patches import patches
     from tf_layoutmap.embedding.deltas.apply import apply_deltas
     from tf_layoutmap.embedding.deltas.merge import merge_deltas, prune_deltas
     from tf_layoutmap.embedding.deltas.writer import DeltaWriter
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
     from tf_layoutmap.layout.layout_map import LayoutMap
-    from tf_layoutmap.layout.layout_map_scope import layout_map_scope
     from tf_layoutmap.layout.visualize import visualize_layout
+    from tf_layoutmap.mesh_scope import layout_map_scope
     from tf_layoutmap.planning.costs import MachineCosts
     from tf_layoutmap.planning.plan import Plan
     from tf_layoutmap.planning.planner import plan

@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import tf_layoutmap
+
 _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
 _ROOTS = ("tensorflow", "keras", "tf_keras")
 # Prefixes of environment variables that affect results or devices. The list
@@ -78,12 +80,12 @@ def _facts() -> Iterator[tuple[str, str]]:
 
 
 def _own_version() -> str:
-    package = importlib.import_module("tf_layoutmap")
+    version = tf_layoutmap.__version__
     try:
-        built_for = importlib.import_module("tf_layoutmap._core.ops").BUILT_FOR
+        from tf_layoutmap._core import ops
     except ImportError:
-        return f"{package.__version__}, native parts not loaded"
-    return f"{package.__version__}, built for TensorFlow {built_for}"
+        return f"{version}, native parts not loaded"
+    return f"{version}, built for TensorFlow {ops.BUILT_FOR}"
 
 
 def _version(module: str) -> str:
@@ -109,11 +111,10 @@ def _distribution_version(name: str) -> str:
 
 def _cpu_level() -> str:
     try:
-        return importlib.import_module(
-            "tf_layoutmap._core.ops"
-        ).native.cpu_level()
+        from tf_layoutmap._core import ops
     except ImportError:
         return "unknown"
+    return ops.native.cpu_level()
 
 
 def replaced_names() -> list[str]:
@@ -161,11 +162,10 @@ def _is_ours(value: Any) -> bool:
 
 def problems() -> list[str]:
     """Returns the distinct errors of imports of all public names."""
-    package = importlib.import_module("tf_layoutmap")
     found = {}
-    for name in package.__all__:
+    for name in tf_layoutmap.__all__:
         try:
-            value = getattr(package, name)
+            value = getattr(tf_layoutmap, name)
             for inner in getattr(value, "__all__", ()):
                 if inner != "tf_keras":  # tf_keras is optional.
                     getattr(value, inner)
@@ -196,4 +196,4 @@ def check_process() -> str:
         )
     except RuntimeError:
         pass  # TensorFlow is already initialized.
-    return importlib.import_module("tf_layoutmap").layout.self_check()
+    return tf_layoutmap.layout.self_check()

@@ -125,6 +125,93 @@ template <typename T>
 constexpr bool kIsOrdered = !std::is_same_v<T, tensorflow::complex64> &&
                             !std::is_same_v<T, tensorflow::complex128>;
 
+// Combines a row of `dim` values with an update. A pointer to a function is
+// called for each row, so that the compiler creates the loops over ids and
+// shards once per dtype. With a separate loop for each verb, compiling this
+// file took 85 s.
+template <typename T>
+using RowWriter = void (*)(T* row, const T* value, int64_t dim);
+
+// The update has the shape of a row.
+template <typename T, typename Combine>
+void CombineRow(T* __restrict row, const T* __restrict value, int64_t dim) {
+  for (int64_t c = 0; c < dim; ++c) row[c] = Combine()(row[c], value[c]);
+}
+
+// The update is a scalar.
+template <typename T, typename Combine>
+void CombineScalar(T* row, const T* value, int64_t dim) {
+  for (int64_t c = 0; c < dim; ++c) row[c] = Combine()(row[c], *value);
+}
+
+template <typename T>
+void CopyRow(T* row, const T* value, int64_t dim) {
+  std::copy_n(value, dim, row);
+}
+
+template <typename T>
+void FillRow(T* row, const T* value, int64_t dim) {
+  std::fill_n(row, dim, *value);
+}
+
+struct Plus {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+struct Minus {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return a - b;
+  }
+};
+struct Times {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return a * b;
+  }
+};
+struct DividedBy {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return Quotient(a, b);
+  }
+};
+struct Least {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return b < a ? b : a;
+  }
+};
+struct Largest {
+  template <typename T>
+  T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+
+// Returns null if the dtype does not support the verb.
+template <typename T>
+RowWriter<T> WriterOf(const std::string& verb, bool broadcast) {
+  if (verb == "update") return broadcast ? FillRow<T> : CopyRow<T>;
+  if constexpr (!std::is_same_v<T, tstring> && !std::is_same_v<T, bool>) {
+    const auto writer = [&](auto combine) -> RowWriter<T> {
+      using Combine = decltype(combine);
+      return broadcast ? CombineScalar<T, Combine> : CombineRow<T, Combine>;
+    };
+    if (verb == "add") return writer(Plus());
+    if (verb == "sub") return writer(Minus());
+    if (verb == "mul") return writer(Times());
+    if (verb == "div") return writer(DividedBy());
+    if constexpr (kIsOrdered<T>) {
+      if (verb == "min") return writer(Least());
+      if (verb == "max") return writer(Largest());
+    }
+  }
+  return nullptr;
+}
+
 template <typename T>
 class ScatterRowsOp : public TableOp {
  public:
@@ -194,46 +281,12 @@ class ScatterRowsOp : public TableOp {
            const T* values, bool broadcast, int num_workers,
            const ParallelFor& parallel_for) const {
     const int64_t dim = table.dim;
-    auto scatter = [&](auto write) {
-      ScatterRows(table, ids, values, broadcast, verb_ == "update", write,
-                  num_workers, parallel_for);
-    };
-    // Combines each row with its update, which is a scalar or has the shape of
-    // the row.
-    auto scatter_each = [&](auto combine) {
-      if (broadcast) {
-        scatter([=](T* row, const T* value) {
-          for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], *value);
-        });
-      } else {
-        scatter([=](T* __restrict row, const T* __restrict value) {
-          for (int64_t c = 0; c < dim; ++c) row[c] = combine(row[c], value[c]);
-        });
-      }
-    };
-    if (verb_ == "update") {
-      return scatter([=](T* row, const T* value) {
-        if (broadcast) {
-          std::fill_n(row, dim, *value);
-        } else {
-          std::copy_n(value, dim, row);
-        }
-      });
-    }
-    if constexpr (!std::is_same_v<T, tstring> && !std::is_same_v<T, bool>) {
-      if (verb_ == "add") scatter_each([](T a, T b) -> T { return a + b; });
-      if (verb_ == "sub") scatter_each([](T a, T b) -> T { return a - b; });
-      if (verb_ == "mul") scatter_each([](T a, T b) -> T { return a * b; });
-      if (verb_ == "div") scatter_each(Quotient<T>);
-      if constexpr (kIsOrdered<T>) {
-        if (verb_ == "min") {
-          scatter_each([](T a, T b) -> T { return b < a ? b : a; });
-        }
-        if (verb_ == "max") {
-          scatter_each([](T a, T b) -> T { return a < b ? b : a; });
-        }
-      }
-    }
+    const RowWriter<T> writer = WriterOf<T>(verb_, broadcast);
+    if (writer == nullptr) return;  // The constructor has checked the verb.
+    ScatterRows(
+        table, ids, values, broadcast, verb_ == "update",
+        [=](T* row, const T* value) { writer(row, value, dim); }, num_workers,
+        parallel_for);
   }
 
   std::string verb_;

@@ -236,18 +236,21 @@ REGISTER_OP("LayoutMap>FollowStep")
     .Input("replica: int32")
     .Input("token: int64")
     .Input("gradients: num_features * float")
+    .Input("coordinates: float")
     .Output("mark: float")
     .Attr("num_features: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      return SetShape(c, "mark", c->Matrix(64, 2));
+      return SetShape(c, "mark", c->Matrix(64, 8));
     })
     .Doc(R"doc(
 Stores the gradients of a token until they are applied or expire.
 
 gradients: Gradients of the activations, with the same shapes.
-mark: Matrix that identifies the gradients for `ApplyFollowed`. Marks may be
-  summed and scaled like gradients.
+coordinates: Coordinates of the gradients, or an empty vector if the op must
+  compute them; see `GradientCoordinates`.
+mark: Matrix that represents the gradients for `ApplyFollowed`. Its norm is the
+  norm of the gradients. Marks may be summed and scaled like gradients.
 )doc");
 
 REGISTER_OP("LayoutMap>ApplyFollowed")
@@ -267,8 +270,11 @@ REGISTER_OP("LayoutMap>ApplyFollowed")
     .Doc(R"doc(
 Accepts the marks of a replica; the call of the last replica updates the tables.
 
-marks: Sum of marks, [64, 2]. The gradients of each mark are multiplied by the
-  factor of the mark in the sum and then applied. Zeros stand for no gradients.
+marks: Sum of marks, [num_replicas * 64, 8]: the marks of the first replica, then
+  the marks of the second replica, and so on. The gradients of each mark are
+  multiplied by the factor of the mark in the sum and then applied. If other
+  operations than sums and products with numbers were applied to the marks, the
+  op fails and changes nothing.
 hyperparameters: Hyperparameters of each table, in the order that its optimizer
   defines.
 shards: All shards of the first table, then all shards of the second, and so on.
@@ -276,6 +282,44 @@ slots: Slot variables table by table; within a table, one slot variable after
   the other, shard by shard.
 rounding_steps: For each table with 16-bit rows, the int64 variable that counts
   its updates.
+)doc");
+
+REGISTER_OP("LayoutMap>IssueMark")
+    .Input("coordinates: float")
+    .Output("mark: float")
+    .Attr("numbers: list(int) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      return SetShape(c, "mark", c->Matrix(64, 8));
+    })
+    .Doc(R"doc(
+Returns a mark as `FollowStep`, for gradients that the program stores.
+
+coordinates: Output of `GradientCoordinates`.
+mark: Matrix that represents the last gradient of `numbers`.
+numbers: Numbers of the earlier gradients of the lookup and of the gradient.
+)doc");
+
+REGISTER_OP("LayoutMap>ReadMarks")
+    .Input("marks: float")
+    .Input("issued: num_issued * float")
+    .Output("factors: float")
+    .Attr("num_issued: int >= 1")
+    .Attr("numbers: list(int)")
+    .Attr("where: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int32_t num_issued;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_issued", &num_issued));
+      return SetShape(c, "factors", c->Vector(num_issued));
+    })
+    .Doc(R"doc(
+Computes the factors of marks in a sum of marks, as `ApplyFollowed`.
+
+marks: Sum of marks, [64, 8].
+issued: Outputs of `IssueMark`.
+factors: Factor of each mark, or 0 if `marks` does not contain the mark.
+numbers: Number of each mark.
+where: Words that are appended to error messages.
 )doc");
 
 REGISTER_OP("LayoutMap>ResetHostEngine")

@@ -71,7 +71,8 @@ REGISTER_OP("LayoutMap>ApplyRowGradients")
     .Attr("placement: {'div', 'mod', 'offsets'}")
     .Attr(
         "optimizer: {'sgd', 'adagrad', 'adagrad_per_id', "
-        "'adagrad_momentum', 'adam', 'ftrl'}")
+        "'adagrad_momentum', 'adam', 'adam_per_id', 'ftrl', 'ftrl_per_id', "
+        "'momentum', 'rmsprop', 'rmsprop_per_id', 'lamb'}")
     .Attr("table: string = ''")
     .Attr("Tids: {int32, int64}")
     .SetIsStateful()

@@ -56,6 +56,29 @@ shard_servers: Server of each shard: of all shards of the first table, then of
   all shards of the second, and so on.
 )doc");
 
+REGISTER_OP("LayoutMap>GradientCoordinates")
+    .Input("plan: variant")
+    .Input("gradients: num_values * float")
+    .Output("coordinates: float")
+    .Attr("num_values: int >= 1")
+    .Attr("num_gradients: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int32_t num_gradients;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_gradients", &num_gradients));
+      return SetShape(c, "coordinates", c->Vector(num_gradients));
+    })
+    .Doc(R"doc(
+Computes coordinates of the last of several gradients of one batch.
+
+The norms and the inner products of the coordinates are equal to the norms and
+the inner products of the gradients. The coordinates of an earlier gradient are
+the result for the gradients up to this gradient.
+
+plan: Output of `PlanStep`, `PlaceKeys` or `PlanExchange`.
+gradients: For each gradient, one tensor per feature.
+)doc");
+
 REGISTER_OP("LayoutMap>CreateServer")
     .Input("shards: num_shards * resource")
     .Input("slots: num_slot_shards * resource")

@@ -57,7 +57,9 @@ REGISTER_OP("LayoutMap>UpdateShard")
     .Input("gradients: float")
     .Input("hyperparameters: float")
     .Attr("num_slots: int >= 0")
-    .Attr("optimizer: {'sgd', 'adagrad', 'adagrad_momentum', 'adam', 'ftrl'}")
+    .Attr(
+        "optimizer: {'sgd', 'adagrad', 'adagrad_momentum', 'adam', 'ftrl', "
+        "'momentum', 'rmsprop'}")
     .Attr("num_rows: int >= 0")
     .Attr("table: string = ''")
     .Attr("Tids: {int32, int64}")

@@ -9,7 +9,7 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 
 class ReplacedNames(SphinxDirective):
@@ -27,13 +27,13 @@ class ReplacedNames(SphinxDirective):
             "     - Seen in",
             "     - Test",
         ]
-        for row in engine.rows_of(self.arguments[0]):
-            name = engine.display_name(engine.owner_of(row), row.name)
-            test = row.test.removeprefix("tests/")
+        for entry in patches.entries_of(self.arguments[0]):
+            name = patches.display_name(patches.owner_of(entry), entry.name)
+            test = entry.test.removeprefix("tests/")
             lines += [
                 f"   * - ``{name}``",
-                f"     - {row.why}",
-                f"     - {row.seen_in}",
+                f"     - {entry.why}",
+                f"     - {entry.seen_in}",
                 f"     - ``{test}``",
             ]
         parent = nodes.section()

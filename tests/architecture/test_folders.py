@@ -78,10 +78,7 @@ def imports():
     found = {}
     for module in test_levels.modules():
         tree, names = test_levels.read(module)
-        if (
-            test_levels.source_of(module).name != "__init__.py"
-            and module not in test_levels.ROW_MODULES
-        ):
+        if test_levels.source_of(module).name != "__init__.py":
             names = test_levels.imports_of(tree, module, False, walk=ast.walk)
         found[module] = {
             target

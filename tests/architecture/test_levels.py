@@ -29,9 +29,10 @@ LEVELS = {
     "_core.lazy": 0,
     "_core.literals": 0,
     "_core.paths": 0,
+    "_core.patch_entry": 0,
+    "_core.placeholders": 0,
     "_core.private_names": 0,
     "_core.requirements": 0,
-    "_patches.rows": 0,
     "local_cluster": 0,
     "partition": 0,
     "vocabulary.open_vocabulary": 0,
@@ -66,7 +67,8 @@ LEVELS = {
     "_core": 1,
     "serving_deltas": 1,
     "_core.files": 2,
-    "_patches": 2,
+    "_core.freed_gradients": 2,
+    "_core.patches": 1,
     "_core.dtensor_ops": 2,
     "sharded.routing.assertions": 1,
     "sharded.routing": 2,
@@ -107,8 +109,9 @@ LEVELS = {
     "embedding.deltas": 9,
     # Strategies, layers and programs.
     "emulation": 11,
-    "distribution": 11,
     "planning": 11,
+    "mesh_scope": 12,
+    "distribution": 13,
     "ps": 11,
     "layers.base": 12,
     "layers.keras3": 13,
@@ -116,20 +119,14 @@ LEVELS = {
     "layers": 14,
     "serving": 14,
     "server": 14,
-    "process_report": 14,
-    "__main__": 15,
     "": 15,  # tf_layoutmap/__init__.py
+    "process_report": 16,
+    "__main__": 17,
 }
 
-# These modules contain entries of the patch table. Importing these modules does
-# not import the replacement functions. The replacements can be on any level and
-# are imported when their group of patches is first used.
-ROW_MODULES = {
-    "_patches.mesh_rows",
-    "_patches.keras_rows",
-    "_patches.layer_rows",
-    "_patches.runtime_rows",
-}
+# Only the tables of public names and of replaced names import modules of this
+# package by strings. `_core.ops` imports modules that the build generates.
+IMPORT_BY_STRING = {"_core.lazy", "_core.patches", "_core.ops"}
 
 # Modules that only the named module may import.
 ONLY_IN = [
@@ -204,8 +201,7 @@ def imports_of(
 def read(module: str) -> tuple[ast.AST, set[str]]:
     path = source_of(module)
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    walk = ast.iter_child_nodes if module in ROW_MODULES else nodes_of
-    return tree, imports_of(tree, module, path.name == "__init__.py", walk)
+    return tree, imports_of(tree, module, path.name == "__init__.py")
 
 
 def own_module(imported: str) -> str | None:
@@ -268,6 +264,28 @@ def test_imports_point_down_or_stay_in_the_package():
             for module in modules()
             for name in sorted(read(module)[1])
             if points_up(module, name)
+        ],
+    )
+
+
+def imports_by_string(module: str) -> list[str]:
+    """Returns the modules of this package that `module` imports by a string."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(read(module)[0])
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        and "tf_layoutmap" in ast.unparse(node)
+    ]
+
+
+def test_only_tables_import_by_string():
+    no_offenders(
+        "Use import statements instead:",
+        [
+            f"{module}: {call}"
+            for module in sorted(set(modules()) - IMPORT_BY_STRING)
+            for call in imports_by_string(module)
         ],
     )
 

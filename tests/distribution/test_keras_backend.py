@@ -118,6 +118,19 @@ def test_training_matches_a_run_without_a_distribution(make, kind):
         assert kernel.mesh.size == len(theirs.list_devices())
 
 
+def test_names_of_variables_match_a_run_without_a_distribution():
+    found = []
+    for distribution in (None, model_parallel()):
+        keras.backend.clear_session()
+        theirs.set_distribution(distribution)
+        model = pairs.plain(functional)
+        optimizer = keras.optimizers.AdamW()
+        pairs.fit(model, epochs=1, optimizer=optimizer, run_eagerly=False)
+        variables = [*model.variables, *optimizer.variables]
+        found.append([one.value.name for one in variables])
+    assert found[0] == found[1] and "d2/kernel:0" in found[0]
+
+
 def test_a_dataset_and_uneven_batches_match_a_run_without_a_distribution():
     def run():
         data = tf.data.Dataset.from_tensor_slices(

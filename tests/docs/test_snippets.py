@@ -13,13 +13,16 @@ ROOT = pathlib.Path(__file__).parents[2]
 # The snippets of this page register kernels permanently, so tests/emulation
 # runs them in a separate process.
 EMULATION = ROOT / "docs" / "guides" / "emulation.md"
+# The programs of this page must not import tf_layoutmap, and some of them end
+# the process, so test_upstream.py runs them in separate processes.
+UPSTREAM = ROOT / "docs" / "upstream.md"
 PAGES = (
     [EMULATION]
     if os.environ.get("TF_LAYOUTMAP_PROGRAM")
     else [
         page
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-        if page != EMULATION
+        if page not in (EMULATION, UPSTREAM)
     ]
 )
 # Snippets inside a list are indented.

@@ -226,3 +226,50 @@ def test_deleting_the_embedding_frees_the_engine():
         embedding = embedding_under(tf.distribute.get_strategy())
         embedding.enqueue(np.array([1]))
         del embedding
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_a_learning_rate_is_called_once_per_step(num_replicas, in_function):
+    """All replicas use the value of one call, as if there were one replica."""
+    strategy = strategies.mirrored(num_replicas)
+    calls = tf.Variable(0.0)
+    with strategy.scope():
+        embedding = tlm.TPUEmbedding(
+            tpu.FeatureConfig(
+                tpu.TableConfig(4, 2, tf.zeros, None, "sum", "words")
+            ),
+            tpu.SGD(lambda: calls.assign_add(1.0)),
+        )
+
+    def step():
+        embedding.enqueue(tf.constant([1]))
+        apply_ones(embedding)
+
+    def steps():
+        strategy.run(step)
+        strategy.run(step)
+
+    (tf.function(steps) if in_function else steps)()
+    assert calls.numpy() == 2
+    # The rate is 1 in the first step and 2 in the second step.
+    assert rows_of(embedding) == [0, -3 * num_replicas, 0, 0]
+
+
+def test_a_learning_rate_of_a_layer_is_called_once_per_step():
+    import keras
+
+    strategy = strategies.mirrored(2)
+    calls = tf.Variable(0.0)
+    with strategy.scope():
+        table = tpu.TableConfig(4, 2, tf.zeros, None, "sum", "words")
+        layer = tlm.layers.TPUEmbedding(
+            tpu.FeatureConfig(table), tpu.SGD(lambda: calls.assign_add(1.0))
+        )
+        inputs = keras.Input([1], dtype="int64")
+        model = keras.Model(inputs, keras.ops.sum(layer(inputs), axis=-1))
+        model.compile("sgd", loss=lambda y, x: x)
+    model.fit(np.ones([4, 1], np.int64), np.zeros([4]), batch_size=2, verbose=0)
+    assert calls.numpy() == 2
+    rows = layer.embedding.embedding_tables[table].numpy()
+    np.testing.assert_allclose(rows[1], [-3.0, -3.0])

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tests.reference import dense_reference
 from tf_layoutmap.embedding import serving
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.sharded import ShardedVariable
 
 tpu = tf.tpu.experimental.embedding
@@ -199,3 +200,33 @@ def test_gradients_reach_the_table():
         loss = tf.reduce_sum(lookup(tf.ragged.constant(BAGS), rows=table))
     gradient = tf.convert_to_tensor(tape.gradient(loss, table)).numpy()
     assert gradient[:, 0].tolist() == [0, 2, 1, 0, 0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e-3, 1e25, 1.1e38])
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_divisors_outside_of_float32_equal_the_engine(combiner, factor):
+    table = tpu.TableConfig(10, 2, tf.ones, combiner=combiner, name="words")
+    features = {"x": tpu.FeatureConfig(table)}
+    ids = tf.ragged.constant(BAGS, dtype=tf.int64)
+    weights = ids.with_values(
+        tf.constant(sum(WEIGHTS, []), tf.float32) * np.float32(factor / 4)
+    )
+    embedding = TPUEmbedding(features, None)
+    embedding.enqueue({"x": ids}, {"x": weights}, training=False)
+    expected = embedding.dequeue()["x"].numpy()
+    found = lookup(
+        ids, weights, combiner=combiner, rows=embedding.embedding_tables[table]
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert found[0, 0] > 0.5
+
+
+def test_weights_of_zero_have_a_finite_gradient():
+    ids = tf.ragged.constant(BAGS, dtype=tf.int64)
+    weights = tf.Variable(tf.zeros([4]))
+    for combiner in ("mean", "sqrtn"):
+        with tf.GradientTape() as tape:
+            found = lookup(
+                ids, ids.with_values(weights * 1.0), combiner=combiner
+            )
+        assert not tape.gradient(found, weights).numpy().any()

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf.tpu import optimization_parameters_pb2
 
-from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap._core import patches
 from tf_layoutmap.emulation import tpu_answers
 
 tpu = tf.tpu.experimental.embedding
@@ -51,15 +51,15 @@ def test_the_patch_is_removed_after_its_last_user():
     before = tpu.SGD._set_optimization_parameters
     base = tpu.SGD.__mro__[1]
     original = base._set_optimization_parameters
-    engine.install(runtime_rows.ENUM)
+    patches.install("tpu_optimizer_enum")
     with tpu_answers.enum_patch_installed():
         write(tpu.SGD(0.1))
     write(tpu.SGD(0.1))
-    engine.uninstall(runtime_rows.ENUM)
+    patches.uninstall("tpu_optimizer_enum")
     assert base._set_optimization_parameters is original
     assert tpu.SGD._set_optimization_parameters is before
     with pytest.raises(RuntimeError, match="must follow an `install`"):
-        engine.uninstall(runtime_rows.ENUM)
+        patches.uninstall("tpu_optimizer_enum")
 
 
 def test_an_error_inside_the_block_removes_the_patch():

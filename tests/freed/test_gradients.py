@@ -15,8 +15,7 @@ from tensorflow.python.framework.convert_to_constants import (
 
 import tf_layoutmap as tlm
 from tests.freed.alive import remaining_after
-from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_private
 
 
 def table(values):
@@ -247,15 +246,15 @@ def test_ragged_and_python_results_are_supported(kind):
 
 def test_tensorflow_without_the_patch_does_not_free_them():
     """If this test fails, TensorFlow frees gradients without the patch."""
-    engine.ensure("memory")
-    installed = engine._counts["memory"]
+    patches.ensure("memory")
+    installed = patches._counts["memory"]
     for _ in range(installed):
-        engine.uninstall("memory")
+        patches.uninstall("memory")
     try:
         remaining = remaining_after(
             lambda: tf.function(tripled_gradient)(tf.constant([1.0]))
         )
     finally:
         for _ in range(installed):
-            engine.install("memory")
+            patches.install("memory")
     assert remaining["FuncGraph"] == 2

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reference import dot_interaction
-from tf_layoutmap._core import op_compositions, ops
+from tf_layoutmap._core import op_gradients, ops
 
 OPTIONS = [
     {"self_interaction": own, "skip_gather": full}
@@ -44,7 +44,7 @@ def check(features: list, **options: bool) -> None:
     ):
         np.testing.assert_array_equal(one, wanted)
     for one, wanted in zip(
-        op_compositions.dot_interaction_grad(
+        op_gradients.dot_interaction_grad(
             list(map(tf.constant, arrays)), tf.constant(of_products), **options
         ),
         gradients,
@@ -179,7 +179,7 @@ def test_derivatives_equal_those_of_stock_operations(options):
         lambda x: ops.dot_interaction(features=x, **options), features
     )
     expected = derivatives(
-        lambda x: op_compositions.dot_interaction(x, **options), features
+        lambda x: op_gradients.dot_interaction(x, **options), features
     )
     for one, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-4)

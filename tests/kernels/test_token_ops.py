@@ -19,7 +19,11 @@ from tests.kernels.test_engine_ops import (
     random_gradients,
 )
 from tf_layoutmap._core import ops
-from tf_layoutmap.embedding.host.engine import MARK_SHAPE
+from tf_layoutmap.embedding.host.engine import (
+    MARK_SHAPE,
+    mark_of_replica,
+    mark_shape,
+)
 
 
 class TokenEngine(Engine):
@@ -41,12 +45,14 @@ class TokenEngine(Engine):
         )
 
     def follow(self, replica, token, gradients):
-        return ops.follow_step(
+        mark = ops.follow_step(
             engine=self.handle,
             replica=replica,
             token=token,
             gradients=gradients,
+            coordinates=np.zeros([0], np.float32),
         )
+        return mark_of_replica(mark, replica, self.ref.num_replicas)
 
     def apply_followed(self, replica, marks, **changes):
         return ops.apply_followed(
@@ -84,7 +90,7 @@ def test_training_is_bitwise_identical_to_the_reference(num_replicas, dtype):
                 opened.append((r, token, its_token, call))
                 for one, other in zip(found, expected, strict=True):
                     cases.assert_bitwise_equal(one, other)
-        marks = [tf.zeros(MARK_SHAPE)] * num_replicas
+        marks = [-tf.zeros(mark_shape(num_replicas))] * num_replicas
         followed = []
         # Gradients are passed in reverse order, and the second lookup receives
         # no gradients.

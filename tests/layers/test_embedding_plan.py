@@ -48,13 +48,14 @@ def test_layers_are_replaced_if_the_slot_variables_would_not_fit(version):
     # variable, they need 6.4 MB and 32 kB.
     model = model_of(version)
     model.compile("adam", "mse")
-    report = tlm.layers.shard_embeddings(model, memory=6_432_000, batch_ids=8)
+    options = {"optimizer": "adagrad", "batch_ids": 8}
+    report = tlm.layers.shard_embeddings(model, memory=6_432_000, **options)
     assert sharded(model) == ["words", "users"]
     assert report.plan.bytes_per_device == [6_432_000]
     model = model_of(version)
     model.compile("adam", "mse")
     with pytest.raises(search.PlanDoesNotFitError, match="1 bytes are missing"):
-        tlm.layers.shard_embeddings(model, memory=6_431_999, batch_ids=8)
+        tlm.layers.shard_embeddings(model, memory=6_431_999, **options)
     assert sharded(model) == []
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 VERSIONS = {"keras": keras, "tf_keras": tf_keras}
 NUM_ROWS, DIM, LENGTH = 50, 4, 3
@@ -164,8 +164,8 @@ def test_a_scope_restores_the_constructor(version):
     # Classes of replaced layers keep the name, which weight files contain.
     assert type(inside).__name__ == "Embedding"
     assert isinstance(inside, version.layers.Embedding)
-    assert not engine.is_installed("keras3_embedding_creation")
-    assert not engine.is_installed("tf_keras_embedding_creation")
+    assert not patches.is_installed("keras3_embedding_creation")
+    assert not patches.is_installed("tf_keras_embedding_creation")
 
 
 def test_a_scope_is_left_after_an_error(version):
@@ -387,6 +387,47 @@ def test_the_report_states_other_optimizers(version):
     )
     assert "rows that a step does not look up are not updated" in lines
     assert "clipnorm=1.0 of the model's optimizer does not apply" in lines
+
+
+def test_the_report_states_the_rule_and_the_rate_of_the_model(version):
+    model = made(functional, version)
+    model.compile(version.optimizers.Adam(0.25, clipnorm=1.0), "mse")
+    report = tlm.layers.shard_embeddings(model, min_rows=10)
+    rule = "Adam, learning rate 0.25, clipnorm=1 (the model's optimizer)"
+    assert report.replaced[0].rule == rule
+    assert f"trained with {rule}" in str(report)
+    assert rule in report.plan.why("words")
+    assert report.to_dict()["layers"][0]["rule"] == rule
+    assert "rows that a step does not look up are not updated" in str(report)
+    fit(model, version, "SGD")
+    assert report.replaced[0].rule == (
+        "SGD, learning rate 0.5 (the model's optimizer)"
+    )
+
+
+def test_the_report_of_an_uncompiled_model_follows_compile(version):
+    with tlm.layers.sharded_embeddings(min_rows=10) as report:
+        model = made(functional, version)
+    assert "trained with the optimizer of `compile`" in str(report)
+    fit(model, version, "Adagrad")
+    assert "trained with Adagrad, learning rate 0.5" in str(report)
+
+
+def test_the_report_states_the_rule_of_a_separate_optimizer(version):
+    report = tlm.layers.shard_embeddings(
+        made(functional, version),
+        min_rows=10,
+        optimizer=tf.tpu.experimental.embedding.Adam(0.1),
+    )
+    assert report.replaced[0].rule == "adam, learning rate 0.1"
+
+
+def test_an_optimizer_that_tables_cannot_follow_raises_an_error(version):
+    model = made(functional, version)
+    model.compile(version.optimizers.Nadam(0.1), "mse")
+    with pytest.raises(ValueError, match="(?s)SGD.*Lamb.*Received: Nadam"):
+        tlm.layers.shard_embeddings(model, min_rows=10)
+    assert type(model.get_layer("words")) is version.layers.Embedding
 
 
 def test_the_report_states_another_learning_rate(version):

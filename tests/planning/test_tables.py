@@ -358,3 +358,15 @@ def test_tables_that_share_a_vocabulary_store_its_keys_once():
     plan(tables, vocabularies=shared)
     with pytest.raises(NotImplementedError, match="if `servers` is passed"):
         plan(tables, vocabularies=shared, servers=2)
+
+
+def test_a_plan_names_tables_whose_slot_variables_are_missing():
+    config = features({"a": 100, "b": 200})
+    config["c"] = tpu.FeatureConfig(
+        tpu.TableConfig(10, 4, optimizer=tpu.Adam(0.1), name="c")
+    )
+    made = tlm.plan(config, memory="1GiB", costs=COSTS)
+    (note,) = [one for one in made.notes if "no slot variables" in one]
+    assert "without an optimizer: a, b. If" in note
+    assert note in str(made)
+    assert not [one for one in plan({"a": 100}).notes if "slot" in one]

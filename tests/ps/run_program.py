@@ -14,6 +14,7 @@ import unittest.mock
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 import tf_layoutmap as tlm
 from tests.ps.train import RATE, ROW, embedding, rows
@@ -63,23 +64,41 @@ def calls_add_up(strategy):
     one = make_embedding(strategy)
     first = run(strategy, one, "calls")
     results = [first.steps(3), first.steps(0), first.steps(4)]
-    # Simulates a restart of the same program, which calls `steps` with 3, 0, 4
-    # and 2.
+    # Simulates a restart of the program.
     restored = make_embedding(strategy)
     second = run(strategy, restored, "calls")
-    passed = [
-        second.num_done,
-        second.steps(3),
-        second.steps(0),
-        second.steps(4),
-    ]
-    second.steps(2)
+    with unittest.mock.patch.object(logging, "warning") as warning:
+        passed = [
+            second.num_done,
+            second.steps(until=3),
+            second.steps(until=7),
+            second.num_done,
+        ]
+        more = [second.steps(2), second.num_done]
+        until = [second.steps(until=12), second.num_done]
+    # Another restart runs as many steps as the call says.
+    third = run(strategy, restored, "calls")
+    with unittest.mock.patch.object(logging, "warning") as of_third:
+        third.steps(2)
+        third.steps(1)
+    wrong = []
+    for arguments in ({}, {"count": 1, "until": 2}, {"until": -1}):
+        try:
+            third.steps(**arguments)
+        except (TypeError, ValueError) as error:
+            wrong.append(str(error))
     return [
         [None if one is None else float(one) for one in results],
         passed,
-        second.num_done,
+        [float(more[0]), more[1], float(until[0]), until[1]],
         is_exact(one, 7),
-        is_exact(restored, 9),
+        third.num_done,
+        is_exact(restored, 15),
+        [
+            [call.args[0] % call.args[1:] for call in calls.call_args_list]
+            for calls in (warning, of_third)
+        ],
+        wrong,
     ]
 
 

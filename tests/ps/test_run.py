@@ -20,14 +20,34 @@ def found(tmp_path_factory):
 
 
 def test_calls_accumulate_steps_also_after_a_restart(found):
-    results, passed, num_done, is_right, is_right_again = found["calls_add_up"]
+    (
+        results,
+        passed,
+        more,
+        is_right,
+        num_done,
+        is_right_again,
+        (logged, logged_by_third),
+        wrong,
+    ) = found["calls_add_up"]
     # The results are sums of the row before the last closure. Each closure
     # subtracts 1/2 from each of 4 values.
     assert results == [-4.0, None, -12.0]
-    assert passed == [7, None, None, None]
-    assert num_done == 9
     assert is_right
+    assert passed == [7, None, None, 7]
+    assert more == [-16.0, 9, -22.0, 12]
+    assert num_done == 15
     assert is_right_again
+    none = "runs no step: 7 steps are done, of which 7 are from the restored"
+    assert len(logged) == 2
+    assert f"`steps(until=3)` {none}" in logged[0]
+    assert f"`steps(until=7)` {none}" in logged[1]
+    (only,) = logged_by_third
+    assert "`steps(2)` runs 2 more steps after the 12 steps of the res" in only
+    assert "requires exactly one of `count`" in wrong[0]
+    assert "count=None, until=None" in wrong[0]
+    assert "count=1, until=2" in wrong[1]
+    assert "`until` must be at least 0" in wrong[2]
 
 
 def test_a_step_may_be_a_tf_function(found):

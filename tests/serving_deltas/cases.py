@@ -13,7 +13,7 @@ tpu = tf.tpu.experimental.embedding
 CAPACITY, NUM_KINDS, DIM = 100, 40, 8
 
 
-def embedding(*, num_shards=1, unknown="zeros", **arguments):
+def embedding(*, num_shards=1, unknown="zeros", settings=None, **arguments):
     """Returns an embedding with an open table and two closed tables.
 
     The tables `words` and `kinds` have equal dims, so an export stores them in
@@ -44,7 +44,9 @@ def embedding(*, num_shards=1, unknown="zeros", **arguments):
         },
         tpu.Adagrad(0.25),
         vocabularies={
-            "words": tlm.OpenVocabulary(CAPACITY, ttl_steps=6, unknown=unknown)
+            "words": tlm.OpenVocabulary(
+                CAPACITY, ttl_steps=6, unknown=unknown, **(settings or {})
+            )
         },
         partitioner=FixedShardsPartitioner(num_shards),
         **arguments,

@@ -21,12 +21,19 @@ def is_row_of(found, *wanted):
     return np.any([np.all(found == one, axis=1) for one in wanted], axis=0)
 
 
+@pytest.mark.parametrize("unknown", ["zeros", "row"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_each_key_has_its_old_or_its_new_row(at_once, tmp_path, monkeypatch):
+def test_each_key_has_its_old_or_its_new_row(
+    unknown, at_once, tmp_path, monkeypatch
+):
     """Looks up all keys after every single write."""
-    one = cases.embedding()
+    # Keys that occur for the first time train the row of unknown keys.
+    settings = {"admission": "count", "min_count": 2}
+    one = cases.embedding(unknown=unknown, settings=settings)
     for step in range(8):
         cases.train(one, step)
+    # An export with free rows, which keys get without replacing others.
+    one.vocabularies["words"].evict(one.vocabularies["words"].keys()[::9])
     _, writer = cases.base_and_writer(one, tmp_path)
     path = cases.export(one, tmp_path / "old", deltas=writer)
     vocabulary = one.vocabularies["words"]
@@ -35,6 +42,8 @@ def test_each_key_has_its_old_or_its_new_row(at_once, tmp_path, monkeypatch):
         cases.train(one, step)
     vocabulary.evict(old_keys[::3])
     cases.train(one, 40)
+    # Some rows have no key afterwards.
+    vocabulary.evict(vocabulary.keys()[::7])
     writer.write()
     cases.export(one, tmp_path / "new")
     batch = cases.inputs()
@@ -48,6 +57,9 @@ def test_each_key_has_its_old_or_its_new_row(at_once, tmp_path, monkeypatch):
         }
         for model in models
     ]
+    # No table has had the key 399.
+    of_unknown = old[-1:], new[-1:]
+    assert np.array_equal(*of_unknown) == (unknown == "zeros")
     moved = [
         key
         for key in places[0]
@@ -71,7 +83,7 @@ def test_each_key_has_its_old_or_its_new_row(at_once, tmp_path, monkeypatch):
         write(*arguments)
         counts["writes"] += 1
         # Without the lock, a key may be unknown, but has no foreign row.
-        assert is_row_of(look_up(), old, new, np.zeros([1, cases.DIM])).all()
+        assert is_row_of(look_up(), old, new, *of_unknown).all()
 
     @contextlib.contextmanager
     def exclusive_and_look_up():
@@ -194,7 +206,9 @@ def test_groups_contain_both_rows_of_a_moving_key(before, after, num_rows):
     before, after = before[changed], after[changed]
     groups = [
         one.tolist()
-        for one in served_model._groups(before, after, lambda: num_rows)
+        for one in served_model._groups(
+            served_model._labels(before, after), lambda: num_rows
+        )
     ]
     assert sorted(sum(groups, [])) == list(range(len(before)))
     group_of = {row: n for n, rows in enumerate(groups) for row in rows}

@@ -23,7 +23,7 @@ def use_everything():
     import tf_keras
 
     import tf_layoutmap as tlm
-    from tf_layoutmap._patches import engine, runtime_rows
+    from tf_layoutmap._core import patches
 
     dtensor = tf.experimental.dtensor
     # This mesh has other axes than the meshes of the programs.
@@ -41,11 +41,11 @@ def use_everything():
         model.fit(np.ones([4, 4]), np.ones([4, 2]), verbose=0)
     rows = tlm.ShardedVariable.create(tf.ones([4, 2]), num_shards=2)
     tf.function(lambda: tf.nn.embedding_lookup(rows, [1, 3]))()
-    for group in engine.GROUPS:
+    for group in patches.GROUPS:
         # The patches of this group are installed only while an emulated TPU
         # exists.
-        if group != runtime_rows.EMULATION_GROUP:
-            engine.ensure(group)
+        if group != "emulation":
+            patches.ensure(group)
 
 
 def main():

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import resource
+from unittest import mock
 
 import keras
 import numpy as np
@@ -161,15 +162,23 @@ def test_a_full_disk_leaves_complete_records(tmp_path):
             "words", np.full([size], number), np.ones([size, 1]), {}
         )
 
-    tell(record(0, 1))
+    with mock.patch.object(evicted.logging, "warning") as warning:
+        tell(record(0, 1))
+        tell(record(0, 1))
+    (call,) = warning.call_args_list
+    assert call.args[0] % call.args[1:] == (
+        f"Evicted keys of `on_evict={path!r}` are written to the TFRecord file "
+        f"'{path}-00000'."
+    )
     for size in (500, 500):
         with pytest.raises(OSError, match="File too large.*evicted'"):
             with full_disk.full_disk():
                 tell(record(1, size))
     tell(record(2, 1))
     assert sorted(os.listdir(tmp_path)) == ["evicted-00000", "evicted-00001"]
-    for file in ("evicted-00000", "evicted-00001"):
-        assert len(list(tf.data.TFRecordDataset(str(tmp_path / file)))) == 1
+    for file, size in (("evicted-00000", 2), ("evicted-00001", 1)):
+        records = tf.data.TFRecordDataset(str(tmp_path / file))
+        assert len(list(records)) == size
 
 
 def test_a_folder_that_cannot_be_created_raises(tmp_path):

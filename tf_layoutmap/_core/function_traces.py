@@ -24,6 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
 
 # Attribute of graphs and of the options of functions: maps the keys of the
 # decisions on which traces depend to functions that decide.
@@ -147,9 +148,9 @@ def function_context(
 
 
 def _with_decisions(context: Any, true: _True) -> Any:
-    return (
-        context._replace(context=(context.context, true)) if true else context
-    )
+    if not true:
+        return context
+    return context._replace(context=(context.context, true))
 
 
 def _true(decisions: dict[Hashable, Any]) -> _True:
@@ -165,3 +166,21 @@ def _add_to_graphs(decisions: dict[Hashable, Any]) -> None:
             setattr(graph, _DECISIONS, {})
         getattr(graph, _DECISIONS).update(decisions)
         graph = graph.outer_graph
+
+
+PATCHES: tuple[Patch, ...] = tuple(
+    Patch(
+        "function_traces",
+        f"_core.tf_private:{module}",
+        name,
+        ours,
+        "A `tf.function` that was first called without a tape, or by a "
+        "symbolic call of Keras, does not train tables.",
+        TENSORFLOW,
+        "tests/test_function_traces.py",
+    )
+    for module, name, ours in (
+        ("tracing_compilation", "_maybe_define_function", define_function),
+        ("function_context", "make_function_context", function_context),
+    )
+)

@@ -259,6 +259,12 @@ _method(
     BaseOptimizer, "_backend_apply_gradients", "grads", "trainable_variables"
 )
 _method(BaseOptimizer, "_update_model_variables_moving_average")
+_method(BaseOptimizer, "_use_weight_decay", "variable")
+_method(
+    TFOptimizer,
+    "_overwrite_model_variables_with_average_value",
+    "trainable_variables",
+)
 _method(BaseOptimizer, "save_own_variables", "store")
 _method(BaseOptimizer, "load_own_variables", "store")
 _method(TFOptimizer, "_trackable_children", "save_type")
@@ -286,6 +292,11 @@ _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
 _method(LossScaleOptimizer, "check_finite", "grads")
+
+# The callback that exchanges weights and their moving averages.
+SwapEMAWeights = keras.callbacks.SwapEMAWeights
+for _name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
+    _method(SwapEMAWeights, _name, "optimizer")
 
 
 def imported_tf_keras() -> types.ModuleType | None:
@@ -404,6 +415,11 @@ def applying_optimizer() -> keras.optimizers.Optimizer | None:
     """Returns the optimizer whose `apply` is running, or None."""
     caller = next(iter(name_scope_callers()), None)
     return caller if isinstance(caller, keras.optimizers.Optimizer) else None
+
+
+def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
+    """Returns whether an optimizer decays a variable."""
+    return optimizer._use_weight_decay(variable)
 
 
 def build_all(model: keras.Model, element_spec: Any) -> None:

@@ -83,10 +83,11 @@ def _import_tensorflow() -> types.ModuleType:
 
 def _load() -> types.ModuleType:
     library = _load_library(_LIBRARY)
-    # The imports are here because `op_gradients` imports TensorFlow, and the
+    # The import is here because `op_gradients` imports TensorFlow, and the
     # TensorFlow version must be checked first.
-    gradients = importlib.import_module("tf_layoutmap._core.op_gradients")
-    gradients.register(sys.modules[__name__])
+    from tf_layoutmap._core import op_gradients
+
+    op_gradients.register(sys.modules[__name__])
     # Other processes of a cluster can read these versions.
     os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
         {

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import requirements
+from tf_layoutmap._core import requirements, tf_private
 from tf_layoutmap._core.private_names import PrivateNames
 
 SUPPORTED_VERSION = requirements.TF_KERAS
@@ -60,6 +60,14 @@ def is_only_for_shapes() -> bool:
     """Returns whether a layer is called only to infer its output shapes."""
     graph = tf.compat.v1.get_default_graph()
     return getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
+
+
+def is_inside_shape_inference() -> bool:
+    """Returns `is_only_for_shapes` for the layer that calls a function."""
+    return any(
+        getattr(graph, "name", "").endswith(_SCRATCH_GRAPH)
+        for graph in tf_private.graphs_around()
+    )
 
 
 # Name of the graph in which tf_keras builds a subclassed model.
@@ -137,6 +145,7 @@ TensorLikeDataAdapter = _NAMES.find(
 
 # The methods that create the variables of an optimizer and run its step.
 Optimizer = _NAMES.find("optimizers.optimizer", "Optimizer")
+BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
 LossScaleOptimizer = _NAMES.find(
     "mixed_precision.loss_scale_optimizer", "BaseLossScaleOptimizer"
 )
@@ -153,10 +162,10 @@ _NAMES.check_method(Optimizer, "_deduplicate_sparse_grad", "grads")
 _NAMES.check_method(Optimizer, "_internal_apply_gradients", "grads_and_vars")
 _NAMES.check_method(Optimizer, "_var_key", "variable")
 _NAMES.check_method(Optimizer, "build", "var_list")
+_NAMES.check_method(BaseOptimizer, "_use_weight_decay", "variable")
 
 # The same methods in legacy optimizers, and the method that finalizes moving
 # averages.
-BaseOptimizer = _NAMES.find("optimizers.optimizer", "_BaseOptimizer")
 LegacyOptimizer = _NAMES.find("optimizers.legacy.optimizer_v2", "OptimizerV2")
 _NAMES.check_method(BaseOptimizer, "finalize_variable_values", "var_list")
 _NAMES.check_method(BaseOptimizer, "_trackable_children", "save_type")
@@ -211,6 +220,23 @@ def start_of_backup(
 def count_step(model: Any) -> None:
     """Increments the training step counter of a model."""
     model._train_counter.assign_add(1)
+
+
+def uses_weight_decay(optimizer: Any, variable: Any) -> bool:
+    """Returns whether an optimizer decays a variable."""
+    return optimizer._use_weight_decay(variable)
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """Returns the learning rate of the next step of an optimizer.
+
+    The public attribute of an optimizer with a schedule is the learning rate of
+    the last step.
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, tf_keras.optimizers.schedules.LearningRateSchedule):
+        return rate(optimizer.iterations)
+    return rate
 
 
 def layout_map_in_use() -> Any:

@@ -15,8 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import distribution_notice, keras_private
-from tf_layoutmap._patches import engine, keras_rows
+from tf_layoutmap._core import distribution_notice, keras_private, patches
 from tf_layoutmap.distribution import layout_map, parallel, processes
 from tf_layoutmap.layout.keras3.context import context_of
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
@@ -27,8 +26,8 @@ dtensor = tf.experimental.dtensor
 
 # The groups of replaced names: for models on a mesh, and for the functions of
 # `keras.distribution`.
-_MODELS = keras_rows.KERAS3_GROUP
-_FUNCTIONS = keras_rows.KERAS_DISTRIBUTION_GROUP
+_MODELS = "keras3"
+_FUNCTIONS = "keras_distribution"
 # Attribute of a Keras distribution that holds its context.
 _CONTEXT = "_tf_layoutmap_context"
 
@@ -57,11 +56,11 @@ def enable() -> None:
     """
     if is_enabled():
         return
-    engine.install(_MODELS)
+    patches.install(_MODELS)
     try:
-        engine.install(_FUNCTIONS)
+        patches.install(_FUNCTIONS)
     except BaseException:
-        engine.uninstall(_MODELS)
+        patches.uninstall(_MODELS)
         raise
     distribution_notice.stop()
 
@@ -75,8 +74,8 @@ def disable() -> None:
     """
     if not is_enabled():
         return
-    engine.uninstall(_FUNCTIONS)
-    engine.uninstall(_MODELS)
+    patches.uninstall(_FUNCTIONS)
+    patches.uninstall(_MODELS)
     distribution_notice.start()
 
 
@@ -101,7 +100,7 @@ def enabled() -> Iterator[None]:
 
 def is_enabled() -> bool:
     """Returns whether `keras.distribution` is enabled."""
-    return engine.is_installed(_FUNCTIONS)
+    return patches.is_installed(_FUNCTIONS)
 
 
 def as_property(original: Callable[..., Any], ours: Any) -> property:

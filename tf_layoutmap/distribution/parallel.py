@@ -34,9 +34,9 @@ from tf_layoutmap._core import (
     keras_private,
     lazy,
     literals,
+    patches,
     user_warnings,
 )
-from tf_layoutmap._patches import engine
 from tf_layoutmap.distribution.layout_map import (
     DeviceMesh,
     LayoutMap,
@@ -44,14 +44,8 @@ from tf_layoutmap.distribution.layout_map import (
 )
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.keras3.context import MeshContext
+from tf_layoutmap.layout.keras_map import as_table
 from tf_layoutmap.layout.layout_map import LayoutMap as AnyLayoutMap
-from tf_layoutmap.layout.layout_map_scope import (
-    as_table,
-    layout_map_scope,
-    prepared_context,
-    warn_of_init,
-    with_auto_layouts,
-)
 from tf_layoutmap.layout.layout_table import LayoutTypeError
 from tf_layoutmap.layout.mesh.device_mesh import (
     AnyMesh,
@@ -61,6 +55,12 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     check_mesh,
     list_devices,
 )
+from tf_layoutmap.layout.scope import (
+    prepared_context,
+    warn_of_init,
+    weights_on_mesh,
+)
+from tf_layoutmap.mesh_scope import with_auto_layouts
 
 _current = threading.local()
 
@@ -286,7 +286,7 @@ class ByLayoutMap(Distribution):
         # If user code passes this object to
         # `keras.distribution.set_distribution`, this package is not notified.
         # Therefore, the patches are installed now.
-        engine.ensure("keras3")
+        patches.ensure("keras3")
 
     @property
     def layout_map(self) -> AnyLayoutMap | keras.distribution.LayoutMap:
@@ -349,9 +349,7 @@ class ByLayoutMap(Distribution):
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns a scope that places new models on the mesh."""
-        return layout_map_scope(
-            self._layout_map, batch_dim=self._batch_dim_name
-        )
+        return weights_on_mesh(self._layout_map, self._batch_dim_name)
 
 
 class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):

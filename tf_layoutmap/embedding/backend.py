@@ -32,15 +32,20 @@ class Backend(Protocol):
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
-      mark_shape: Shape of the float32 mark that represents the gradients of a
-        lookup; `()` if the backend identifies gradients only by the order of
-        the steps.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
     is_on_tpu: ClassVar[bool]
-    mark_shape: ClassVar[tuple[int, ...]]
     checks_shapes: bool
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of a sum of marks, which represent the gradients of lookups.
+
+        The shape is `()` if the backend identifies gradients only by the order
+        of the steps.
+        """
+        ...
 
     @property
     def variable_device(self) -> str:
@@ -285,9 +290,6 @@ class EngineBackend(Backend, Protocol):
 
         Returns:
           The `EngineChanges`.
-
-        Raises:
-          NotImplementedError: If the tables are on parameter servers.
         """
         ...
 

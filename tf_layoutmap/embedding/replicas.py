@@ -72,12 +72,20 @@ class Replicas:
         local = range(first + 1, first + num_local)
         return [one for one in range(self.num_replicas) if one not in local]
 
+    @property
+    def num_local(self) -> int:
+        """Number of replicas in this process."""
+        if self.num_replicas == 1:
+            return 1
+        return len(self.strategy.extended.worker_devices)
+
+    def is_first_here(self, replica: int) -> bool:
+        """Whether `replica` is the first replica of this process."""
+        return replica % self.num_local == 0
+
     def is_last_here(self, replica: int) -> bool:
         """Whether `replica` is the last replica of this process."""
-        if self.num_replicas == 1:
-            return True
-        num_local = len(self.strategy.extended.worker_devices)
-        return replica % num_local == num_local - 1
+        return replica % self.num_local == self.num_local - 1
 
     def current(self) -> int | None:
         """Returns the calling replica's index, or None outside `strategy.run`.

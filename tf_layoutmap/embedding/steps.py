@@ -17,7 +17,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import tensorflow as tf
@@ -76,13 +76,22 @@ def zero_gradient(feature: config.FeatureSpec, shape: Sequence[Any]):
     return tf.zeros(tf.stack([tf.cast(size, tf.int64) for size in shape]))
 
 
-def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
+def hyperparameters(
+    tables: Sequence[config.TableSpec],
+    current_rate: Callable[[Any, config.TableSpec], tf.Tensor] | None = None,
+) -> list[tf.Tensor]:
     """Returns a float32 vector of hyperparameters for each table.
 
     A vector contains the learning rate, followed by the constants of the
     optimizer. If several tables have the same callable as their learning rate,
     the function calls the callable once.
+
+    Args:
+      tables: Specs of the tables.
+      current_rate: Function that returns the value of a dynamic learning rate;
+        `current_learning_rate` by default.
     """
+    current_rate = current_rate or current_learning_rate
     called: list[tuple[Any, tf.Tensor]] = []
     # Tables with equal hyperparameters share a tensor, because each tensor of a
     # step costs time.
@@ -97,7 +106,7 @@ def hyperparameters(tables: Sequence[config.TableSpec]) -> list[tf.Tensor]:
         if optimizer.has_dynamic_rate:
             known = [value for other, value in called if other == rate]
             if not known:
-                known = [current_learning_rate(rate, table)]
+                known = [current_rate(rate, table)]
                 called.append((rate, known[0]))
             rate = known[0]
         key = (
@@ -145,6 +154,60 @@ def current_learning_rate(rate: Any, table: config.TableSpec) -> tf.Tensor:
             f"{table.name!r})."
         )
     return tf.cast(value, tf.float32)
+
+
+class RatesOfReplicas:
+    """The dynamic learning rates of a step, for all replicas of a process.
+
+    The first replica of the process calls the learning rates and writes their
+    values to variables, which the other replicas read. A learning rate is
+    therefore called once per step, and all replicas use the same value. In each
+    step, the ops of the first replica precede the ops of the others.
+    """
+
+    def __init__(self, tables: Sequence[config.TableSpec], device: str):
+        """Creates a variable for each dynamic learning rate.
+
+        Args:
+          tables: Specs of the tables.
+          device: Device of the variables.
+        """
+        self._rates: list[Any] = []
+        for table in tables:
+            optimizer = table.optimizer
+            if optimizer is None or not optimizer.has_dynamic_rate:
+                continue
+            if optimizer.learning_rate not in self._rates:
+                self._rates.append(optimizer.learning_rate)
+        with tf.init_scope(), tf.device(device):
+            # The variables have no copies, because all replicas share them.
+            self._values = [
+                tf_private.ResourceVariable(
+                    0.0, trainable=False, name="learning_rate_of_step"
+                )
+                for _ in self._rates
+            ]
+
+    def hyperparameters(
+        self, tables: Sequence[config.TableSpec], *, is_first: bool
+    ) -> list[tf.Tensor]:
+        """Returns the hyperparameters of a step; see `hyperparameters`.
+
+        Args:
+          tables: Specs of the tables.
+          is_first: Whether the caller is the first replica of the process.
+        """
+
+        def first(rate: Any, table: config.TableSpec) -> tf.Tensor:
+            value = current_learning_rate(rate, table)
+            self._values[self._rates.index(rate)].assign(value)
+            return value
+
+        def other(rate: Any, table: config.TableSpec) -> tf.Tensor:
+            del table
+            return self._values[self._rates.index(rate)].read_value()
+
+        return hyperparameters(tables, first if is_first else other)
 
 
 StepT = TypeVar("StepT")
@@ -338,3 +401,10 @@ def _outermost_function():
     ):
         graph = graph.outer_graph
     return graph
+
+
+def is_accessible(tensor: tf.Tensor) -> bool:
+    """Returns whether the current function can use a tensor."""
+    return not tf.is_symbolic_tensor(tensor) or any(
+        graph is tensor.graph for graph in tf_private.graphs_around()
+    )

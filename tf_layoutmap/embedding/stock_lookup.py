@@ -68,18 +68,35 @@ def combine_rows(
         return tf.math.unsorted_segment_sum(found, samples, num_samples)
     if weights is None:
         weights = tf.ones_like(samples, tf.float32)
-    if table.combiner == "mean":
-        total = tf.math.unsorted_segment_sum(weights, samples, num_samples)
-        weights = tf.math.divide_no_nan(weights, tf.gather(total, samples))
-    elif table.combiner == "sqrtn":
-        squares = tf.math.unsorted_segment_sum(
-            tf.square(weights), samples, num_samples
-        )
-        weights = tf.math.divide_no_nan(
-            weights, tf.gather(tf.sqrt(squares), samples)
-        )
+    if table.combiner != "sum":
+        weights = gains_of(table.combiner, weights, samples, num_samples)
     return tf.math.unsorted_segment_sum(
         found * weights[:, tf.newaxis], samples, num_samples
+    )
+
+
+def gains_of(
+    combiner: str,
+    weights: tf.Tensor,
+    samples: tf.Tensor,
+    num_samples: tf.Tensor,
+) -> tf.Tensor:
+    """Returns weights divided by the divisors of their samples.
+
+    As in the engine, divisors have double precision: the squares and sums of
+    float32 weights are not always in the range of float32.
+    """
+    exact = tf.cast(weights, tf.float64)
+    total = tf.math.unsorted_segment_sum(
+        tf.square(exact) if combiner == "sqrtn" else exact, samples, num_samples
+    )
+    if combiner == "sqrtn":
+        # The gradient of the square root of 0 would be NaN.
+        is_zero = tf.equal(total, 0)
+        root = tf.sqrt(tf.where(is_zero, tf.ones_like(total), total))
+        total = tf.where(is_zero, tf.zeros_like(total), root)
+    return tf.cast(
+        tf.math.divide_no_nan(exact, tf.gather(total, samples)), tf.float32
     )
 
 
@@ -240,6 +257,31 @@ def look_up(
             table, _gather(table, rows, ids), samples, num_samples, weights
         )
     return in_shape(feature, table, value, found, activations)
+
+
+def rows_of_ids(
+    table: config.TableSpec,
+    rows: Any,
+    found: inputs.FeatureIds,
+    out_of_range: str,
+    rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
+    | None = None,
+) -> tf.Tensor:
+    """Returns the row of each id, `[num_ids, dim]` float32.
+
+    The arguments are described in `look_up`. Ids that `out_of_range="drop"`
+    ignores have rows of zeros.
+    """
+    ids = tf.cast(found.ids, tf.int64)
+    if rows_of_keys is not None:
+        return _gather(table, rows, rows_of_keys(ids, found.kind))
+    nearest = tf.clip_by_value(ids, 0, table.num_rows - 1)
+    gathered = _gather(table, rows, nearest)
+    if out_of_range != "drop":
+        return gathered
+    return tf.where(
+        tf.equal(ids, nearest)[:, tf.newaxis], gathered, tf.zeros([1, 1])
+    )
 
 
 def read(

@@ -13,7 +13,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding import inputs, tables
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
@@ -360,6 +360,19 @@ class LayerAccess:
         """
         self._state.check_can_step("call")
         return self._state.backend.look_up(inputs, weights)  # pyright: ignore[reportAttributeAccessIssue] Callers check `is_divided`.
+
+    def rows_of_ids(
+        self, features: Sequence[inputs.FeatureIds | None]
+    ) -> list[tf.Tensor]:
+        """Returns the row of each id, for `is_divided` tables.
+
+        Args:
+          features: For each feature, its ids, or None if no rows are needed.
+
+        Returns:
+          For each feature, `[num_ids, dim]` float32.
+        """
+        return self._state.backend.rows_of_ids(features)  # pyright: ignore[reportAttributeAccessIssue] Callers check `is_divided`.
 
     def apply_marks(self, marks: tf.Tensor):
         """Applies the gradients that a sum of marks represents.

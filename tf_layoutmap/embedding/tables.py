@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import freed_gradients
+from tf_layoutmap._core import freed_gradients, tf_private
 from tf_layoutmap.embedding import table_variable
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST, shards_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals
+from tf_layoutmap._core import literals, placeholders
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import (
     inputs,
@@ -33,7 +33,6 @@ from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
 from tf_layoutmap.embedding.table_access import LayerAccess, TableAccess
 from tf_layoutmap.embedding.tpu import backend as tpu_backend
 from tf_layoutmap.embedding.tpu import config_proto
-from tf_layoutmap.serving import report
 from tf_layoutmap.vocabulary import first_values, open_vocabulary, shared
 
 if TYPE_CHECKING:
@@ -408,7 +407,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         all processes must make the call together, inside `strategy.run` in a
         `tf.function`.
         """
-        stand_in = report.placeholder_of(self)
+        stand_in = placeholders.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
         if LayerAccess(self).is_divided:

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap._core import patches
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.emulation.devices import Devices
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
@@ -36,15 +36,15 @@ def install(devices: Devices) -> None:
     batches.set_emulated(
         lambda graph: graph is graph_of_core(), devices.input_device_of
     )
-    engine.install(runtime_rows.EMULATION_GROUP)
-    engine.install(runtime_rows.ENUM)
+    patches.install("emulation")
+    patches.install("tpu_optimizer_enum")
 
 
 def uninstall() -> None:
     """Removes the replacements that `install` has installed."""
     global _emulated
-    engine.uninstall(runtime_rows.ENUM)
-    engine.uninstall(runtime_rows.EMULATION_GROUP)
+    patches.uninstall("tpu_optimizer_enum")
+    patches.uninstall("emulation")
     batches.set_emulated(None)
     _emulated = None
 
@@ -131,8 +131,8 @@ def write(original: Callable[..., Any], optimizer: Any, parameters: Any) -> Any:
 @contextlib.contextmanager
 def enum_patch_installed() -> Iterator[None]:
     """Installs the patch for TensorFlow's optimizers in a `with` block."""
-    engine.install(runtime_rows.ENUM)
+    patches.install("tpu_optimizer_enum")
     try:
         yield
     finally:
-        engine.uninstall(runtime_rows.ENUM)
+        patches.uninstall("tpu_optimizer_enum")

@@ -33,9 +33,10 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--optimizer",
-        choices=("adagrad", "sgd"),
-        default="adagrad",
-        help="Optimizer of the replaced tables (default: adagrad).",
+        choices=("model", "adagrad", "sgd"),
+        default="model",
+        help="Optimizer of the replaced tables (default: model, the optimizer "
+        "of the model).",
     )
     parser.add_argument(
         "--batch-ids",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 from tf_layoutmap.layers.base import construction
 from tf_layoutmap.layers.base.embedding_report import (
     EmbeddingReport,
@@ -71,7 +71,7 @@ def shard_embeddings(
     model: KerasLayer,
     *,
     min_rows: int = 1_000,
-    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "adagrad",
+    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
     rules_by_row: bool = False,
     batch_ids: int = 2048,
@@ -94,16 +94,24 @@ def shard_embeddings(
     ...     keras.layers.Embedding(2000, 4, name="words"),
     ...     keras.layers.Flatten(),
     ...     keras.layers.Dense(1)])
-    >>> report = tlm.layers.shard_embeddings(model, optimizer="adagrad")
+    >>> model.compile(keras.optimizers.Adam(0.001), "mse")
+    >>> report = tlm.layers.shard_embeddings(model)
     >>> len(report.replaced), len(report.not_replaced)
     (1, 0)
+    >>> report.replaced[0].rule
+    "Adam, learning rate 0.001 (the model's optimizer)"
     >>> isinstance(model.get_layer("words"), tlm.layers.ShardedEmbedding)
     True
-    >>> model.compile("adagrad", "mse")
 
-    With SGD and Adagrad, training equals the stock model up to rounding, also
-    if a batch contains an id several times. With other optimizers, rows that a
-    step does not look up are not updated; the report states the differences.
+    By default, the tables follow the optimizer of the model: the rows of a
+    batch are updated with the rule, the hyperparameters, the current learning
+    rate, the weight decay and the clipping of the optimizer that is passed to
+    `compile`, before or after this call. With SGD without momentum and Adagrad,
+    training equals the stock model up to rounding, also if a batch contains an
+    id several times. With Adam and other optimizers, the same is true for rows
+    that every step looks up; rows that a step does not look up are not updated.
+    The report contains the rule and the learning rate of each table, and the
+    differences.
 
     A layer is not replaced if training would differ without a statement in the
     report. The report contains the reason, for example: the layer has a
@@ -114,18 +122,20 @@ def shard_embeddings(
 
     Call this function before the model is trained. If the model is already
     built, the rows are copied, and the memory of the stock weights is freed.
-    Settings of the model's optimizer, such as its learning rate, do not apply
-    to the tables; to change the rate, set `layer.optimizer.learning_rate`.
 
     Args:
       model: A functional, sequential or subclassed model of Keras 3 or
         tf_keras, or a layer. It may be built or not. Layers that a subclassed
         model creates later are not replaced; use `sharded_embeddings`.
       min_rows: Tables with fewer rows are not replaced.
-      optimizer: Optimizer of the replaced tables: `"sgd"` or `"adagrad"` with
-        the defaults of Keras; an `SGD` without momentum or an `Adagrad` of
-        the model's Keras version, whose settings are copied; or an optimizer
-        of `tf.tpu.experimental.embedding`.
+      optimizer: Optimizer of the replaced tables. With `"model"`, the tables
+        follow the optimizer of the model, which must be SGD, Adagrad, Adam,
+        AdamW, RMSprop, Ftrl or Lamb. For a separate optimizer, to which no
+        setting of the model's optimizer applies, pass an `SGD` without momentum
+        or an `Adagrad` of the model's Keras version, whose settings are copied;
+        an optimizer of `tf.tpu.experimental.embedding`; or `"sgd"` or
+        `"adagrad"` with the defaults of Keras, whose learning rates of 0.01 and
+        0.001 are small for embeddings.
       num_shards: Maximum number of shards of a table.
       rules_by_row: Whether layers with a regularizer or a constraint are also
         replaced. Both are then applied to the rows of a batch instead of the
@@ -145,8 +155,9 @@ def shard_embeddings(
 
     Raises:
       TypeError: If `model` or `optimizer` has an unsupported type.
-      ValueError: If an argument is invalid, if the model's optimizer already
-        has slot variables for the tables, or if no plan fits.
+      ValueError: If an argument is invalid, if the tables cannot follow the
+        model's optimizer, if this optimizer already has slot variables for the
+        tables, or if no plan fits.
     """
     settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
     if memory is None and pins:
@@ -167,7 +178,7 @@ def shard_embeddings(
 def sharded_embeddings(
     *,
     min_rows: int = 1_000,
-    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "adagrad",
+    optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
     rules_by_row: bool = False,
     batch_ids: int = 2048,
@@ -225,8 +236,8 @@ def sharded_embeddings(
     )
     with contextlib.ExitStack() as stack:
         for version in replacers:
-            engine.install(_GROUPS[version])
-            stack.callback(engine.uninstall, _GROUPS[version])
+            patches.install(_GROUPS[version])
+            stack.callback(patches.uninstall, _GROUPS[version])
         stack.enter_context(
             construction.replacing(list(replacers.values()), report)
         )

@@ -17,7 +17,7 @@ import keras
 from tf_layoutmap._core import checks, keras_private, lazy
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
-from tf_layoutmap.layout.layout_map_scope import as_table
+from tf_layoutmap.layout.keras_map import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import mesh_sizes
 from tf_layoutmap.layout.replication import measured, report

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Self, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
 
 from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
@@ -36,20 +37,23 @@ class LayoutMap(LayoutTable):
     again.
     """
 
+    @contextlib.contextmanager
     def scope(
         self, *, batch_dim: str | None = None, init: literals.Init | None = None
-    ) -> contextlib.AbstractContextManager[Self]:
+    ) -> Iterator[Self]:
         """Returns the context manager `tlm.layout_map_scope` for this map.
 
         Arguments are the same as for `tlm.layout_map_scope`.
         """
         # The import is inside the method because the module imports Keras.
-        from tf_layoutmap.layout.layout_map_scope import layout_map_scope
+        from tf_layoutmap.layout import scope
 
-        return cast(
-            "contextlib.AbstractContextManager[Self]",
-            layout_map_scope(self, batch_dim=batch_dim, init=init),
-        )
+        if init is not None:
+            # The context manager adds frames to the call stack, so `stacklevel`
+            # is 5.
+            scope.warn_of_init(init, stacklevel=5)
+        with scope.weights_on_mesh(self, batch_dim):
+            yield self
 
     def explain(self, model: KerasLayer) -> Explanation:
         """Returns a report of the layouts that this map gives to `model`.

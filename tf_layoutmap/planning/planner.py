@@ -64,7 +64,7 @@ def plan(
     ...     name: tpu.FeatureConfig(tpu.TableConfig(rows, 16, name=name))
     ...     for name, rows in {"words": 40_000, "users": 1_000}.items()}
     >>> plan = tlm.plan(
-    ...     config, servers=2, memory="3MiB", optimizer=tpu.Adagrad(),
+    ...     config, servers=2, memory="3MiB", optimizer=tpu.Adagrad(0.1),
     ...     pins={"users": "table"}, costs=tlm.MachineCosts.typical())
     >>> plan.choices
     {'users': 'table on server 0', 'words': 'rows over 2 servers'}

@@ -227,9 +227,6 @@ class StepGraph:
             for dim in range(len(self.tensors[tensor].shape))
         )
 
-    def weight_tensor(self, weight: int) -> int | None:
-        return self._weight_tensors.get(weight)
-
     def class_of_weight(self, weight: int, dim: int) -> Dim:
         """Returns the class of a dimension of a weight."""
         tensor = self._weight_tensors.get(weight)

@@ -121,7 +121,15 @@ def plan_spec(
             spec, build, kind, count, pins
         ),
     )
-    return Plan(solution, Target(kind, {kind: count}), [workload.note])
+    notes = [workload.note]
+    untrained = [one.name for one in spec.tables if one.optimizer is None]
+    if untrained:
+        notes.append(
+            "The bytes contain no slot variables for tables without an "
+            f"optimizer: {', '.join(untrained)}. If the tables are trained, "
+            "pass `optimizer`."
+        )
+    return Plan(solution, Target(kind, {kind: count}), notes)
 
 
 def _builder(

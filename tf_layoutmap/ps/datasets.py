@@ -8,8 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, keras_private, literals
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import checks, keras_private, literals, patches
 from tf_layoutmap.ps import restarts, waiting
 
 
@@ -135,9 +134,9 @@ def patch_fit() -> None:
     `model.fit(Datasets(...))`, Python looks up `fit` before it creates the
     `Datasets`, so a patch in the constructor of `Datasets` would be too late.
     """
-    engine.ensure("keras3_ps")
+    patches.ensure("keras3_ps")
     if keras_private.imported_tf_keras() is not None:
-        engine.ensure("tf_keras_ps")
+        patches.ensure("tf_keras_ps")
 
 
 def _requires_argument(function: Callable[..., Any]) -> bool:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 # Seconds after the start of the interpreter's shutdown at which the process is
 # terminated.
@@ -28,7 +28,7 @@ def leave_cluster() -> None:
     another reason, the process exits with code 1.
     """
     global _has_left
-    engine.ensure("ps_exit")
+    patches.ensure("ps_exit")
     if not _has_left:
         _has_left = True
         atexit.register(_limit_shutdown)

@@ -52,11 +52,11 @@ class Run:
 
     run = tlm.ps.Run(strategy, step, dataset_fn, "/shared/checkpoints",
                      objects={"embedding": embedding})
-    run.steps(10_000)
+    run.steps(until=10_000)
     ```
 
     If the program is started again, it continues from its newest checkpoint.
-    `steps(10_000)` then runs only the remaining steps of the 10,000.
+    `steps(until=10_000)` then runs only the remaining steps of the 10,000.
 
     Attributes:
       num_done: Number of steps whose updates are in the tables, including the
@@ -191,56 +191,58 @@ class Run:
             steps_per_closure=steps_per_closure,
             prefetch_steps=prefetch_steps,
         )
-        self.num_done = self._restore(allow_missing)
-        self._target = 0
+        self.num_done = self._num_restored = self._restore(allow_missing)
+        # Whether the next call of `steps` logs the meaning of `count`.
+        self._explains_count = self._num_restored > 0
         self._num_saved = self.num_done
         self._saved_at = time.monotonic()
 
-    def steps(self, count: int) -> Any:
-        """Trains for `count` more steps, and saves a checkpoint.
+    def steps(
+        self, count: int | None = None, *, until: int | None = None
+    ) -> Any:
+        """Trains, and saves a checkpoint.
 
-        A restarted program must call `steps` in the same order and with the
-        same counts. Steps whose updates are in the restored checkpoint do not
-        run again. A call returns immediately if the checkpoint already contains
-        all its steps.
+        `steps(100)` runs 100 more steps, also if the checkpoint that the run
+        has restored contains steps. `steps(until=100)` runs steps until
+        `num_done` is 100, and therefore only the remaining steps after a
+        restart. A program that may be restarted should use `until`. If no step
+        has to run, the method logs this as a warning.
 
         Args:
-          count: Number of steps, at least 0, in addition to the steps of
-            earlier calls.
+          count: Number of steps, at least 0, in addition to `num_done`.
+          until: Total number of steps, at least 0, including the steps in the
+            restored checkpoint. Exactly one of `count` and `until` must be
+            passed.
 
         Returns:
           Result of `step_fn` in the last scheduled step, as numpy arrays. None
           if no step had to run, or the worker that had the result was lost.
 
         Raises:
-          TypeError, ValueError: If `count` is not a valid number, or the
-            dataset of a worker has ended.
+          TypeError, ValueError: If `count` or `until` is not a valid number,
+            both or none of them are passed, or the dataset of a worker has
+            ended.
           ServerLostError: If a server is lost. Start the program again.
           StepDeadlineError: If no closure ended within the deadline. The
             message names the processes that do not answer. Exit the process,
             with any code, and start the program again.
           tf.errors.OpError: If a step failed, for example because of an invalid
             id. The batch of this step does not count, but the other batches do.
-            Call `steps` again with a number of further steps to continue.
+            Call `steps` again to continue.
           RuntimeError: If some servers have applied a step that no worker could
             complete, or an earlier call was interrupted. Start the program
             again.
           OSError: If a checkpoint cannot be written. The previous checkpoint is
             not changed.
         """
-        self._target += checks.check_int("count", count, lowest=0)
+        target = self._target(count, until)
         result = None
-        while self.num_done < self._target:
+        while self.num_done < target:
             ended = self._guard.call(
-                functools.partial(
-                    self._rounds.run, self._target - self.num_done
-                )
+                functools.partial(self._rounds.run, target - self.num_done)
             )
             self.num_done += ended.num_done
             if ended.error is not None:
-                # The next call of `steps` adds its count to the number of
-                # finished closures, and does not repeat the failed step.
-                self._target = self.num_done
                 raise ended.error
             result = self._rounds.fetch(ended.values[-1])
             if time.monotonic() - self._saved_at >= self._save_seconds:
@@ -248,6 +250,43 @@ class Run:
         if self._num_saved != self.num_done:
             self.save()
         return result
+
+    def _target(self, count: int | None, until: int | None) -> int:
+        """Returns the value of `num_done` after a call of `steps`.
+
+        Raises:
+          TypeError, ValueError: If the arguments of `steps` are not valid.
+        """
+        if (count is None) == (until is None):
+            raise TypeError(
+                "`steps` requires exactly one of `count`, the number of "
+                "further steps, and `until`, the total number of steps. "
+                "Received: "
+                f"count={count!r}, until={until!r}."
+            )
+        if until is not None:
+            target = checks.check_int("until", until, lowest=0)
+        else:
+            target = self.num_done + checks.check_int("count", count, lowest=0)
+        if target <= self.num_done:
+            logging.warning(
+                "`steps(%s)` runs no step: %d steps are done, of which %d are "
+                "from the restored checkpoint.",
+                f"until={until}" if count is None else count,
+                self.num_done,
+                self._num_restored,
+            )
+        elif count is not None and self._explains_count:
+            logging.warning(
+                "`steps(%d)` runs %d more steps after the %d steps of the "
+                "restored checkpoint. To run only the remaining steps of a "
+                "total, use `steps(until=...)`.",
+                count,
+                count,
+                self._num_restored,
+            )
+        self._explains_count = False
+        return target
 
     def save(self):
         """Writes a checkpoint now.

@@ -13,11 +13,10 @@ from typing import Any, cast
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, placeholders
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-from tf_layoutmap.serving import report as serving_report
 from tf_layoutmap.serving import signatures, stored_tables, subjects
 from tf_layoutmap.serving import sources as table_sources
 from tf_layoutmap.serving.report import ExportReport
@@ -48,7 +47,7 @@ class Exported(tf.Module):
 def make_endpoints(
     one: Any,
     input_signature: Sequence[Any] | None,
-    replaced: Sequence[serving_report.Placeholder],
+    replaced: Sequence[placeholders.Placeholder],
     sources: Sequence[Source],
 ) -> tuple[Exported, dict[str, Any]]:
     """Returns a module with a function `serve`, and its signatures.
@@ -80,7 +79,7 @@ def make_endpoints(
     call = _inference_call(one)
 
     def called(*inputs: Any) -> Any:
-        with serving_report.placeholders_in_place(replaced):
+        with placeholders.placeholders_in_place(replaced):
             outputs = call(*inputs)
         _check_no_direct_reads(sources)
         return outputs

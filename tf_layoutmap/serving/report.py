@@ -1,17 +1,9 @@
-"""The report that `export` returns, and replacements of lookups.
-
-`ExportReport` contains the bytes and errors of each table.
-`placeholders_in_place` replaces the lookups of tables while `export` traces a
-model.
-"""
+"""The report that `export` returns: the bytes and errors of each table."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
-import threading
-from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 
@@ -113,38 +105,3 @@ class ExportReport:
                 for name, value in self.metrics_before.items()
             ]
         return rich.console.Group(table, *lines)
-
-
-# The owner of a table, and the function that replaces its lookup.
-Placeholder = tuple[object, Callable[..., Any]]
-
-_traced = threading.local()
-
-
-@contextlib.contextmanager
-def placeholders_in_place(stand_ins: Sequence[Placeholder]) -> Generator[None]:
-    """Sets the results of `placeholder_of` inside the context.
-
-    The placeholders have an effect only in the current thread.
-
-    >>> table = object()
-    >>> with placeholders_in_place([(table, str)]):
-    ...     placeholder_of(table)
-    <class 'str'>
-    >>> placeholder_of(table) is None
-    True
-    """
-    before: Sequence[Placeholder] = getattr(_traced, "stand_ins", ())
-    _traced.stand_ins = stand_ins
-    try:
-        yield
-    finally:
-        _traced.stand_ins = before
-
-
-def placeholder_of(owner: object) -> Callable[..., Any] | None:
-    """Returns the replacement of the lookup of `owner`, or None."""
-    for known, stand_in in getattr(_traced, "stand_ins", ()):
-        if known is owner:
-            return stand_in
-    return None

@@ -25,7 +25,7 @@ class Holder:
     """A layer or an embedding that contains tables.
 
     Attributes:
-      owner: The object for which `report.placeholder_of` is called.
+      owner: The object for which `placeholders.placeholder_of` is called.
       name: Prefix for the name of a table if several holders have a table with
         this name.
       sources: The tables.

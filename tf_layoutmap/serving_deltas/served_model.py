@@ -26,13 +26,13 @@ _FEWEST_ROWS, _FIRST_ROWS, _MOST_ROWS = 64, 512, 2**15
 
 
 class ServedModel:
-    """A loaded SavedModel to which deltas of its tables are applied.
+    """A loaded SavedModel to which deltas of its variables are applied.
 
     The SavedModel is written with `tlm.export(..., deltas=writer)`, or is
     marked by `tlm.DeltaWriter.mark_export`. After all deltas are applied, the
-    tables are bitwise identical to the tables of a model that is exported when
-    the last delta is written. The class requires only TensorFlow and NumPy: a
-    process without tf_layoutmap can use a copy of the folder
+    tables and weights are bitwise identical to the variables of a model that is
+    exported when the last delta is written. The class requires only TensorFlow
+    and NumPy: a process without tf_layoutmap can use a copy of the folder
     `tf_layoutmap/serving_deltas`.
 
     >>> import tempfile
@@ -72,6 +72,10 @@ class ServedModel:
       another key if it reads a row that is being reassigned.
     - Different rows in a batch can be from before and after the deltas, except
       with `apply(..., at_once=True)` in a block `with served.lookups():`.
+    - In a block `with served.lookups():`, all dense weights are from before or
+      from after the deltas. If the deltas contain dense weights,
+      `at_once=True` is the default, so that the rows match the weights. Calls
+      without the block can combine old and new variables.
 
     Attributes:
       model: The object that `tf.saved_model.load` returned.
@@ -108,13 +112,19 @@ class ServedModel:
         self._lock = LookupLock()
         self._applying = threading.Lock()
         self._rows_per_write = _FIRST_ROWS
-        self._variables: dict[str, Any] = {}
-        for table in self._state.tables:
-            for one in table.variables.values():
-                if one.key not in self._variables:
-                    self._variables[one.key] = _find_variable(
-                        self.model, one, path
-                    )
+        self._variables = {
+            key: _find_variable(self.model, one, path)
+            for key, one in self._state.variables().items()
+        }
+        # A weight is written as a whole, unless it is stored like a table.
+        whole = {
+            one.variable.key
+            for one in self._state.weights or ()
+            if not one.variable.kind
+        }
+        for key, one in self._variables.items():
+            if key not in whole:
+                _prepare_scatter(one)
 
     @property
     def sequence(self) -> int:
@@ -135,7 +145,7 @@ class ServedModel:
         self,
         deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        at_once: bool = False,
+        at_once: bool | None = None,
     ) -> int:
         """Applies all deltas that follow the last applied delta.
 
@@ -148,9 +158,11 @@ class ServedModel:
           deltas: Directory of the deltas, or a list of paths of deltas. Deltas
             of a directory that were already applied are ignored. In a list,
             they raise an error.
-          at_once: Whether to write all rows in one step, so that each block
-            `with lookups()` sees the tables before or after all deltas.
-            Lookups in these blocks then wait until all rows are written.
+          at_once: Whether to write all rows and weights in one step, so that
+            each block `with lookups()` sees the model before or after all
+            deltas. Lookups in these blocks then wait until all rows are
+            written. By default, True if the deltas contain weights that the
+            model uses, in addition to rows of tables.
 
         Returns:
           The number of the last applied delta.
@@ -158,8 +170,8 @@ class ServedModel:
         Raises:
           ValueError: If a delta is missing, is repeated, has another base, does
             not follow the last applied delta, was truncated or modified, does
-            not match the tables, or contains a row that the storage type of the
-            table cannot represent. The model is unchanged.
+            not match the tables and weights, or contains a row that the storage
+            type of the table cannot represent. The model is unchanged.
           RuntimeError: If the method is called in a block `with lookups()`, or
             in a `tf.function`.
         """
@@ -167,9 +179,26 @@ class ServedModel:
             raise RuntimeError("`apply` must be called outside tf.function.")
         with self._applying:
             found = changes.read_changes(self._state, deltas)
+            rows = [one for one in found.weights if one.is_rows]
+            # All tensors are created before lookups wait.
+            weights = [
+                (variable, tf.constant(one.values[0], variable.dtype))
+                for one in found.weights
+                if not one.is_rows
+                for variable in [self._variables[one.variable.key]]
+            ]
+            if at_once is None:
+                at_once = bool(found.weights)
             with self._exclusive(at_once):
                 for table in found.tables:
                     self._write_table(table, at_once)
+                for one in rows:
+                    self._write_rows(
+                        self._variables[one.variable.key], one.rows, one.values
+                    )
+                with self._exclusive(bool(weights) and not at_once):
+                    for variable, value in weights:
+                        variable.assign(value)
             self._state = found.state
         return self._state.sequence
 
@@ -202,6 +231,13 @@ class ServedModel:
         Rows whose keys do not change are written first. The other rows are
         written in groups. If a key moves from one row to another, both rows are
         in the same group, so that the key never has two rows or no row.
+
+        Unknown keys can share a row. Before this row changes, keys get a row
+        without replacing other keys. After this row has changed, keys without a
+        replacement lose their row. The rows in which a new key replaces another
+        key are written together with the shared row. Each of these keys has its
+        old row or the old shared row before, and its new row or the new shared
+        row afterwards.
         """
         of_rows = self._variables[rows.variable.key]
         of_keys = self._variables[keys.variable.key]
@@ -211,26 +247,67 @@ class ServedModel:
         # follows.
         is_same = np.ones(len(rows.rows), bool)
         is_same[changed] = False
+        shared = np.arange(len(keys.rows), len(rows.rows))
+        if _are_equal(of_rows, rows.rows[shared], rows.values[shared]):
+            shared = shared[:0]
+        is_same[shared] = False
         self._write_rows(of_rows, rows.rows[is_same], rows.values[is_same])
-        new_keys = keys.values[changed]
-        groups = _groups(
-            before[changed], new_keys, lambda: self._rows_per_write
+        old_keys, new_keys = before[changed], keys.values[changed]
+        labels = _labels(old_keys, new_keys)
+        phases = (
+            _phases(old_keys, new_keys, labels)
+            if len(shared)
+            else np.zeros(len(changed), np.int64)
         )
-        for group in groups:
-            at = changed[group]
-            # For lookups outside of `lookups()`, the keys are removed before
-            # the rows change. All tensors are created before lookups wait.
-            places = _lanes(of_keys, keys.rows[at])
-            no_keys = tf.fill([len(at)], tf.constant(EMPTY_KEY, tf.int64))
-            at_rows = tf.constant(rows.rows[at, np.newaxis], tf.int64)
-            values = tf.constant(rows.values[at], of_rows.dtype)
-            own_keys = tf.constant(new_keys[group], tf.int64)
-            with self._exclusive(not at_once):
-                started = time.perf_counter()
-                _scatter_nd(of_keys, places, no_keys)
-                _scatter_nd(of_rows, at_rows, values)
-                _scatter_nd(of_keys, places, own_keys)
-                seconds = time.perf_counter() - started
+        for phase in (_ADMISSIONS, _REPLACEMENTS, _EVICTIONS):
+            (of_phase,) = np.nonzero(phases == phase)
+            if phase == _REPLACEMENTS:
+                self._write_group(
+                    rows, keys, changed[of_phase], at_once, shared
+                )
+                continue
+            for group in _groups(
+                labels[of_phase], lambda: self._rows_per_write
+            ):
+                self._write_group(rows, keys, changed[of_phase[group]], at_once)
+
+    def _write_group(
+        self,
+        rows: VariableChanges,
+        keys: VariableChanges,
+        at: Array,
+        at_once: bool,
+        shared: Array | None = None,
+    ) -> None:
+        """Writes some rows and their keys while no block of `lookups()` runs.
+
+        Args:
+          rows: Changes of the rows of an open table.
+          keys: Changes of the keys of the table.
+          at: Indices of the changes to write.
+          at_once: Whether the caller excludes blocks of `lookups()`.
+          shared: Indices of rows without a key to write with these rows.
+        """
+        also = np.zeros([0], np.int64) if shared is None else shared
+        if not len(at) and not len(also):
+            return
+        of_rows = self._variables[rows.variable.key]
+        of_keys = self._variables[keys.variable.key]
+        # For lookups outside of `lookups()`, the keys are removed before the
+        # rows change. All tensors are created before lookups wait.
+        places = _lanes(of_keys, keys.rows[at])
+        no_keys = tf.fill([len(at)], tf.constant(EMPTY_KEY, tf.int64))
+        written = np.concatenate([at, also])
+        at_rows = tf.constant(rows.rows[written, np.newaxis], tf.int64)
+        values = tf.constant(rows.values[written], of_rows.dtype)
+        own_keys = tf.constant(keys.values[at], tf.int64)
+        with self._exclusive(not at_once):
+            started = time.perf_counter()
+            _scatter_nd(of_keys, places, no_keys)
+            _scatter_nd(of_rows, at_rows, values)
+            _scatter_nd(of_keys, places, own_keys)
+            seconds = time.perf_counter() - started
+        if shared is None:
             self._adapt(seconds)
 
     def _write_rows(self, variable: Any, rows: Array, values: Array) -> None:
@@ -272,17 +349,23 @@ def _find_variable(model: Any, stored: StoredVariable, path: str) -> Any:
             f"shape {list(stored.shape)} and dtype {stored.dtype}. Received: "
             f"{found}."
         )
-    # At the first write of rows, TensorFlow changes how the variable is read,
-    # and copies the variable if a lookup is reading it. This write of no rows
-    # prevents a copy during lookups.
-    width = stored.shape[1:]
+    return found
+
+
+def _prepare_scatter(variable: Any) -> None:
+    """Prepares a variable for writes of rows.
+
+    At the first write of rows, TensorFlow changes how the variable is read, and
+    copies the variable if a lookup is reading it. A write of no rows prevents a
+    copy during lookups.
+    """
+    width = tuple(variable.shape)[1:]
     if width:
         _scatter(
-            found,
+            variable,
             np.zeros([0], np.int64),
-            np.zeros([0, *width], found.dtype.as_numpy_dtype),
+            np.zeros([0, *width], variable.dtype.as_numpy_dtype),
         )
-    return found
 
 
 def _scatter(variable: Any, rows: Array, values: Array) -> None:
@@ -330,26 +413,59 @@ def _read_lanes(variable: Any, places: Array) -> Array:
     return buckets[np.arange(len(places)), places % lanes]
 
 
-def _groups(
-    before: Array, after: Array, num_rows: Callable[[], int]
-) -> Iterator[Array]:
-    """Yields groups of rows whose keys change.
+def _are_equal(variable: Any, rows: Array, values: Array) -> bool:
+    """Returns whether rows of a variable are bitwise equal to values."""
+    return (
+        not len(rows)
+        or tf.gather(variable, rows).numpy().tobytes() == values.tobytes()
+    )
 
-    >>> [one.tolist() for one in _groups(
-    ...     np.array([7, 8, 9, 5]), np.array([1, 9, 2, 7]), lambda: 2)]
-    [[0, 3], [1, 2]]
+
+# Order of the writes of an open table whose shared row changes.
+_ADMISSIONS, _REPLACEMENTS, _EVICTIONS = range(3)
+
+
+def _phases(before: Array, after: Array, labels: Array) -> Array:
+    """Returns the phase in which each row is written.
+
+    >>> before = np.array([7, EMPTY_KEY, 8, 5, 6])
+    >>> after = np.array([1, 2, EMPTY_KEY, 6, 5])
+    >>> _phases(before, after, _labels(before, after)).tolist()
+    [1, 0, 2, 0, 0]
 
     Args:
       before: `[num_rows]` int64, old key of each row.
       after: `[num_rows]` int64, new key of each row.
+      labels: Result of `_labels`. Rows with the same label are written in the
+        same phase.
+    """
+    admits = (after != EMPTY_KEY) & ~np.isin(after, before)
+    evicts = (before != EMPTY_KEY) & ~np.isin(before, after)
+    # A label is the index of a row.
+    by_label = np.zeros([2, len(labels)], bool)
+    by_label[0, labels[admits]] = True
+    by_label[1, labels[evicts]] = True
+    admits, evicts = by_label[:, labels]
+    return np.where(
+        evicts, np.where(admits, _REPLACEMENTS, _EVICTIONS), _ADMISSIONS
+    )
+
+
+def _groups(labels: Array, num_rows: Callable[[], int]) -> Iterator[Array]:
+    """Yields groups of rows whose keys change.
+
+    >>> before, after = np.array([7, 8, 9, 5]), np.array([1, 9, 2, 7])
+    >>> [one.tolist() for one in _groups(_labels(before, after), lambda: 2)]
+    [[0, 3], [1, 2]]
+
+    Args:
+      labels: Label of each row. Rows with equal labels are in the same group.
       num_rows: Function that returns the number of rows of the next group. A
-        group is larger if it contains more rows between which keys move.
+        group is larger if it contains more rows with the same label.
 
     Yields:
-      Indices of rows. If a key moves between two rows, both rows are in the
-      same group.
+      Indices of rows.
     """
-    labels = _labels(before, after)
     order = np.argsort(labels, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(labels[order])) + 1, len(labels))
     start = 0

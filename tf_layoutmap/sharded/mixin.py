@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, tf_private
-from tf_layoutmap._patches import engine, freed_gradients
+from tf_layoutmap._core import checks, freed_gradients, patches, tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import (
     arguments,
@@ -93,7 +92,7 @@ class ShardedVariableMixin(
         sizes = [known_size(variable, axis) for variable in variables]
         if tf_private.has_dtensor_device():
             # This patch is required if the DTensor device writes a checkpoint.
-            engine.ensure("checkpoints")
+            patches.ensure("checkpoints")
         self._set_shards(
             Shards(
                 variables,
@@ -111,7 +110,7 @@ class ShardedVariableMixin(
         return table
 
     def _set_shards(self, shards: Shards) -> None:
-        engine.ensure("table_gradients")
+        patches.ensure("table_gradients")
         freed_gradients.free_with_variables(shards.variables)
         self._own_shards = shards
         self._is_component = False

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import tf_private
-from tf_layoutmap.serving import report
+from tf_layoutmap._core import placeholders, tf_private
 from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded import summary as _summary
 from tf_layoutmap.sharded.routing import checks as routing_checks
@@ -70,7 +69,7 @@ class Reads:
           tf.errors.InvalidArgumentError: If a tensor contains a row that is out
             of range.
         """
-        read = report.placeholder_of(self)
+        read = placeholders.placeholder_of(self)
         found = (
             indexing.read(self._shards(), index)
             if read is None
@@ -108,7 +107,7 @@ class Reads:
           TypeError: If `indices` are not int32 or int64.
           tf.errors.InvalidArgumentError: If a row is out of range.
         """
-        read = report.placeholder_of(self)
+        read = placeholders.placeholder_of(self)
         if read is not None:
             return tf.gather(read(), indices, name=name)
         return routing.gather(self._shards(), indices, name)
@@ -128,7 +127,7 @@ class Reads:
         Returns:
           Shape `ids.shape + shape[1:]`.
         """
-        if not unique or report.placeholder_of(self) is not None:
+        if not unique or placeholders.placeholder_of(self) is not None:
             return self.sparse_read(ids, name)
         shards = self._shards()
         with tf.name_scope(name or "gather_rows"):
@@ -159,7 +158,7 @@ class Reads:
             table.
           tf.errors.InvalidArgumentError: If an index is out of range.
         """
-        read = report.placeholder_of(self)
+        read = placeholders.placeholder_of(self)
         if read is not None:
             rows: Any = tf.convert_to_tensor(cast("Any", indices))
             return tf.gather_nd(read(), rows, name=name)
@@ -304,5 +303,5 @@ def _to_tensor(
 
 def _dense(table: Any) -> tf.Tensor:
     """Returns the full table. While it is exported, it is read elsewhere."""
-    read = report.placeholder_of(table)
+    read = placeholders.placeholder_of(table)
     return indexing.dense(table._shards()) if read is None else read()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from tf_layoutmap._core import files, paths
 
@@ -130,6 +131,12 @@ class _File:
         while not files.make_new(f"{self._path}-{number:05d}"):
             number += 1
         self._file, self._num_bytes = f"{self._path}-{number:05d}", 0
+        logging.warning(
+            "Evicted keys of `on_evict=%r` are written to the TFRecord file "
+            "%r.",
+            self._path,
+            self._file,
+        )
         self._writer = tf.io.TFRecordWriter(self._file)
 
     def _discard_writer(self) -> None:

@@ -48,12 +48,15 @@ def import_rows(
 
     >>> import tempfile
     >>> import numpy as np
+    >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+    ...     tlm.OpenVocabulary(100), 8,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = words(np.array([[0]]))
     >>> larger = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(1000), 8, optimizer="adagrad")
+    ...     tlm.OpenVocabulary(1000), 8,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = larger(np.array([[0]]))
     >>> _ = words.vocabulary.write([5, 7, 9])
     >>> path = tempfile.mkdtemp() + "/words"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, user_warnings
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ class VocabularyLoggerBase:
             )
         vocabularies = cast("Any", layer)._named_vocabularies
         self._stats = EpochStats(vocabularies, names, log_dir)
+        self._layer_label = cast("Any", layer).name
+        self._has_warned = False
 
     def on_epoch_begin(
         self,
@@ -203,8 +205,18 @@ class VocabularyLoggerBase:
         epoch: int,
         logs: Logs | None = None,
     ) -> None:
-        """Adds the statistics to the logs and the history."""
+        """Adds the statistics to the logs and the history.
+
+        If the layer has no open vocabulary, the first call issues a warning.
+        """
         found = self._stats.end(epoch)
+        if not found.by_table and not self._has_warned:
+            self._has_warned = True
+            user_warnings.warn(
+                "VocabularyLogger logs no statistics, because layer "
+                f"{self._layer_label!r} has no open vocabulary. Pass a layer "
+                "that is created with a tlm.OpenVocabulary."
+            )
         if logs is not None:
             logs.update(found.summary)
         model = getattr(self, "model", None)

@@ -64,9 +64,11 @@ class KeyCounts(abc.ABC):
         the logQ correction of an in-batch softmax.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        ...     tlm.OpenVocabulary(100), 8,
+        ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7], counts=[2, 3])
         >>> words.vocabulary.counts([7, 5, 1]).numpy().tolist()
@@ -170,9 +172,11 @@ def sample_keys(
     sample negatives in each training step.
 
     >>> import numpy as np
+    >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+    ...     tlm.OpenVocabulary(100), 8,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = words(np.array([[0]]))
     >>> _ = words.vocabulary.write([5, 7], counts=[1, 3])
     >>> sampled = tlm.ops.sample_keys(words.vocabulary, 8, seed=[1, 2])

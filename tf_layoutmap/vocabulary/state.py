@@ -368,9 +368,11 @@ class Vocabulary(sampling.KeyCounts):
         `on_full="error"`.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        ...     tlm.OpenVocabulary(100), 8,
+        ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> written = words.vocabulary.write([5, 7], np.ones([2, 8]))
         >>> written.num_new, len(written.without_row)
@@ -434,9 +436,11 @@ class Vocabulary(sampling.KeyCounts):
         """Returns an iterator over all keys, with their rows.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        ...     tlm.OpenVocabulary(100), 8,
+        ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7, 9])
         >>> for block in words.vocabulary.blocks():
@@ -485,7 +489,8 @@ class Vocabulary(sampling.KeyCounts):
         >>> import numpy as np
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8, optimizer="adagrad")
+        ...     tlm.OpenVocabulary(100), 8,
+        ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7, 9])
         >>> path = tempfile.mkdtemp() + "/words"

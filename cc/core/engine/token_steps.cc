@@ -1,10 +1,10 @@
 #include "cc/core/engine/token_steps.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,30 +15,17 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/marks.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/gradient_coordinates.h"
 #include "cc/core/steps/step.h"
 
 namespace layoutmap {
 namespace {
 
 using std::to_string;
-
-// Number of distinct generations, which must be far below 2^24, because a
-// generation is computed as the quotient of two floats.
-constexpr int64_t kGenerations = 1000;
-
-// The value in a mark that represents a factor of 1. The value is small enough
-// that marks do not affect the global norm of gradients, which is used for
-// clipping, and is a power of two, so that no precision is lost.
-constexpr float kUnit = 1.0f / (int64_t{1} << 40);
-
-int64_t PlaceOf(int64_t number) { return number % TokenSteps::kMaxOpen; }
-
-float GenerationOf(int64_t number) {
-  return 1 + number / TokenSteps::kMaxOpen % kGenerations;
-}
 
 // Returns whether a batch contains keys of an open vocabulary.
 bool HasKeys(const Batch& batch) {
@@ -51,8 +38,12 @@ BatchGradients Scaled(const BatchGradients& gradients, float factor) {
   auto values = std::make_shared<std::vector<std::vector<float>>>();
   BatchGradients scaled;
   for (const Span<const float> feature : gradients.features) {
-    values->emplace_back(feature.data(), feature.data() + feature.size());
-    for (float& value : values->back()) value *= factor;
+    values->emplace_back(feature.size());
+    // A factor of 0 also removes values that are not finite.
+    if (factor == 0) continue;
+    for (int64_t i = 0; i < feature.size(); ++i) {
+      values->back()[i] = feature[i] * factor;
+    }
   }
   for (const std::vector<float>& feature : *values) {
     scaled.features.push_back(feature);
@@ -148,69 +139,116 @@ Status TokenSteps::Find(int32_t replica, int64_t token,
 }
 
 Status TokenSteps::Follow(int32_t replica, int64_t token,
-                          BatchGradients gradients, Mark* mark) {
+                          BatchGradients gradients,
+                          Span<const float> coordinates,
+                          const ParallelFor& parallel_for, Mark* mark) {
   for (const TableSpec& table : engine_->config().tables) {
     if (table.optimizer == Optimizer::kNone) {
       return FailedPrecondition("Table '" + table.name +
                                 "' has no optimizer: it cannot be trained");
     }
   }
-  std::lock_guard<std::mutex> lock(mutex_);
   Followed followed;
-  LM_RETURN_IF_ERROR(FindLocked(replica, token, &followed.batch));
-  LM_RETURN_IF_ERROR(
-      CheckGradients(engine_->config(), *followed.batch, gradients));
+  // The earlier gradients of this lookup, and their numbers.
+  std::vector<BatchGradients> of_lookup;
+  std::vector<int64_t> numbers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    LM_RETURN_IF_ERROR(FindLocked(replica, token, &followed.batch));
+    LM_RETURN_IF_ERROR(
+        CheckGradients(engine_->config(), *followed.batch, gradients));
+    for (const auto& [number, earlier] : replicas_[replica].followed) {
+      if (earlier.token != token) continue;
+      numbers.push_back(number);
+      of_lookup.push_back(earlier.gradients);
+    }
+  }
+  std::vector<float> values(coordinates.begin(), coordinates.end());
+  of_lookup.push_back(gradients);
+  if (values.empty()) {
+    values = GradientCoordinates(engine_->config(), *followed.batch, of_lookup,
+                                 parallel_for);
+  }
   followed.token = token;
   followed.gradients = std::move(gradients);
+  std::lock_guard<std::mutex> lock(mutex_);
+  // Another thread may have discarded the lookup in the meantime.
+  LM_RETURN_IF_ERROR(FindLocked(replica, token, &followed.batch));
   Replica& r = replicas_[replica];
   const int64_t number = r.next_followed++;
+  numbers.push_back(number);
+  // Coordinates relative to gradients that are not stored are not used.
+  const size_t size = std::min(numbers.size(), values.size());
+  numbers.erase(numbers.begin(), numbers.end() - size);
+  values.erase(values.begin(), values.end() - size);
+  followed.mark = IssueMark(numbers, values);
+  *mark = followed.mark;
   r.followed.erase(number - kMaxOpen);
   r.followed.emplace(number, std::move(followed));
-  mark->fill(0.0f);
-  (*mark)[2 * PlaceOf(number)] = kUnit;
-  (*mark)[2 * PlaceOf(number) + 1] = kUnit * GenerationOf(number);
   return Status();
 }
 
-Status TokenSteps::ReadMarks(
-    int32_t replica, Span<const float> marks,
-    std::vector<std::pair<int64_t, float>>* applying) const {
-  if (marks.size() != kMarkSize) {
-    return InvalidArgument("`marks` must have " + to_string(kMarkSize) +
-                           " values. Received: " + to_string(marks.size()));
+Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
+                           std::vector<Applied>* applying) const {
+  const auto num_replicas = static_cast<int32_t>(replicas_.size());
+  if (marks.size() != num_replicas * kMarkSize) {
+    return InvalidArgument(
+        "`marks` must have " + to_string(num_replicas * kMarkSize) +
+        " values. Received: " + to_string(marks.size()));
   }
-  const Replica& r = replicas_[replica];
-  for (int64_t place = 0; place < kMaxOpen; ++place) {
-    const float factor = marks[2 * place] / kUnit;
-    const float product = marks[2 * place + 1] / kUnit;
-    if (factor == 0.0f && product == 0.0f) continue;
-    // Number of the newest gradients in this place.
-    const int64_t newest =
-        r.next_followed - 1 - PlaceOf(r.next_followed - 1 - place + kMaxOpen);
-    const bool is_finite = std::isfinite(factor) && std::isfinite(product);
-    const bool is_of_newest =
-        !is_finite || std::fabs(product / factor - GenerationOf(newest)) < 0.25;
-    if (r.followed.count(newest) == 0 || !is_of_newest) {
-      return FailedPrecondition(
-          "The gradients to apply have expired in replica " +
-          to_string(replica) + ": they were already applied, or " +
-          to_string(kMaxOpen) +
-          " newer gradients, an update of a lookup that is " +
-          to_string(kKeptBehind) +
-          " lookups newer, a reset or a restore came first (tables " +
-          TableNames() + ")");
+  const std::string where =
+      " (replica " + to_string(replica) + ", tables " + TableNames() + ")";
+  for (int32_t other = 0; other < num_replicas; ++other) {
+    std::vector<IssuedMark> issued;
+    for (const auto& [number, followed] : replicas_[other].followed) {
+      issued.push_back({number, &followed.mark});
     }
-    applying->emplace_back(newest, factor);
+    std::vector<MarkFactor> factors;
+    LM_RETURN_IF_ERROR(layoutmap::ReadMarks(
+        issued, {marks.data() + other * kMarkSize, kMarkSize}, where,
+        &factors));
+    for (const MarkFactor& one : factors) {
+      applying->push_back({other, one.number, one.factor});
+    }
   }
-  // Sorts the gradients by lookup. Gradients of the same lookup stay in the
-  // order in which they were passed.
-  std::sort(applying->begin(), applying->end(),
-            [&](const auto& one, const auto& other) {
-              return std::make_pair(r.followed.at(one.first).token, one.first) <
-                     std::make_pair(r.followed.at(other.first).token,
-                                    other.first);
-            });
+  if (!applying->empty() || !IsZero(marks)) return Status();
+  // The sum may have been replaced by zeros. If the newest lookup is newer than
+  // the last update, the zeros replace its gradients.
+  const Replica& r = replicas_[replica];
+  const int64_t newest =
+      r.followed.empty() ? 0 : r.followed.rbegin()->second.token;
+  if (newest <= r.last_applied) return Status();
+  for (const auto& [number, followed] : r.followed) {
+    if (followed.token == newest) applying->push_back({replica, number, 0.0f});
+  }
   return Status();
+}
+
+// Returns the gradients of each replica that are part of the update, in the
+// order of their lookups. Gradients of the same lookup stay in the order in
+// which they were passed. If the gradients are in the sums of several replicas,
+// their factors are added.
+std::vector<std::vector<TokenSteps::Applied>> TokenSteps::AppliedByReplica()
+    const {
+  // The sums of the factors, by replica, token and number. They are computed in
+  // double precision: the mean over three replicas is a sum of three thirds.
+  std::vector<std::map<std::pair<int64_t, int64_t>, double>> found(
+      replicas_.size());
+  for (const Replica& r : replicas_) {
+    for (const Applied& one : r.applying) {
+      const auto followed = replicas_[one.replica].followed.find(one.number);
+      if (followed == replicas_[one.replica].followed.end()) continue;
+      found[one.replica][{followed->second.token, one.number}] += one.factor;
+    }
+  }
+  std::vector<std::vector<Applied>> applied(replicas_.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    for (const auto& [key, factor] : found[i]) {
+      applied[i].push_back({static_cast<int32_t>(i), key.second,
+                            static_cast<float>(factor)});
+    }
+  }
+  return applied;
 }
 
 Status TokenSteps::Fail(int32_t replica, Status status) {
@@ -250,8 +288,8 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
             "next step. Missing replicas: " +
             missing));
   }
-  std::vector<std::pair<int64_t, float>> applying;
-  Status status = ReadMarks(replica, marks, &applying);
+  std::vector<Applied> applying;
+  Status status = ReadSum(replica, marks, &applying);
   if (!status.ok()) return Fail(replica, std::move(status));
   r.applying = std::move(applying);
   r.is_applying = true;
@@ -275,19 +313,20 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
 // same as if one replica had all samples of each lookup.
 std::shared_ptr<HostEngine::Step> TokenSteps::MakeUpdate() const {
   auto step = std::make_shared<HostEngine::Step>();
+  const std::vector<std::vector<Applied>> applied = AppliedByReplica();
   size_t num_lookups = 0;
-  for (const Replica& r : replicas_) {
-    num_lookups = std::max(num_lookups, r.applying.size());
+  for (const std::vector<Applied>& of_replica : applied) {
+    num_lookups = std::max(num_lookups, of_replica.size());
   }
   if (num_lookups == 0) return nullptr;
   for (size_t i = 0; i < num_lookups; ++i) {
-    for (const Replica& r : replicas_) {
-      if (i >= r.applying.size()) continue;
-      const auto& [number, factor] = r.applying[i];
-      const Followed& followed = r.followed.at(number);
+    for (const std::vector<Applied>& of_replica : applied) {
+      if (i >= of_replica.size()) continue;
+      const Applied& one = of_replica[i];
+      const Followed& followed = replicas_[one.replica].followed.at(one.number);
       step->batches.push_back(followed.batch);
       step->gradients.push_back(followed.gradients);
-      step->factors.push_back(factor);
+      step->factors.push_back(one.factor);
     }
   }
   return step;
@@ -314,15 +353,18 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
     if (replicas_.size() > 1) error_ = "the update failed";
     return;
   }
-  for (Replica& r : replicas_) {
-    if (r.applying.empty()) continue;
-    const int64_t oldest = r.followed.at(r.applying[0].first).token;
-    for (const auto& [number, factor] : r.applying) {
-      const Followed& applied = r.followed.at(number);
+  const std::vector<std::vector<Applied>> applied = AppliedByReplica();
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    if (applied[i].empty()) continue;
+    Replica& r = replicas_[i];
+    const int64_t oldest = r.followed.at(applied[i][0].number).token;
+    for (const Applied& one : applied[i]) {
+      const Followed& followed = r.followed.at(one.number);
+      r.last_applied = std::max(r.last_applied, followed.token);
       // After the update, the vocabulary may assign the rows of the lookup to
       // other keys.
-      if (HasKeys(*applied.batch)) r.open.erase(applied.token);
-      r.followed.erase(number);
+      if (HasKeys(*followed.batch)) r.open.erase(followed.token);
+      r.followed.erase(one.number);
     }
     const int64_t first_kept = oldest - kKeptBehind;
     r.open.erase(r.open.begin(), r.open.lower_bound(first_kept));

@@ -10,13 +10,14 @@
 // are in the sum. The caller returns a mark as the gradient of a weight. If a
 // program sums, averages or scales gradients, it applies the same operations to
 // the marks. `Apply` then multiplies each gradient by the resulting factor of
-// its mark. If a program skips a step, the sum contains no mark of that step,
-// and the gradients of the step are discarded later.
+// its mark, and returns an error if the program applied other operations; see
+// marks.h. If a program skips a step, the sum contains no mark of that step, and
+// the gradients of the step are discarded later. A step whose sum was
+// multiplied by 0 is applied with gradients of zeros.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -30,6 +31,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/marks.h"
 #include "cc/core/steps/step.h"
 
 namespace layoutmap {
@@ -38,16 +40,10 @@ class TokenSteps {
  public:
   // Maximum number of open lookups per replica, and maximum number of gradients
   // per replica that wait for an update.
-  static constexpr int64_t kMaxOpen = 64;
+  static constexpr int64_t kMaxOpen = kMarkRows;
   // An update of a lookup discards all lookups that are more than `kKeptBehind`
   // lookups older, and their gradients.
   static constexpr int64_t kKeptBehind = 8;
-
-  // A mark has two values for each place that can store a gradient: a factor,
-  // and the factor multiplied by the generation of the place. The quotient of
-  // the two values identifies the gradient.
-  static constexpr int64_t kMarkSize = 2 * kMaxOpen;
-  using Mark = std::array<float, kMarkSize>;
 
   // The lookups and updates are added to the counts of `engine`, which must
   // outlive this object.
@@ -67,11 +63,16 @@ class TokenSteps {
               std::shared_ptr<const Batch>* batch) const;
 
   // Stores gradients of a lookup. A lookup may have several gradients, each
-  // with a separate mark.
+  // with a separate mark. `coordinates` is empty, or contains the coordinates
+  // of the gradients relative to the preceding gradients of the lookup, if the
+  // caller has computed them from a larger batch.
   Status Follow(int32_t replica, int64_t token, BatchGradients gradients,
+                Span<const float> coordinates, const ParallelFor& parallel_for,
                 Mark* mark);
 
-  // Receives the sum of marks of one replica. `*update` must be null. The call
+  // Receives the sum of marks of one replica, which consists of one mark for
+  // each replica. The marks of other replicas are not zero if the program sums
+  // or averages gradients over replicas. `*update` must be null. The call
   // of the last replica sets `*update` to the update of all replicas, unless no
   // replica has marks. All other calls leave `*update` null. If `*update` is
   // not null, the caller must call `Prepare`, run the update, and then call
@@ -108,6 +109,13 @@ class TokenSteps {
     int64_t token = 0;
     std::shared_ptr<const Batch> batch;
     BatchGradients gradients;
+    Mark mark;
+  };
+  // The factor of the gradients `number` of a replica.
+  struct Applied {
+    int32_t replica = 0;
+    int64_t number = 0;
+    float factor = 0;
   };
   struct Replica {
     int64_t next_token = 1;
@@ -116,17 +124,20 @@ class TokenSteps {
     std::map<int64_t, std::shared_ptr<const Batch>> open;
     // The gradients that wait for an update, by number.
     std::map<int64_t, Followed> followed;
-    // If `is_applying` is true, the numbers and factors of the gradients whose
-    // update waits for other replicas.
+    // The token of the newest lookup whose gradients were applied.
+    int64_t last_applied = 0;
+    // If `is_applying` is true, the gradients in the sum that this replica
+    // passed. Their update waits for other replicas.
     bool is_applying = false;
-    std::vector<std::pair<int64_t, float>> applying;
+    std::vector<Applied> applying;
   };
 
   Status CheckReplica(int32_t replica) const;
   Status FindLocked(int32_t replica, int64_t token,
                     std::shared_ptr<const Batch>* batch) const;
-  Status ReadMarks(int32_t replica, Span<const float> marks,
-                   std::vector<std::pair<int64_t, float>>* applying) const;
+  Status ReadSum(int32_t replica, Span<const float> marks,
+                 std::vector<Applied>* applying) const;
+  std::vector<std::vector<Applied>> AppliedByReplica() const;
   Status Fail(int32_t replica, Status status);
   std::string TableNames() const;
   std::shared_ptr<HostEngine::Step> MakeUpdate() const;

@@ -1,17 +1,20 @@
 #include "cc/core/engine/token_steps.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/status.h"
 #include "cc/core/engine/engine_test.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/marks.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/steps/step.h"
@@ -56,10 +59,18 @@ class TokenTrainer : public Trainer {
 
   Status TryFollow(int64_t token, uint32_t seed, int32_t replica,
                    Marks* marks) {
-    TokenSteps::Mark mark;
-    LM_RETURN_IF_ERROR(
-        tokens.Follow(replica, token, MakeGradients(GradientsOf(seed)), &mark));
-    marks->assign(mark.begin(), mark.end());
+    return TryFollow(token, GradientsOf(seed), replica, marks);
+  }
+
+  // `values` must be valid until the gradients are applied.
+  Status TryFollow(int64_t token, Values values, int32_t replica,
+                   Marks* marks) {
+    Mark mark;
+    LM_RETURN_IF_ERROR(tokens.Follow(replica, token,
+                                     MakeGradients(std::move(values)), {},
+                                     parallel_for, &mark));
+    marks->assign(kMarkSize * config().num_replicas, -0.0f);
+    std::copy(mark.begin(), mark.end(), marks->begin() + replica * kMarkSize);
     return Status();
   }
 
@@ -69,6 +80,8 @@ class TokenTrainer : public Trainer {
     EXPECT_TRUE(status.ok()) << status.message();
     return marks;
   }
+
+  Marks Zeros() { return Marks(kMarkSize * config().num_replicas); }
 
   Status Apply(const Marks& marks, int32_t replica = 0) {
     std::shared_ptr<HostEngine::Step> step;
@@ -202,7 +215,7 @@ TEST(TokenStepsTest, SkippedStepsHaveNoEffect) {
   // gradients are kept.
   EXPECT_EQ(trainer.tokens.NumOpen()[0], TokenSteps::kKeptBehind + 1);
   EXPECT_EQ(trainer.tokens.NumFollowed()[0], TokenSteps::kKeptBehind);
-  ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize)));
+  ExpectOk(trainer.Apply(trainer.Zeros()));
   EXPECT_EQ(trainer.engine().Describe().num_updates, 1);
 }
 
@@ -224,7 +237,7 @@ TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRejected) {
   ExpectFails(trainer.TryFollow(0, 1, 0, &marks), "`token` must be");
   ExpectFails(trainer.TryFollow(999, 1, 0, &marks), "`token` must be");
   ExpectFails(trainer.TryFollow(token, 1, 1, &marks), "`replica` must be");
-  ExpectFails(trainer.Apply({1.0f}), "`marks` must have 128 values");
+  ExpectFails(trainer.Apply({1.0f}), "`marks` must have 512 values");
   const Marks last = trainer.Follow(trainer.Open(2), 2);
   trainer.tokens.Reset();
   ExpectFails(trainer.Apply(last), "have expired");
@@ -273,7 +286,7 @@ TEST(TokenStepsTest, GradientsOfAnEarlierGenerationAreRejected) {
   }
   // Both gradients have the same place. Only the newer gradient is still
   // stored.
-  ExpectFails(trainer.Apply(Sum(old, last)), "have expired");
+  ExpectFails(trainer.Apply(Sum(old, last)), "has expired");
   ExpectOk(trainer.Apply(last));
 }
 
@@ -336,10 +349,10 @@ TEST(TokenStepsTest, AStepThatFailedInOneReplicaEnds) {
 TEST(TokenStepsTest, AReplicaThatSkipsAStepIsReported) {
   TokenTrainer trainer(3);
   ExpectOk(trainer.Apply(trainer.Follow(trainer.Open(1), 1), 0));
-  ExpectOk(trainer.Apply(Marks(TokenSteps::kMarkSize), 2));
+  ExpectOk(trainer.Apply(trainer.Zeros(), 2));
   ExpectFails(trainer.Apply(trainer.Follow(trainer.Open(2), 2), 0),
               "Missing replicas: 1");
-  ExpectFails(trainer.Apply(Marks(TokenSteps::kMarkSize), 1), "failed");
+  ExpectFails(trainer.Apply(trainer.Zeros(), 1), "failed");
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
 }
 
@@ -382,8 +395,8 @@ TEST(TokenStepsTest, TablesWithoutAnOptimizerCannotBeTrained) {
   int64_t token;
   ExpectOk(tokens.Open(
       0, trainer.MakeBatch(RandomBatch(config, kNumSamples, 1)), &token));
-  TokenSteps::Mark mark;
-  ExpectFails(tokens.Follow(0, token, BatchGradients(), &mark),
+  Mark mark;
+  ExpectFails(tokens.Follow(0, token, BatchGradients(), {}, SerialFor, &mark),
               "Table 'words' has no optimizer");
 }
 

@@ -1,6 +1,7 @@
 // Adagrad as Keras 3 computes it for the gradient of an `Embedding`: the
 // gradient of each id is squared separately, so an id that occurs twice adds
-// two squares. `Adagrad` squares the sum of the gradients instead.
+// two squares. `Adagrad` squares the sum of the gradients instead. The classes
+// of the other rules with the suffix `_per_id` have both versions.
 //
 //   a += sum of g^2 over the gradients of the row
 //   p -= lr (sum of g) / sqrt(a)

@@ -30,10 +30,16 @@ struct Adam {
 
   template <typename V>
   void operator()(V g, V* p, V* slots) const {
+    (*this)(g, g * g, p, slots);
+  }
+
+  // `squares` replaces g^2 in a rule that squares each gradient of a row.
+  template <typename V>
+  void operator()(V g, V squares, V* p, V* slots) const {
     V& m = slots[0];
     V& v = slots[1];
     m = beta_1 * m + (1 - beta_1) * g;
-    v = beta_2 * v + (1 - beta_2) * (g * g);
+    v = beta_2 * v + (1 - beta_2) * squares;
     const V root =
         sum_inside_sqrt ? Sqrt(v + epsilon * epsilon) : Sqrt(v) + epsilon;
     *p -= lr * m / root;

@@ -35,9 +35,15 @@ struct Ftrl {
 
   template <typename V>
   void operator()(V g, V* p, V* slots) const {
+    (*this)(g, g * g, p, slots);
+  }
+
+  // `squares` replaces g^2 in a rule that squares each gradient of a row.
+  template <typename V>
+  void operator()(V g, V squares, V* p, V* slots) const {
     V& a = slots[0];
     V& l = slots[1];
-    const V a_new = a + g * g;
+    const V a_new = a + squares;
     const V power = Power(a_new);
     const V sigma = power - Power(a);
     a = a_new;

@@ -28,7 +28,12 @@ constexpr OptimizerInfo kOptimizers[] = {
     {Optimizer::kAdagradPerId, "adagrad_per_id", 1, 1, -1, false},
     {Optimizer::kAdagradMomentum, "adagrad_momentum", 2, 6},
     {Optimizer::kAdam, "adam", 2, 6},
+    {Optimizer::kAdamPerId, "adam_per_id", 2, 6, -1, false},
     {Optimizer::kFtrl, "ftrl", 2, 6},
+    {Optimizer::kFtrlPerId, "ftrl_per_id", 2, 6, -1, false},
+    {Optimizer::kMomentum, "momentum", 1, 3},
+    {Optimizer::kRmsprop, "rmsprop", 1, 3},
+    {Optimizer::kRmspropPerId, "rmsprop_per_id", 1, 3, -1, false},
     {Optimizer::kRowwiseAdagrad, "rowwise_adagrad", 1, 2, 0},
     {Optimizer::kLamb, "lamb", 3, 5, 2},
 };
@@ -98,7 +103,9 @@ Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
         where + "the learning rate must be finite and at least 0. Received: " +
         std::to_string(rate));
   }
-  if (optimizer == Optimizer::kFtrl && rate == 0 &&
+  const bool is_ftrl =
+      optimizer == Optimizer::kFtrl || optimizer == Optimizer::kFtrlPerId;
+  if (is_ftrl && rate == 0 &&
       hyperparameters[kFtrlMultiplyLinearByLr] == 0) {
     return InvalidArgument(where +
                            "FTRL divides by the learning rate, which must be "

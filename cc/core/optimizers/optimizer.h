@@ -27,13 +27,19 @@ int64_t SlotDim(Optimizer optimizer, int slot, int64_t dim);
 //                     epsilon
 //   adam              learning_rate, beta_1, beta_2, epsilon,
 //                     sum_inside_sqrt, lazy
+//   adam_per_id       as adam; lazy has no effect
 //   ftrl              learning_rate, learning_rate_power, l1, l2, beta,
 //                     multiply_linear_by_lr
+//   ftrl_per_id       as ftrl
+//   momentum          learning_rate, momentum, use_nesterov
+//   rmsprop           learning_rate, rho, epsilon
+//   rmsprop_per_id    as rmsprop
 //   rowwise_adagrad   learning_rate, epsilon
 //   lamb              learning_rate, beta_1, beta_2, epsilon, weight_decay
 //
 // The modifiers can follow these values. A list contains either all modifiers,
-// in this order, or none of them. The rule adagrad_per_id has no modifiers:
+// in this order, or none of them. The rules with the suffix _per_id, which
+// square each gradient of a row separately, have no modifiers:
 //
 //   clip_gradient_min, clip_gradient_max, weight_decay,
 //   multiply_weight_decay_by_lr, clip_weight_min, clip_weight_max, accumulate

@@ -19,7 +19,12 @@ enum class Optimizer {
   kAdagradPerId,
   kAdagradMomentum,
   kAdam,
+  kAdamPerId,
   kFtrl,
+  kFtrlPerId,
+  kMomentum,
+  kRmsprop,
+  kRmspropPerId,
   kRowwiseAdagrad,
   kLamb
 };

@@ -14,6 +14,8 @@
 #include "cc/core/optimizers/adam.h"
 #include "cc/core/optimizers/ftrl.h"
 #include "cc/core/optimizers/lamb.h"
+#include "cc/core/optimizers/momentum.h"
+#include "cc/core/optimizers/rmsprop.h"
 #include "cc/core/optimizers/rowwise_adagrad.h"
 #include "cc/core/optimizers/sgd.h"
 #include "cc/core/simd/columns.h"
@@ -498,10 +500,12 @@ void RunWithSquares(const ApplyArgs& a) {
   const Rule rule(a.hyperparameters);
   for (int64_t u = a.begin; u < a.end; ++u) {
     const int64_t i = u - a.begin;
-    const RowStep s = {
-        a, a.splits[u], a.splits[u + 1], a.row_of[i], {a.slot_of[0][i]}};
+    RowStep s = {a, a.splits[u], a.splits[u + 1], a.row_of[i], {}};
     PrefetchColumns<1>(a.row_of[i + a.ahead], a.dim);
-    PrefetchColumns<1>(a.slot_of[0][i + a.ahead], a.dim);
+    for (int j = 0; j < Rule::kNumSlots; ++j) {
+      s.slots[j] = a.slot_of[j][i];
+      PrefetchColumns<1>(a.slot_of[j][i + a.ahead], a.dim);
+    }
     ForColumns(a.dim, [&](int64_t c, auto sum) {
       auto squares = sum, value = sum;
       for (int64_t k = s.k_begin; k < s.k_end; ++k) {
@@ -512,12 +516,12 @@ void RunWithSquares(const ApplyArgs& a) {
         sum += value;
         squares += value * value;
       }
+      decltype(sum) slots[Rule::kNumSlots];
       Read(s.row + c, &value);
-      auto slot = value;
-      Read(s.slots[0] + c, &slot);
-      rule(sum, squares, &value, &slot);
+      for (int j = 0; j < Rule::kNumSlots; ++j) Read(s.slots[j] + c, &slots[j]);
+      rule(sum, squares, &value, slots);
       Write(s.row + c, value);
-      Write(s.slots[0] + c, slot);
+      for (int j = 0; j < Rule::kNumSlots; ++j) Write(s.slots[j] + c, slots[j]);
     });
   }
 }
@@ -546,8 +550,18 @@ void Apply(const ApplyArgs& a) {
       return Run<AdagradMomentum>(a);
     case Optimizer::kAdam:
       return Run<Adam>(a);
+    case Optimizer::kAdamPerId:
+      return RunWithSquares<Adam>(a);
     case Optimizer::kFtrl:
       return Run<Ftrl>(a);
+    case Optimizer::kFtrlPerId:
+      return RunWithSquares<Ftrl>(a);
+    case Optimizer::kMomentum:
+      return Run<Momentum>(a);
+    case Optimizer::kRmsprop:
+      return Run<Rmsprop>(a);
+    case Optimizer::kRmspropPerId:
+      return RunWithSquares<Rmsprop>(a);
     case Optimizer::kRowwiseAdagrad:
       return RunFullRows<RowwiseAdagrad>(a);
     case Optimizer::kLamb:

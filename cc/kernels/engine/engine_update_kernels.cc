@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/marks.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
@@ -200,14 +202,17 @@ class FollowStepOp : public GradientsOp {
                      int32_t replica) override {
     int64_t token;
     BatchGradients batch;
+    const Tensor* coordinates;
     TF_RETURN_IF_ERROR(GetScalar(ctx, "token", &token));
+    TF_RETURN_IF_ERROR(ctx->input("coordinates", &coordinates));
     TF_RETURN_IF_ERROR(ReadGradients(ctx, resource.engine().config(), &batch));
     Tensor* out = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(
-        "mark", TensorShape({TokenSteps::kMaxOpen, 2}), &out));
-    TokenSteps::Mark mark;
-    TF_RETURN_IF_ERROR(ToTf(
-        resource.tokens().Follow(replica, token, std::move(batch), &mark)));
+        "mark", TensorShape({kMarkRows, kMarkColumns}), &out));
+    Mark mark;
+    TF_RETURN_IF_ERROR(ToTf(resource.tokens().Follow(
+        replica, token, std::move(batch), View<float>(*coordinates),
+        TfParallelFor(ctx), &mark)));
     std::copy(mark.begin(), mark.end(), out->flat<float>().data());
     return absl::OkStatus();
   }
@@ -261,7 +266,82 @@ class LandUpdateOp : public GradientsOp {
   bool always_;
 };
 
+absl::Status CheckSize(const char* name, const Tensor& tensor, int64_t size) {
+  if (tensor.NumElements() == size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`", name, "` must have ", size,
+                   " values. Received: ", tensor.NumElements()));
+}
+
+class IssueMarkOp : public Kernel {
+ public:
+  explicit IssueMarkOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("numbers", &numbers_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* coordinates;
+    OP_REQUIRES_OK(ctx, ctx->input("coordinates", &coordinates));
+    const auto num_gradients = static_cast<int64_t>(numbers_.size());
+    OP_REQUIRES_OK(ctx, CheckSize("coordinates", *coordinates, num_gradients));
+    Tensor* out = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(
+                       "mark", TensorShape({kMarkRows, kMarkColumns}), &out));
+    const Mark mark = IssueMark(numbers_, View<float>(*coordinates));
+    std::copy(mark.begin(), mark.end(), out->flat<float>().data());
+  }
+
+ private:
+  std::vector<int64_t> numbers_;
+};
+
+class ReadMarksOp : public Kernel {
+ public:
+  explicit ReadMarksOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("numbers", &numbers_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("where", &where_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    const Tensor* marks;
+    OpInputList tensors;
+    OP_REQUIRES_OK(ctx, ctx->input("marks", &marks));
+    OP_REQUIRES_OK(ctx, CheckSize("marks", *marks, kMarkSize));
+    OP_REQUIRES_OK(ctx, ctx->input_list("issued", &tensors));
+    OP_REQUIRES(ctx, static_cast<int>(numbers_.size()) == tensors.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "`numbers` must have ", tensors.size(),
+                    " values. Received: ", numbers_.size())));
+    std::vector<Mark> values(tensors.size());
+    std::vector<IssuedMark> issued;
+    for (int i = 0; i < tensors.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckSize("issued", tensors[i], kMarkSize));
+      const Span<const float> one = View<float>(tensors[i]);
+      std::copy(one.begin(), one.end(), values[i].begin());
+      issued.push_back({numbers_[i], &values[i]});
+    }
+    std::vector<MarkFactor> found;
+    OP_REQUIRES_OK(
+        ctx, ToTf(ReadMarks(issued, View<float>(*marks), where_, &found)));
+    std::vector<float> factors;
+    for (const int64_t number : numbers_) {
+      factors.push_back(0.0f);
+      for (const MarkFactor& one : found) {
+        if (one.number == number) factors.back() = one.factor;
+      }
+    }
+    OP_REQUIRES_OK(ctx, SetVector<float>(ctx, "factors", factors));
+  }
+
+ private:
+  std::vector<int64_t> numbers_;
+  std::string where_;
+};
+
 LM_REGISTER_KERNEL("ApplyStep", ApplyStepOp);
+LM_REGISTER_KERNEL("IssueMark", IssueMarkOp);
+LM_REGISTER_KERNEL("ReadMarks", ReadMarksOp);
 LM_REGISTER_KERNEL("FollowStep", FollowStepOp);
 LM_REGISTER_KERNEL("ApplyFollowed", ApplyFollowedOp);
 LM_REGISTER_KERNEL("LandUpdate", LandUpdateOp);

@@ -17,6 +17,7 @@
 #include "cc/core/servers/worker_step.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/gradient_coordinates.h"
 #include "cc/core/steps/step.h"
 #include "cc/kernels/engine/batch_inputs.h"
 #include "cc/kernels/engine/engine_config_reader.h"
@@ -148,6 +149,39 @@ class FoldGradientsOp : public Kernel {
   }
 };
 
+class GradientCoordinatesOp : public Kernel {
+ public:
+  explicit GradientCoordinatesOp(OpKernelConstruction* ctx) : Kernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_gradients", &num_gradients_));
+  }
+
+  void Run(OpKernelContext* ctx) override {
+    std::shared_ptr<const WorkerStep> step;
+    OpInputList values;
+    OP_REQUIRES_OK(ctx, GetPlan(ctx, &step));
+    OP_REQUIRES_OK(ctx, ctx->input_list("gradients", &values));
+    const EngineConfig& config = step->config().engine;
+    const size_t num_features = config.features.size();
+    OP_REQUIRES_OK(ctx, CheckCount("num_values", num_gradients_ * num_features,
+                                   values.size()));
+    std::vector<BatchGradients> gradients(num_gradients_);
+    for (int i = 0; i < values.size(); ++i) {
+      gradients[i / num_features].features.push_back(View<float>(values[i]));
+    }
+    for (const BatchGradients& one : gradients) {
+      OP_REQUIRES_OK(ctx, ToTf(CheckGradients(config, step->batch(), one)));
+    }
+    OP_REQUIRES_OK(
+        ctx, SetVector<float>(ctx, "coordinates",
+                              GradientCoordinates(config, step->batch(),
+                                                  gradients,
+                                                  TfParallelFor(ctx))));
+  }
+
+ private:
+  int num_gradients_;
+};
+
 class BundleRequestsOp : public Kernel {
  public:
   using Kernel::Kernel;
@@ -171,6 +205,7 @@ class BundleRequestsOp : public Kernel {
 LM_REGISTER_ID_KERNELS("PlanStep", PlanStepOp);
 LM_REGISTER_KERNEL("CombineRows", CombineRowsOp);
 LM_REGISTER_KERNEL("FoldGradients", FoldGradientsOp);
+LM_REGISTER_KERNEL("GradientCoordinates", GradientCoordinatesOp);
 LM_REGISTER_KERNEL("BundleRequests", BundleRequestsOp);
 
 }  // namespace

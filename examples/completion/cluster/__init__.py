@@ -134,7 +134,7 @@ def train(
         max_to_keep=2,
     )
     left, began = num_steps - run.num_done, time.monotonic()
-    size = run.steps(num_steps)
+    size = run.steps(until=num_steps)
     newest = folder / f"closure-{run.num_done}" / "variables"
     return (
         left * int(size) / (time.monotonic() - began)

@@ -97,6 +97,7 @@ def test_deltas_of_sharded_tables_equal_one_process_bitwise(sharded, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
     check_deltas_equal_one_process(
         run(tmp_path / "three", "sharded", 3), tmp_path, 3
@@ -104,6 +105,7 @@ def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deltas_of_copied_tables_equal_one_process_bitwise(tmp_path):
     folder = run(tmp_path / "copied", "copied")
     check_deltas_equal_one_process(folder, tmp_path, 2)
@@ -165,3 +167,19 @@ def test_a_missing_or_foreign_part_raises(sharded, tmp_path, change, words):
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_the_first_process_writes_the_weights(sharded, tmp_path):
+    base = sharded / "base_of_model"
+    (delta,) = chain.read_deltas(str(sharded / "weights"), str(base))
+    changed = [
+        label for label, one in delta.meta.weights.items() if one["is_changed"]
+    ]
+    assert sorted(changed) == ["model/kernel", "model/mean"]
+    full = tlm.apply_deltas(base, sharded / "weights", tmp_path / "full")
+    found = cases.tensors(full)
+    assert found == cases.tensors(str(sharded / "end_of_model"))
+    reader = tf.train.load_checkpoint(full)
+    key = "model/{}/.ATTRIBUTES/VARIABLE_VALUE".format
+    assert reader.get_tensor(key("kernel")).tolist() == [2.0, 2.0]
+    assert reader.get_tensor(key("mean")) == 0.5

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from tests import processes, strategies
+from tests import covering, processes, strategies
 from tests.embedding.divided import random_program as program
 from tests.embedding.servers import random_pairs as pairs
 
@@ -38,7 +38,9 @@ def check_same(folder, seed, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "first"), [(2, 3), (3, 20)])
+@pytest.mark.parametrize(
+    ("count", "first"), covering.but([(2, 3), (3, 20)], (3, 20))
+)
 def test_random_programs_equal_one_process(count, first, tmp_path):
     num_programs = 3 if count == 2 else 2
     processes.run_workers(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from benchmarks import divided_tables
 from tests.files import snapshots
 from tf_layoutmap import partition
-from tf_layoutmap._patches import engine, runtime_rows
+from tf_layoutmap._core import patches
 from tf_layoutmap.embedding.divided import tables
 
 SHAPE = (11, 3)
@@ -17,9 +17,9 @@ SHAPE = (11, 3)
 
 @pytest.fixture(autouse=True)
 def installed():
-    engine.install(runtime_rows.SHARDED_TABLES_GROUP)
+    patches.install("sharded_tables")
     yield
-    engine.uninstall(runtime_rows.SHARDED_TABLES_GROUP)
+    patches.uninstall("sharded_tables")
 
 
 class CountingTable:

@@ -292,6 +292,78 @@ def test_gradients_that_are_applied_too_late_raise():
     late = gradients()
     for _ in range(lookups.MAX_LOOKUPS):
         gradients()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="too long ago"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="have expired"):
         apply(layer, late)
     assert layer.embedding.stats()["num_updates"] == 0
+
+
+CHANGES = {
+    "clip_by_global_norm": lambda g: tf.clip_by_global_norm([g], 0.5)[0][0],
+    "divide by norm": lambda g: g / tf.norm(g),
+    "times 0": lambda g: g * 0.0,
+    "zeros": tf.zeros_like,
+    "sum": lambda g: g + 0.25 * g,
+}
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_gradients_are_applied_like_one_process(name, in_function):
+    distributed, host = make_layers()
+    for layer in (distributed, host):
+        optimizer = optimizer_of(layer)
+
+        def step(inputs, layer=layer, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = loss_of(layer(inputs, training=True))
+            (mark,) = tape.gradient(loss, layer.trainable_variables)
+            apply(layer, [CHANGES[name](mark)], optimizer)
+            return tf.linalg.global_norm([mark])
+
+        if in_function:
+            step = tf.function(step)
+        norms = [float(step(batches("mixed", one)[0])) for one in range(2)]
+        assert layer.embedding.stats()["num_updates"] == 2
+        if layer is distributed:
+            expected = norms
+    assert norms == expected
+    assert_equal(distributed, host)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize(
+    "change", [tf.sign, lambda g: tf.clip_by_value(g, -0.1, 0.1)]
+)
+def test_operations_that_are_not_linear_raise(change, in_function):
+    layer, host = make_layers()
+    optimizer = optimizer_of(layer)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = loss_of(layer(batches("mixed", 0)[0], training=True))
+        (mark,) = tape.gradient(loss, layer.trainable_variables)
+        apply(layer, [change(mark)], optimizer)
+
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="clip_by_norm.*parameter servers"
+    ):
+        (tf.function(step) if in_function else step)()
+    assert_equal(layer, host)
+
+
+def test_weights_of_ids_have_a_gradient():
+    found = []
+    ids = ragged(1, 3, 11)
+    for layer in make_layers():
+        kernel = tf.Variable(tf.linspace(0.5, 2.0, tf.size(ids.flat_values)))
+        inputs = {**batches("mixed", 0)[0], "shown": ids}
+        with tf.GradientTape() as tape:
+            weights = {
+                "shown": ids.with_values(kernel * 2),
+                "bag": None,
+                "text": None,
+            }
+            loss = loss_of(layer(inputs, weights, training=True))
+        found.append(tape.gradient(loss, kernel))
+    np.testing.assert_array_equal(*found)
+    assert np.abs(found[0]).max() > 0.1

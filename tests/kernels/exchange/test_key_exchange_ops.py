@@ -515,6 +515,7 @@ def test_a_lookup_protects_the_rows_since_its_vocabulary_step():
         replica=0,
         token=token,
         gradients=[np.zeros([1, 2], np.float32)],
+        coordinates=np.zeros([0], np.float32),
     )
     ops.apply_followed(
         engine=shard.engine,

@@ -30,11 +30,24 @@ def run(folder, library, count, *names):
     )
 
 
+# The other cases prove that the same step works with other callbacks and files.
+FAST = ("evict", "weight_file")
+
+
 @pytest.fixture(scope="module", params=LIBRARIES)
 def two_processes(request, tmp_path_factory):
-    """Returns the Keras version and the folder with all results."""
+    """Returns the Keras version and the folder with all results.
+
+    The processes run only the cases whose results the selected tests read.
+    """
     folder = tmp_path_factory.mktemp(request.param)
-    return request.param, run(folder, request.param, 2)
+    names = processes.selected(request, "name")
+    return request.param, run(
+        folder,
+        request.param,
+        2,
+        *(one for one in program.cases_of(request.param) if one in names),
+    )
 
 
 def results_of(folder, name, how, worker=0):
@@ -60,7 +73,14 @@ def check_saved(value, saved, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [name for name in program.CASES if name != "folded"]
+    "name",
+    [
+        name
+        if name in FAST
+        else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in program.CASES
+        if name != "folded"
+    ],
 )
 def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
     library, folder = two_processes
@@ -88,10 +108,12 @@ def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
 
 
 @pytest.mark.slow
-def test_folded_gradients_admit_the_same_keys(two_processes):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["folded"])
+def test_folded_gradients_admit_the_same_keys(name, two_processes):
     _, folder = two_processes
-    expected = results_of(folder, "folded", program.COPIED)
-    found = results_of(folder, "folded", program.SHARDED)
+    expected = results_of(folder, name, program.COPIED)
+    found = results_of(folder, name, program.SHARDED)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if value.dtype.kind == "i":
@@ -110,10 +132,14 @@ def case_of_one_process(library):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["keras_file"])
 @pytest.mark.parametrize("worker", range(2))
-def test_a_keras_file_of_each_process_contains_all_rows(worker, two_processes):
+def test_a_keras_file_of_each_process_contains_all_rows(
+    worker, name, two_processes
+):
     library, folder = two_processes
-    expected = results_of(folder, "keras_file", program.SHARDED)
+    expected = results_of(folder, name, program.SHARDED)
     version, layers = program.modules_of(library)
     assert layers.TPUEmbedding  # The import registers the class.
     model = version.models.load_model(
@@ -126,10 +152,13 @@ def test_a_keras_file_of_each_process_contains_all_rows(worker, two_processes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["weight_file"])
 @pytest.mark.parametrize("worker", range(2))
-def test_a_weight_file_of_each_process_contains_all_rows(worker, two_processes):
+def test_a_weight_file_of_each_process_contains_all_rows(
+    worker, name, two_processes
+):
     library, folder = two_processes
-    expected = results_of(folder, "weight_file", program.SHARDED)
+    expected = results_of(folder, name, program.SHARDED)
     one = case_of_one_process(library)
     one.folder = folder / "loaded"
     one.model.load_weights(
@@ -140,12 +169,14 @@ def test_a_weight_file_of_each_process_contains_all_rows(worker, two_processes):
 
 
 @pytest.mark.slow
-def test_an_exported_model_returns_the_predictions(two_processes):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["export"])
+def test_an_exported_model_returns_the_predictions(name, two_processes):
     library, folder = two_processes
     one = program.Case(library, tf.distribute.get_strategy(), pathlib.Path(), 0)
     served = tf.saved_model.load(str(folder / "export sharded" / "exported"))
     found = np.concatenate(
         [served.serve(keys) for keys, _ in one.data(2, seed=7)]
     )
-    expected = results_of(folder, "export", program.SHARDED)["predict"]
+    expected = results_of(folder, name, program.SHARDED)["predict"]
     np.testing.assert_array_equal(found, expected)

@@ -200,3 +200,19 @@ def test_invalid_logger_arguments_raise(version, layers):
         layers.VocabularyLogger(layer, names=["size"])
     with pytest.raises(TypeError, match="`layer` must be a tlm.layers"):
         layers.VocabularyLogger(version.layers.Dense(1))
+
+
+@pytest.mark.parametrize(("version", "layers"), VERSIONS)
+def test_a_layer_without_a_vocabulary_warns_once(version, layers):
+    layer = layers.ShardedEmbedding(64, 2, name="words")
+    model = version.Sequential([version.Input([2], dtype="int64"), layer])
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="'words' has no open voc") as warned:
+        model.fit(
+            np.arange(8).reshape(4, 2),
+            np.zeros([4, 2, 2]),
+            epochs=2,
+            verbose=0,
+            callbacks=[layers.VocabularyLogger(layer)],
+        )
+    assert sum("VocabularyLogger" in str(one.message) for one in warned) == 1

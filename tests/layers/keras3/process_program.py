@@ -57,6 +57,11 @@ CASES = [
 WITHOUT_REFERENCE = ("order of arrays", "generator")
 
 
+def last_placement(name: str) -> str:
+    """Returns the last placement of tables with which a program runs."""
+    return [how for one, how in CASES if one == name][-1]
+
+
 def program(name: str) -> Callable[[Program], Program]:
     """Registers a function as a program."""
 

@@ -9,17 +9,42 @@ import tensorflow as tf
 
 from tests import processes, strategies
 from tests.layers.keras3 import process_program as program
-from tf_layoutmap._patches import engine, layer_rows
+from tf_layoutmap._core import patches
 from tf_layoutmap.layers.keras3 import process_fit
 
 DEADLINE_SECONDS = 900
 
 
+# The programs that `make test` runs; all others are exhaustive.
+FAST = (
+    "batches of different sizes",
+    "two steps per execution",
+    "order of arrays",
+)
+
+
+def cases(names):
+    """Returns the values of `parametrize` for some programs."""
+    return [
+        (name, how)
+        if name in FAST and how == program.last_placement(name)
+        else pytest.param(name, how, marks=pytest.mark.exhaustive)
+        for name, how in program.CASES
+        if name in names
+    ]
+
+
 @pytest.fixture(scope="module")
-def two_processes(tmp_path_factory):
-    """Returns the folder with the results of two processes."""
+def two_processes(request, tmp_path_factory):
+    """Returns the folder with the results of two processes.
+
+    The processes run only the programs whose results the selected tests read.
+    """
     return processes.run_in_folder(
-        tmp_path_factory.mktemp("two"), program, seconds=DEADLINE_SECONDS
+        tmp_path_factory.mktemp("two"),
+        program,
+        *processes.selected(request, "name"),
+        seconds=DEADLINE_SECONDS,
     )
 
 
@@ -43,7 +68,7 @@ def assert_equal(found, expected, compare=np.testing.assert_array_equal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "how"), program.CASES)
+@pytest.mark.parametrize(("name", "how"), cases(program.PROGRAMS))
 def test_two_processes_equal_two_replicas_of_one_process(
     name, how, two_processes
 ):
@@ -60,12 +85,7 @@ def test_two_processes_equal_two_replicas_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        case
-        for case in program.CASES
-        if case[0]
-        in ("two steps per execution", "data of unknown size", "generator")
-    ],
+    cases(("two steps per execution", "data of unknown size", "generator")),
 )
 def test_tables_are_bitwise_equal_to_those_of_one_replica(
     name, how, two_processes
@@ -79,8 +99,9 @@ def test_tables_are_bitwise_equal_to_those_of_one_replica(
 
 
 @pytest.mark.slow
-def test_each_epoch_contains_each_sample_once(two_processes):
-    found, _ = results_of(two_processes, "order of arrays", program.COPIED)
+@pytest.mark.parametrize("name", ["order of arrays"])
+def test_each_epoch_contains_each_sample_once(name, two_processes):
+    found, _ = results_of(two_processes, name, program.COPIED)
     for shuffle in (True, "batch"):
         after_three, after_six = found[f"counts {shuffle}"]
         np.testing.assert_array_equal(after_three, 3)
@@ -88,8 +109,9 @@ def test_each_epoch_contains_each_sample_once(two_processes):
 
 
 @pytest.mark.slow
-def test_batches_that_keras_would_shuffle_raise(two_processes):
-    found, _ = results_of(two_processes, "order of arrays", program.COPIED)
+@pytest.mark.parametrize("name", ["order of arrays"])
+def test_batches_that_keras_would_shuffle_raise(name, two_processes):
+    found, _ = results_of(two_processes, name, program.COPIED)
     assert "`shuffle` must be False under Multi" in str(found["error"])
 
 
@@ -97,11 +119,11 @@ def test_batches_that_keras_would_shuffle_raise(two_processes):
 def test_models_of_one_process_do_not_change(num_replicas):
     name = "model without tables"
     expected = expected_results(name, num_replicas)
-    engine.install(layer_rows.PROCESSES)
+    patches.install("keras3_processes")
     try:
         found = program.PROGRAMS[name](strategies.mirrored(num_replicas), {})
     finally:
-        engine.uninstall(layer_rows.PROCESSES)
+        patches.uninstall("keras3_processes")
     assert_equal(found, expected)
 
 

@@ -80,6 +80,42 @@ def test_floats_that_cannot_represent_all_ids_raise():
     layer(np.array([2048.0], np.float32))
     with pytest.raises(TypeError, match="float16, which does not represent"):
         layer(np.array([2048.0], np.float16))
+    bfloat16 = tf.constant([256.0], tf.bfloat16)
+    with pytest.raises(TypeError, match="bfloat16, which does not represent"):
+        layer(bfloat16)
+    small = tlm.layers.ShardedEmbedding(256, 1)
+    assert small(bfloat16 - 1).shape == [1, 1]
+
+
+def model_that_rounds(dtype, layer_dtype, num_rows):
+    """Returns a model whose inputs Keras rounds before the layer sees them."""
+
+    class Rounding(keras.Model):
+        def __init__(self):
+            super().__init__(dtype=dtype)
+            ids = keras.Input([1])
+            layer = tlm.layers.ShardedEmbedding(
+                num_rows, 2, dtype=layer_dtype, name="words"
+            )
+            self.inner = keras.Model(ids, layer(ids), dtype="float32")
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+    return Rounding()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest"), [("mixed_bfloat16", 256), ("mixed_float16", 2048)]
+)
+def test_floats_that_keras_rounds_to_16_bits_raise(dtype, largest):
+    ids = np.array([[2.0]], np.float32)
+    assert model_that_rounds(dtype, dtype, largest)(ids).shape == [1, 1, 2]
+    words = rf"dtype float32 in a.*compute dtype {dtype[6:]}.*'words'"
+    for layer_dtype in (dtype, "float32"):
+        model = model_that_rounds(dtype, layer_dtype, largest + 1)
+        with pytest.raises(TypeError, match=words):
+            model(ids)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -191,7 +227,13 @@ def test_a_partitioner_sets_the_number_of_shards():
     )
     layer.build()
     assert layer.num_shards == len(layer.embeddings.variables) == 3
-    assert tlm.layers.ShardedEmbedding(3, 2, num_shards=8).num_shards == 3
+    with pytest.warns(UserWarning, match="3 shards instead of num_shards=8"):
+        layer = tlm.layers.ShardedEmbedding(3, 2, num_shards=8)
+    assert layer.num_shards == 3
+    with pytest.warns(UserWarning, match="2 shards instead of num_shards=3"):
+        tlm.layers.ShardedEmbedding(
+            tlm.OpenVocabulary(16), 2, num_shards=3, optimizer="sgd"
+        )
 
 
 @pytest.mark.parametrize(

@@ -452,3 +452,60 @@ def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
     found = embedding_of(fit(strategies.mirrored(num_replicas), Siamese))
     assert_same(found, expected)
     assert found.stats()["num_updates"] == 6
+
+
+@pytest.mark.parametrize("reduce", ["SUM", "MEAN"])
+def test_gradients_reduced_over_replicas_equal_a_stock_layer(reduce):
+    """A program reduces gradients, and clips them by their common norm."""
+    found = []
+    for stock in (False, True):
+        strategy = strategies.mirrored(2)
+        with strategy.scope():
+            if stock:
+                layer = keras.layers.Embedding(
+                    12, 4, keras.initializers.Constant(START)
+                )
+            else:
+                table = tpu.TableConfig(12, 4, start, None, "sum", "words")
+                layer = tlm.layers.TPUEmbedding(
+                    tpu.FeatureConfig(table), tpu.SGD(0.5)
+                )
+            layer(tf.constant([0]))
+            optimizer = keras.optimizers.SGD(0.5)
+            optimizer.build(layer.trainable_variables)
+
+        @tf.function
+        def step(number, layer=layer, optimizer=optimizer):
+            def of_replica():
+                context = tf.distribute.get_replica_context()
+                # The ids of the replicas do not overlap, so that the norm of
+                # the sum is the norm of both gradients.
+                ids = 5 * context.replica_id_in_sync_group + tf.constant(
+                    [1, 4, 2]
+                )
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.sin(layer(ids) * (1.0 + number)))
+                gradient = tf.convert_to_tensor(
+                    tape.gradient(loss, layer.trainable_variables[0].value)
+                )
+                total = context.all_reduce(
+                    tf.distribute.ReduceOp[reduce], gradient
+                )
+                norm = tf.norm(total)
+                optimizer.apply([total / norm], layer.trainable_variables)
+                return norm
+
+            norms = strategy.experimental_local_results(
+                strategy.run(of_replica)
+            )
+            return tf.stack(norms)
+
+        norms = [step(tf.constant(float(one))).numpy() for one in range(2)]
+        rows = (
+            np.asarray(layer.embeddings)
+            if stock
+            else layer.get_embedding_tables()["words"]
+        )
+        found.append((np.stack(norms), np.asarray(rows)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -309,19 +309,6 @@ def test_manually_summed_gradients_are_applied_in_one_step(leaves_out):
     assert layer.embedding.stats()["num_updates"] == 2
 
 
-def test_a_global_gradient_norm_is_not_affected_by_the_table():
-    layer, weight = tpu_layer(), tf.Variable([3.0, 4.0])
-    with tf.GradientTape() as tape:
-        loss = (
-            tf.reduce_sum(layer(tf.constant([1, 2])))
-            + tf.reduce_sum(weight**2) / 2
-        )
-    gradients = tape.gradient(
-        loss, [layer.trainable_variables[0].value, weight]
-    )
-    assert float(tf.linalg.global_norm(gradients)) == 5.0
-
-
 def test_applying_twice_or_differentiating_an_expired_lookup_raises():
     layer, optimizer = tpu_layer(), keras.optimizers.SGD(0.5)
     x = tf.constant([1, 2])

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.layers import models
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 
 tf_keras = pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
@@ -339,7 +339,7 @@ def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
 def test_the_first_layer_of_a_process_installs_the_checks(monkeypatch):
     """Otherwise `clipnorm` would silently clip each shard separately."""
     groups = []
-    monkeypatch.setattr(engine, "ensure", groups.append)
+    monkeypatch.setattr(patches, "ensure", groups.append)
     _, layer = tfk.make_model(None, num_shards=2)
     layer.build()
     assert "tf_keras_self_training" in groups
@@ -416,3 +416,18 @@ def test_legacy_h5_files_raise_for_open_vocabulary_tables(tmp_path):
     with pytest.raises(NotImplementedError, match="legacy .h5 files.*'words'"):
         model.save_weights(str(tmp_path / "model.h5"))
     model.save_weights(str(tmp_path / "model"), save_format="tf")
+
+
+def test_floats_that_keras_rounds_to_16_bits_raise():
+    def layer_of(num_rows):
+        return tlm.layers.tf_keras.ShardedEmbedding(
+            num_rows, 2, dtype="mixed_bfloat16", name="words"
+        )
+
+    ids = tf_keras.Input([1])
+    assert layer_of(256)(ids).shape == [None, 1, 2]
+    with pytest.raises(
+        TypeError, match="dtype float32 in a.*compute dtype bfloat16.*'words'"
+    ):
+        layer_of(257)(ids)
+    assert layer_of(257)(tf_keras.Input([1], dtype="int64")).shape[1:] == [1, 2]

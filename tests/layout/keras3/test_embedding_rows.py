@@ -8,8 +8,7 @@ import tensorflow as tf
 from tests.layout import pairs
 from tests.layout.keras3.test_agreement import EXPLORE
 from tests.layout.meshes import axes_of, mesh_of
-from tf_layoutmap._core import dtensor_ops
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import dtensor_ops, patches
 from tf_layoutmap.layout.keras3 import embedding_rows
 from tf_layoutmap.layout.mesh import tracing, transfer
 
@@ -192,8 +191,8 @@ def test_out_of_range_id_raises():
 
 
 def test_embedding_without_a_mesh_is_unchanged():
-    engine.ensure("mesh")
-    engine.ensure("keras3")
+    patches.ensure("mesh")
+    patches.ensure("keras3")
     layer = keras.layers.Embedding(4, 2)
     np.testing.assert_array_equal(
         layer(np.array([[3, -1]]))[0, 0], layer.embeddings.numpy()[3]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 from tf_layoutmap.layout.mesh import tracing, transfer
 
 dtensor = tf.experimental.dtensor
@@ -310,8 +310,8 @@ def test_logits_pass_out_of_pinned_layers():
 
 def on_mesh(function, *arguments):
     """Runs `function` on a mesh, eagerly and traced; returns host arrays."""
-    engine.ensure("mesh")
-    engine.ensure("keras3")
+    patches.ensure("mesh")
+    patches.ensure("keras3")
     mesh = mesh_of(batch=2, model=2)
     arguments = [
         transfer.to_mesh(
@@ -353,8 +353,8 @@ def test_scatter_equals_numpy_with_repeated_cells():
 
 @pytest.mark.parametrize("bad", [(-1, 2), (0, 4), (3, 0)])
 def test_scatter_outside_the_shape_raises(bad):
-    engine.ensure("mesh")
-    engine.ensure("keras3")
+    patches.ensure("mesh")
+    patches.ensure("keras3")
     mesh = mesh_of(batch=2)
     indices = transfer.to_mesh(
         np.array([[0, 0], bad]), dtensor.Layout.replicated(mesh, 2)

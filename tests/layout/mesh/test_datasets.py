@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests import forked_process
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches
 from tf_layoutmap.layout.mesh import transfer
 
 dtensor = tf.experimental.dtensor
@@ -19,7 +19,7 @@ ROWS = np.arange(64, dtype=np.float32).reshape(32, 2)
 
 
 def dataset_of(data, mesh, batch_dim="batch", batched=False, size=8):
-    engine.ensure("mesh")
+    patches.ensure("mesh")
     return dtensor.DTensorDataset(
         data,
         mesh=mesh,

@@ -23,7 +23,8 @@ import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
 # `sys.argv` has other arguments if pytest imports this file.
 KERAS = "tf_keras" if "tf_keras" in sys.argv[1:] else "keras"
-FOLDER = pathlib.Path((sys.argv + [""] * 2)[2])
+# Folder of all files that the cases write. `main` assigns it.
+FOLDER: pathlib.Path
 keras = importlib.import_module(KERAS)
 layers = tlm.layers if KERAS == "keras" else tlm.layers.tf_keras
 
@@ -753,7 +754,10 @@ ERRORS = {
 
 
 def main():
-    global HOST
+    global FOLDER, HOST
+    if len(sys.argv) < 3 or not os.path.isdir(sys.argv[2]):
+        sys.exit(__doc__)
+    FOLDER = pathlib.Path(sys.argv[2])
     # This must run before the cluster renames the devices.
     HOST = one_process()
     servers, strategy = cluster.start(2)

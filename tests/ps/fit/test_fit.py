@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests import processes
+from tests import covering, processes
 from tests.ps.cluster import Cluster
 from tests.ps.fit import restarting, two_workers
 from tests.ps.train import RATE
@@ -16,17 +16,12 @@ pytestmark = pytest.mark.slow  # Starts clusters.
 _SECONDS = 400
 
 
-@pytest.fixture(scope="module", params=["keras", "tf_keras"])
+@pytest.fixture(
+    scope="module", params=covering.but(["keras", "tf_keras"], "tf_keras")
+)
 def found(request, tmp_path_factory):
     # The program runs only the errors that the selected tests read.
-    selected = [
-        item.callspec.params["case"]
-        for item in request.session.items
-        if item.path == request.path
-        and hasattr(item, "callspec")
-        and item.callspec.params.get("found") == request.param
-        and "case" in item.callspec.params
-    ]
+    selected = sorted(processes.selected(request, "case"))
     return processes.run_program(
         "tests.ps.fit.program",
         request.param,

@@ -23,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
-from tf_layoutmap.embedding import replicas
+from tf_layoutmap.embedding import inputs as embedding_inputs
+from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import (
     key_exchange,
@@ -46,7 +47,7 @@ from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.vocabulary import key_rows, state
+from tf_layoutmap.vocabulary import key_rows, key_tensors, state
 
 
 class DividedLookup(NamedTuple):
@@ -56,10 +57,13 @@ class DividedLookup(NamedTuple):
       opened: For each replica, the open lookup in the engine of this process.
       step: State of the step in which the processes exchange rows and
         gradients.
+      gradients: The gradients of this replica that were computed for the
+        lookup. Each element has one gradient per feature.
     """
 
     opened: list[OpenLookup]
     step: step_exchange.Step
+    gradients: list[Sequence[tf.Tensor]]
 
 
 class DividedEngine(HostEngine):
@@ -247,6 +251,7 @@ class DividedEngine(HostEngine):
                 for other, received in enumerate(inputs)
             ],
             step,
+            [],
         )
 
     def look_up(self, replica: int, lookup: DividedLookup) -> list[tf.Tensor]:
@@ -265,10 +270,26 @@ class DividedEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
-        received = self._exchange.send_gradients(lookup.step, gradients, [])
+        lookup.gradients[:] = [
+            one
+            for one in lookup.gradients
+            if all(map(steps.is_accessible, one))
+        ]
+        lookup.gradients.append(gradients)
+        # The engine of a process knows only the gradients for its rows. Each
+        # replica therefore computes the norm of its mark.
+        with tf.device(embedding_tables.HOST):
+            coordinates = ops.gradient_coordinates(
+                plan=lookup.step.plan,
+                gradients=[one for each in lookup.gradients for one in each],
+                num_gradients=len(lookup.gradients),
+            )
+        received = self._exchange.send_gradients(
+            lookup.step, gradients, [coordinates]
+        )
         marks = [
-            super(DividedEngine, self).follow(other, opened, local_gradients)
-            for other, (opened, (local_gradients, _)) in enumerate(
+            super(DividedEngine, self).follow(other, opened, local, vector)
+            for other, (opened, (local, (vector,))) in enumerate(
                 zip(lookup.opened, received)
             )
         ]
@@ -484,6 +505,30 @@ class DividedBackend(HostBackend):
                 self._reader.read_features(features, weights)
             )
         )
+
+    def rows_of_ids(
+        self, features: Sequence[embedding_inputs.FeatureIds | None]
+    ) -> list[tf.Tensor]:
+        """Returns the row of each id, one tensor per feature.
+
+        Each id is a separate sample. Features that are None have no samples.
+        """
+        self._replicas.require_current("gradient")
+        assert isinstance(self.engine, DividedEngine)
+        samples = []
+        for one in features:
+            ids = tf.zeros([0], tf.int64) if one is None else one.ids
+            num_ids = tf.size(ids, tf.int64)
+            samples.append(
+                embedding_inputs.FeatureIds(
+                    tf.cast(ids, tf.int64),
+                    tf.range(num_ids + 1),
+                    num_ids,
+                    tf.zeros([0]),
+                    kind=key_tensors.INTEGERS if one is None else one.kind,
+                )
+            )
+        return self.engine.look_up_only(samples)
 
     def vocabulary_class(
         self, table: int

@@ -24,8 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import paths, slice_specs, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, paths, slice_specs, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided.group import (
     Group,
@@ -618,7 +617,7 @@ class DividedTables:
         """Stores the processes, and patches TensorFlow's saver."""
         self._group = group
         self.transfer = RowTransfer(group, strategy)
-        engine.ensure("sharded_tables")
+        patches.ensure("sharded_tables")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process.

@@ -182,7 +182,6 @@ class HostBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    mark_shape: ClassVar[tuple[int, ...]] = host_engine.MARK_SHAPE
     # Shape checks are always enabled, because they are fast and prevent invalid
     # memory accesses.
     checks_shapes = True
@@ -224,11 +223,18 @@ class HostBackend:
         )
         self._modes = step_gradients.StepModes()
         self.engine: host_engine.HostEngine | None = None
+        # The learning rates of a step, if the process has several replicas.
+        self._rates: step_gradients.RatesOfReplicas | None = None
         self._variables: dict[str, dict[str, Any]] = {}
         # The recorder of changes, which counts replacements of all values.
         self._changes: Any = None
         self._group: processes.Processes | None = None
         self.strings: dict[str, kept_strings.KeptStrings] = {}
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of a sum of marks of all replicas."""
+        return host_engine.mark_shape(self._replicas.num_replicas)
 
     @property
     def variable_device(self) -> str:
@@ -266,6 +272,8 @@ class HostBackend:
                 variables, self._replicas.strategy
             )
         self.engine = self._make_engine(spec, variables)
+        if self._replicas.num_local > 1:
+            self._rates = step_gradients.RatesOfReplicas(spec.tables, HOST)
 
     def _make_engine(
         self,
@@ -537,9 +545,7 @@ class HostBackend:
         replica = self._replicas.require_current("apply_gradients")
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(replica, gradients)
-        self._started.apply(
-            replica, flat, step_gradients.hyperparameters(self._spec.tables)
-        )
+        self._started.apply(replica, flat, self._hyperparameters(replica))
 
     def is_in_program(self) -> bool:
         """Returns False, because the host has no TPU program."""
@@ -578,10 +584,16 @@ class HostBackend:
 
     def apply_followed(self, marks: tf.Tensor) -> None:
         """Applies the gradients that a sum of marks represents."""
+        replica = self._replicas.require_current("apply")
         self._started.apply_followed(
-            self._replicas.require_current("apply"),
-            marks,
-            step_gradients.hyperparameters(self._spec.tables),
+            replica, marks, self._hyperparameters(replica)
+        )
+
+    def _hyperparameters(self, replica: int) -> list[tf.Tensor]:
+        if self._rates is None:
+            return step_gradients.hyperparameters(self._spec.tables)
+        return self._rates.hyperparameters(
+            self._spec.tables, is_first=self._replicas.is_first_here(replica)
         )
 
     def flush(self) -> None:

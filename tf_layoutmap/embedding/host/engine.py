@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap._core import ops
-from tf_layoutmap._patches import freed_gradients
+from tf_layoutmap._core import freed_gradients, ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, tables
 from tf_layoutmap.embedding.host import open_tables
@@ -202,8 +201,33 @@ def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
     }
 
 
-# Shape of the mark that represents gradients. See cc/core/engine/token_steps.h.
-MARK_SHAPE = (64, 2)
+# Shape of the mark that represents gradients of one replica. See
+# cc/core/engine/marks.h.
+MARK_SHAPE = (64, 8)
+
+
+def mark_shape(num_replicas: int) -> tuple[int, int]:
+    """Returns the shape of a sum of marks of all replicas."""
+    rows, columns = MARK_SHAPE
+    return (num_replicas * rows, columns)
+
+
+def mark_of_replica(
+    mark: tf.Tensor, replica: int | tf.Tensor, num_replicas: int
+) -> tf.Tensor:
+    """Returns a mark of one replica in the shape of a sum of marks.
+
+    The marks of all replicas are in different rows, so that a program can sum
+    or average marks over replicas. The other rows contain -0, like the unused
+    elements of a mark.
+    """
+    if num_replicas == 1:
+        return mark
+    is_own = tf.one_hot(replica, num_replicas, True, False, dtype=tf.bool)
+    return tf.reshape(
+        tf.where(is_own[:, tf.newaxis, tf.newaxis], mark[tf.newaxis], -0.0),
+        mark_shape(num_replicas),
+    )
 
 
 class OpenLookup(NamedTuple):
@@ -267,6 +291,7 @@ class HostEngine:
             of the table that owns the vocabulary.
         """
         self._spec = spec
+        self._num_replicas = num_replicas
         self.is_pipelined = is_pipelined
         # This object stores variables, and reads their handles at each call, so
         # that traced functions capture the handles.
@@ -471,21 +496,35 @@ class HostEngine:
         replica: int,
         lookup: OpenLookup,
         gradients: Sequence[tf.Tensor],
+        coordinates: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Stores the gradients of a lookup until they are applied or expire.
 
+        Args:
+          replica: Index of the replica of the lookup.
+          lookup: The lookup that `open` returned.
+          gradients: One gradient per feature, with the shape of its
+            activations.
+          coordinates: Output of `ops.gradient_coordinates` if the engine gets
+            only a part of the gradients. By default, the engine computes the
+            coordinates.
+
         Returns:
-          The mark of the gradients, of shape `MARK_SHAPE`. The caller sums and
-          scales marks in the same way as gradients, and then passes the result
-          to `apply_followed`.
+          The mark of the gradients, of shape `mark_shape(num_replicas)`. The
+          caller sums and scales marks in the same way as gradients, and then
+          passes the result to `apply_followed`.
         """
         with tf.device(self._handle.device):
-            return ops.follow_step(
+            mark = ops.follow_step(
                 engine=lookup.engine,
                 replica=tf.cast(replica, tf.int32),
                 token=lookup.tokens[replica],
                 gradients=list(gradients),
+                coordinates=tf.zeros([0])
+                if coordinates is None
+                else coordinates,
             )
+            return mark_of_replica(mark, replica, self._num_replicas)
 
     def apply_followed(
         self,

@@ -41,9 +41,6 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # The weight that receives the marks is saved in checkpoints. Therefore the
-    # marks must have the same shape as in the host engine.
-    mark_shape: ClassVar[tuple[int, ...]] = engine.MARK_SHAPE
     checks_shapes = True
 
     def __init__(
@@ -97,6 +94,11 @@ class ServersBackend:
         self._variables: dict[str, dict[str, Any]] = {}
         self._evicted: evicted_reports.EvictedReports | None = None
         self._changes: changes.ServerChanges | None = None
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of a sum of marks."""
+        return engine.MARK_SHAPE
 
     @property
     def variable_device(self) -> str:

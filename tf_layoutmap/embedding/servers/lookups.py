@@ -13,14 +13,29 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import packing
+from tf_layoutmap.embedding import packing, steps, tables
 from tf_layoutmap.embedding.host import engine
 from tf_layoutmap.embedding.servers import closures
+
+
+@dataclasses.dataclass(eq=False)
+class Gradients:
+    """Gradients of a lookup.
+
+    Attributes:
+      number: Number of the mark.
+      mark: The mark.
+      values: The gradients of the activations in the shape that the ops
+        require.
+    """
+
+    number: int
+    mark: tf.Tensor
+    values: Sequence[tf.Tensor]
 
 
 @dataclasses.dataclass(eq=False)
@@ -34,9 +49,8 @@ class Lookup:
       fetched: Replies of the servers.
       call: Index of the lookup among the lookups of the step.
       closure: Step of a closure that contains the lookup, or None.
-      gradients: For each time that gradients of the call were computed, the
-        number of the mark, and the gradients of the activations in the shape
-        that the ops require.
+      gradients: The gradients of the call, one element for each time that
+        gradients were computed.
     """
 
     inputs: engine.StepInputs
@@ -45,9 +59,7 @@ class Lookup:
     fetched: Sequence[tf.Tensor]
     call: int
     closure: closures.Closure | None
-    gradients: list[tuple[int, Sequence[tf.Tensor]]] = dataclasses.field(
-        default_factory=list
-    )
+    gradients: list[Gradients] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,19 +75,13 @@ class Followed:
 
 # The number of lookups of a thread that can wait for gradients.
 MAX_LOOKUPS, _ = engine.MARK_SHAPE
-# The factor of a mark is small, so that marks do not affect a global norm of
-# gradients. The generation of a mark detects that its row is used again. All
-# products of the factor and a generation are exact.
-_FACTOR = 2.0**-40
-_MAX_GENERATION = 4096
 
 
 class Lookups:
     """A container for the lookups of each thread that can receive gradients.
 
-    A mark represents the gradients of a lookup, as in the host engine: row `k`
-    of a mark contains a factor and the factor times the generation of the row,
-    and all other rows are zero.
+    A mark represents the gradients of a lookup, as in the host engine; see
+    cc/core/engine/marks.h.
     """
 
     def __init__(self):
@@ -102,7 +108,7 @@ class Lookups:
         lookups[:] = [
             one
             for one in lookups
-            if one.closure is closure and _is_accessible(one.plan)
+            if one.closure is closure and steps.is_accessible(one.plan)
         ]
         if (
             forget is not None
@@ -142,13 +148,23 @@ class Lookups:
             )
         number = getattr(self._of_thread, "num_marks", 0)
         self._of_thread.num_marks = number + 1
-        lookup.gradients.append((number, gradients))
-        mark = np.zeros(engine.MARK_SHAPE, np.float32)
-        mark[number % MAX_LOOKUPS] = [
-            _FACTOR,
-            _FACTOR * _generation(number),
+        earlier = [
+            one
+            for one in lookup.gradients
+            if all(map(steps.is_accessible, one.values))
         ]
-        return tf.constant(mark)
+        values = [*(one.values for one in earlier), gradients]
+        coordinates = ops.gradient_coordinates(
+            plan=lookup.plan,
+            gradients=[one for each in values for one in each],
+            num_gradients=len(values),
+        )
+        mark = ops.issue_mark(
+            coordinates=coordinates,
+            numbers=[*(one.number for one in earlier), number],
+        )
+        lookup.gradients.append(Gradients(number, mark, gradients))
+        return mark
 
     def take(self, marks: tf.Tensor) -> list[Followed]:
         """Removes this thread's lookups, and returns those with gradients.
@@ -159,6 +175,7 @@ class Lookups:
         Raises:
           RuntimeError: If no lookup has gradients, or if another function
             contains a lookup.
+          InvalidArgumentError: If the marks were not only summed and scaled.
         """
         lookups = [one for one in self._lookups() if one.gradients]
         self._lookups().clear()
@@ -169,9 +186,9 @@ class Lookups:
             )
         for lookup in lookups:
             tensors = [lookup.plan]
-            for _, gradients in lookup.gradients:
-                tensors.extend(gradients)
-            if not all(map(_is_accessible, tensors)):
+            for gradients in lookup.gradients:
+                tensors.extend([gradients.mark, *gradients.values])
+            if not all(map(steps.is_accessible, tensors)):
                 raise RuntimeError(
                     "A layer with tables on parameter servers must be called "
                     "in the function that applies its gradients, because its "
@@ -180,11 +197,26 @@ class Lookups:
                     "`@tf.function` from the function that calls the layer, "
                     "such as `call` of the model."
                 )
+        factors = _factors(lookups, marks)
         if tf.executing_eagerly():
-            # The gradients of these lookups were computed and not applied.
-            used = [one for one in lookups if _is_used(one, marks)]
-            lookups = used or lookups[-1:]
-        return [_followed(one, marks) for one in lookups]
+            # The other gradients were computed and not applied.
+            used = [
+                one
+                for one, of_lookup in zip(lookups, factors)
+                if any(float(factor) != 0 for factor in of_lookup)
+            ]
+            # If a program multiplies the gradients by 0, the step updates rows
+            # with zero gradients.
+            used = used or lookups[-1:]
+            factors = [
+                of_lookup
+                for one, of_lookup in zip(lookups, factors)
+                if one in used
+            ]
+            lookups = used
+        else:
+            factors = _checked_factors(factors, marks)
+        return [_followed(*one) for one in zip(lookups, factors)]
 
     def _lookups(self) -> list[Lookup]:
         if not hasattr(self._of_thread, "lookups"):
@@ -192,60 +224,73 @@ class Lookups:
         return self._of_thread.lookups
 
 
-def _generation(number: int) -> int:
-    return number // MAX_LOOKUPS % _MAX_GENERATION + 1
-
-
-def _factors(lookup: Lookup, marks: tf.Tensor) -> tf.Tensor:
-    """Returns the factor of each gradient of a lookup."""
-    rows = [number % MAX_LOOKUPS for number, _ in lookup.gradients]
-    return tf.gather(marks[:, 0], rows)
-
-
-def _is_used(lookup: Lookup, marks: tf.Tensor) -> bool:
-    return bool(tf.reduce_any(_factors(lookup, marks) != 0))
-
-
-def _followed(lookup: Lookup, marks: tf.Tensor) -> Followed:
-    """Returns a lookup with the sum of its gradients, times their factors."""
-    factors = _factors(lookup, marks)
-    generations = [float(_generation(number)) for number, _ in lookup.gradients]
-    rows = [number % MAX_LOOKUPS for number, _ in lookup.gradients]
-    products = tf.gather(marks[:, 1], rows)
-    checks = [
-        # An update with zero gradients can also change rows.
-        tf.debugging.Assert(
-            tf.reduce_any(factors != 0),
-            [
-                "Gradients of tables on servers must not be multiplied by 0 "
-                "before they are applied, and the gradients of all calls of a "
-                "layer must be applied in one step."
-            ],
-        ),
-        # The comparison is true for factors that are not finite.
-        tf.debugging.Assert(
-            ~tf.reduce_any(
-                tf.abs(products - factors * generations)
-                > 1e-4 * tf.abs(products)
+def _factors(
+    lookups: Sequence[Lookup], marks: tf.Tensor
+) -> list[list[tf.Tensor]]:
+    """Returns the factor of each gradient of each lookup."""
+    # If there are too many gradients, the oldest one in each row of a mark is
+    # discarded.
+    newest = {
+        one.number % MAX_LOOKUPS: one
+        for one in sorted(
+            (one for lookup in lookups for one in lookup.gradients),
+            key=lambda one: one.number,
+        )
+    }
+    issued = list(newest.values())
+    with tf.device(tables.HOST):
+        found = tf.unstack(
+            ops.read_marks(
+                marks=marks,
+                issued=[one.mark for one in issued],
+                numbers=[one.number for one in issued],
+                where=" (tables on parameter servers)",
             ),
+            num=len(issued),
+        )
+    by_number = {one.number: factor for one, factor in zip(issued, found)}
+    return [
+        [by_number.get(one.number, tf.zeros([])) for one in lookup.gradients]
+        for lookup in lookups
+    ]
+
+
+def _checked_factors(
+    factors: list[list[tf.Tensor]], marks: tf.Tensor
+) -> list[list[tf.Tensor]]:
+    """Checks that all lookups of a traced function are part of its step.
+
+    A step can multiply all gradients by 0. If it multiplies only the gradients
+    of some lookups by 0, the marks do not show whether these lookups are part
+    of the step. An update with zero gradients can also change rows.
+    """
+    if len(factors) == 1:
+        return factors
+    is_zero = tf.reduce_all(tf.equal(marks, 0))
+    checks = [
+        tf.debugging.Assert(
+            is_zero | tf.reduce_any(tf.not_equal(tf.stack(of_lookup), 0)),
             [
-                "The gradients of tables on servers were computed too long "
-                f"ago: at most {MAX_LOOKUPS} lookups can wait for their "
-                "gradients to be applied."
+                "If a step applies gradients of several calls of a layer with "
+                "tables on parameter servers, the gradients of a single call "
+                "must not be multiplied by 0, and the gradients of all calls "
+                "must be applied in one step."
             ],
-        ),
+        )
+        for of_lookup in factors
     ]
     with tf.control_dependencies([one for one in checks if one is not None]):
-        factors = factors / _FACTOR
+        return [list(map(tf.identity, of_lookup)) for of_lookup in factors]
+
+
+def _followed(lookup: Lookup, factors: Sequence[tf.Tensor]) -> Followed:
+    """Returns a lookup with the sum of its gradients, times their factors."""
     sums: list[tf.Tensor] | None = None
-    for place, (_, gradients) in enumerate(lookup.gradients):
+    for gradients, factor in zip(lookup.gradients, factors):
         # Gradients with the factor 0 are not applied, also if they are not
         # finite.
         products = [
-            one * factors[place]
-            if len(lookup.gradients) == 1
-            else tf.math.multiply_no_nan(one, factors[place])
-            for one in gradients
+            tf.math.multiply_no_nan(one, factor) for one in gradients.values
         ]
         sums = (
             products
@@ -367,11 +412,4 @@ def _joined_weights(
             for one in parts
         ],
         axis=0,
-    )
-
-
-def _is_accessible(tensor: tf.Tensor) -> bool:
-    """Returns whether the current function can use a tensor."""
-    return not tf.is_symbolic_tensor(tensor) or any(
-        graph is tensor.graph for graph in tf_private.graphs_around()
     )

@@ -28,10 +28,6 @@ class TPUBackend:
     """A backend that runs the steps of a `TPUEmbedding` on a TPU."""
 
     is_on_tpu: ClassVar[bool] = True
-    # A TPU identifies steps by their order, so the mark does not have to
-    # identify a step. The gradient of the mark only shows that the backward
-    # pass has run.
-    mark_shape: ClassVar[tuple[int, ...]] = ()
     # User programs can set this attribute to False.
     checks_shapes = True
 
@@ -67,6 +63,14 @@ class TPUBackend:
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = tables.TableSync()
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape `()`, because a TPU identifies steps by their order.
+
+        The gradient of the mark only shows that the backward pass has run.
+        """
+        return ()
 
     @property
     def variable_device(self) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_layoutmap._core.patch_entry import Patch
 from tf_layoutmap.layers.base.embedding_report import EmbeddingReport
 from tf_layoutmap.layers.base.stock_embeddings import Replacer
 
@@ -71,3 +72,17 @@ def with_signature(
 
     vars(wrapper)["__signature__"] = inspect.signature(original)
     return wrapper
+
+
+def patch_of_creation(group: str, owner: str, version: str) -> Patch:
+    """Returns the entry by which a scope replaces `Embedding` layers."""
+    return Patch(
+        group,
+        f"{owner}:Embedding",
+        "__init__",
+        init_embedding,
+        "The optimizer of a model updates all rows of an Embedding.",
+        version,
+        "tests/layers/test_embedding_replacement.py",
+        make=with_signature,
+    )

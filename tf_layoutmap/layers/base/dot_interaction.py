@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import op_compositions
+from tf_layoutmap._core import op_gradients
 from tf_layoutmap.layers.base import interactions
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 
@@ -77,7 +77,7 @@ class DotInteractionCore(LayerBase):
         if training is None or tf.is_tensor(training) or not training:
             # An exported model must not contain the C++ op, because a server
             # loads it without this package.
-            return op_compositions.dot_interaction(inputs, **options)
+            return op_gradients.dot_interaction(inputs, **options)
         return interactions.dot_interaction(inputs, **options)
 
     def compute_output_shape(

@@ -7,7 +7,7 @@ writes the full table, a step of a replaced layer only the rows of the batch.
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ class EmbeddingEntry:
       differences: Sentences about training that differs from the stock layer.
       bytes_before: Bytes of the stock table and its slot variables.
       bytes_after: Bytes of the table and its slot variables.
+      rule_source: The rule and the learning rate of a replaced table as text,
+        or a function that returns this text, if the model is not compiled.
     """
 
     path: str
@@ -75,6 +77,24 @@ class EmbeddingEntry:
     differences: tuple[str, ...] = ()
     bytes_before: int = 0
     bytes_after: int = 0
+    rule_source: str | Callable[[], str] = dataclasses.field(
+        default="", repr=False, compare=False
+    )
+
+    @property
+    def rule(self) -> str:
+        """The rule and the learning rate; empty if it is not replaced."""
+        source = self.rule_source
+        return source() if callable(source) else source
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the entry as plain values."""
+        values = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "rule_source"
+        }
+        return {**values, "rule": self.rule}
 
     @property
     def table_bytes(self) -> int:
@@ -95,7 +115,7 @@ class EmbeddingReport:
     >>> [entry.num_rows for entry in report.replaced]
     [1000]
     >>> report.to_dict()["bytes_after"]
-    32000
+    48000
 
     Attributes:
       entries: One entry per `Embedding` layer of the model.
@@ -182,7 +202,7 @@ class EmbeddingReport:
         """Returns the report as plain values, for example for JSON."""
         before, after = self.expected_step_ms()
         return {
-            "layers": [dataclasses.asdict(entry) for entry in self.entries],
+            "layers": [entry.to_dict() for entry in self.entries],
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "step_ms_before": before,
@@ -198,7 +218,10 @@ class EmbeddingReport:
         if not self.entries:
             return "The model has no stock Embedding layers."
         lines = [f"Replaced: {len(self.replaced)} Embedding layers"]
-        lines += [f"  {_describe(entry)}" for entry in self.replaced]
+        lines += [
+            f"  {_describe(entry)}: trained with {entry.rule}"
+            for entry in self.replaced
+        ]
         lines.append(f"Not replaced: {len(self.not_replaced)}")
         lines += [
             f"  {_describe(entry)}: {entry.reason}"
@@ -301,7 +324,8 @@ def _item(name: str, entry: EmbeddingEntry, report: EmbeddingReport) -> Item:
             Choice(
                 SHARDED,
                 "in a ShardedEmbedding, whose steps read and write only the "
-                "rows of a batch",
+                "rows of a batch"
+                + (f", with the rule of {entry.rule}" if entry.rule else ""),
                 _memory(entry, entry.bytes_after),
                 {"rows": sharded},
                 refused=None

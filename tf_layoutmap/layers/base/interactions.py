@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import op_compositions, tf_private
+from tf_layoutmap._core import op_gradients, tf_private
 from tf_layoutmap._core import ops as _ops
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.sharded.routing import checks as routing_checks
@@ -84,11 +84,9 @@ def dot_interaction(
     check_shapes([one.shape for one in tensors], "features")
     _check_dtypes([one.dtype for one in tensors])
     if is_symbolic:
-        return op_compositions.dot_interaction(
-            tensors, api=keras.ops, **options
-        )
+        return op_gradients.dot_interaction(tensors, api=keras.ops, **options)
     if _uses_stock_ops(tensors):
-        return op_compositions.dot_interaction(tensors, **options)
+        return op_gradients.dot_interaction(tensors, **options)
     return _ops.dot_interaction(features=tensors, **options)
 
 

@@ -22,7 +22,7 @@ from tf_layoutmap.embedding.spec.optimizer_specs import (
     SlotSpec,
     read_optimizer,
 )
-from tf_layoutmap.layers.base import weight_files
+from tf_layoutmap.layers.base import model_rules, weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ _DEFAULTS = {
     "adagrad": tf.tpu.experimental.embedding.Adagrad,
 }
 _ACCEPTED = (
-    'None, "sgd", "adagrad" or a tf.tpu.experimental.embedding optimizer'
+    'None, "model", "sgd", "adagrad" or a tf.tpu.experimental.embedding '
+    "optimizer"
 )
 
 
@@ -184,6 +185,13 @@ class RowUpdates(RowOptimizerSaving):
     learning_rate: Any
     _accumulated_ids: Any = None
     _accumulated_gradients_of_ids: Any = None
+    # Whether the optimizer of the model determines the rule.
+    _follows_model = False
+
+    @classmethod
+    def _new_follower(cls) -> Self:
+        """Returns an optimizer that follows the optimizer of a model."""
+        raise NotImplementedError
 
     @classmethod
     def read(
@@ -192,7 +200,7 @@ class RowUpdates(RowOptimizerSaving):
         """Returns the optimizer for a layer's `optimizer` argument.
 
         Args:
-          optimizer: One of: None, `"sgd"`, `"adagrad"`, a
+          optimizer: One of: None, `"model"`, `"sgd"`, `"adagrad"`, a
             `tf.tpu.experimental.embedding` optimizer, or an object of this
             class that no other layer uses.
           layer: Name of the layer, for messages.
@@ -215,14 +223,20 @@ class RowUpdates(RowOptimizerSaving):
             return optimizer
         if isinstance(optimizer, str):
             name = _core_checks.check_one_of(
-                "optimizer", optimizer, tuple(_DEFAULTS), where=where
+                "optimizer",
+                optimizer,
+                (model_rules.MODEL, *_DEFAULTS),
+                where=where,
             )
+            if name == model_rules.MODEL:
+                return cls._new_follower()
             optimizer = _DEFAULTS[name]()
         if isinstance(optimizer, cls._keras.optimizers.Optimizer):
             raise TypeError(
                 f"Argument `optimizer` must be {_ACCEPTED}; Keras' optimizers "
-                "update full weights. To train the table with the model's "
-                "optimizer pass optimizer=None. Received: "
+                "update full weights. To train the rows of a batch with the "
+                'rule of the model\'s optimizer pass optimizer="model"; to '
+                "train the full table pass optimizer=None. Received: "
                 f"{type(optimizer).__name__} "
                 f"({where})."
             )
@@ -279,14 +293,27 @@ class RowUpdates(RowOptimizerSaving):
             if hasattr(self, slot.name)
         }
 
+    def _set_table(self, table: HasSlots) -> None:
+        """Sets the table, a `HostTable` or `MeshTable`, with new slots."""
+        self.create_slots(table)
+
     def create_slots(self, table: HasSlots) -> None:
         """Creates the slot variables of a `HostTable` or `MeshTable`."""
         self._table = table
         for slot in self._spec.slots:
             # Checkpoints save attributes.
-            setattr(
-                self, slot.name, table.new_slot(slot.name, slot.initial_value)
-            )
+            setattr(self, slot.name, table.new_slot(slot))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
+    def describe(self) -> str:
+        """Returns the rule and the learning rate as text."""
+        rate = self._rate_config()
+        return (
+            f"{self._spec.name}, "
+            f"{model_rules.describe_rate({'learning_rate': rate})}"
+        )
 
     # Steps.
 

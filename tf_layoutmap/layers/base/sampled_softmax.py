@@ -43,7 +43,8 @@ def sampled_softmax_loss(
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> items = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 2, optimizer="adagrad")
+    ...     tlm.OpenVocabulary(100), 2,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = items(np.array(["hat"]))
     >>> _ = items.vocabulary.write(["hat", "bag"], [[1., 0.], [0., 1.]])
     >>> loss = tlm.ops.sampled_softmax_loss(

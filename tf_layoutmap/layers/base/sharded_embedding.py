@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import literals, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import (
+    keras_private,
+    literals,
+    patches,
+    placeholders,
+    tf_private,
+    user_warnings,
+)
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     key_table,
+    model_rules,
     sparse_ids,
     tables,
     weight_files,
@@ -27,7 +34,6 @@ from tf_layoutmap.layers.base import (
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_one_replica
 from tf_layoutmap.layers.base.tables import HOST
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -76,13 +82,19 @@ def count_shards(
             f"({where})."
         )
     if partitioner is None:
-        num_shards = 1 if num_shards is None else num_shards
-        return min(
-            max_shards,
-            _core_checks.check_int(
-                "num_shards", num_shards, lowest=1, where=where
-            ),
+        num_shards = _core_checks.check_int(
+            "num_shards",
+            1 if num_shards is None else num_shards,
+            lowest=1,
+            where=where,
         )
+        if num_shards > max_shards:
+            user_warnings.warn(
+                f"The table of {shape[0]} rows has {max_shards} shards instead "
+                f"of num_shards={num_shards}, because each shard requires at "
+                f"least one row, or one bucket of keys ({where})."
+            )
+        return min(max_shards, num_shards)
     if not callable(partitioner):
         raise TypeError(
             _core_checks.message("partitioner", "callable", partitioner, where)
@@ -117,16 +129,30 @@ def check_inputs(inputs: Any, layer: str) -> None:
             )
 
 
-def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
+# A dtype represents all integers exactly up to this number.
+_LARGEST_EXACT = {
+    "bfloat16": 2**8,
+    "float16": 2**11,
+    "float32": 2**24,
+    "float64": 2**53,
+}
+
+
+def read_ids(
+    inputs: Any, num_rows: int, name: str, compute_dtypes: Iterable[str] = ()
+) -> tf.Tensor:
     """Returns ids as int32 or int64.
 
     Args:
       inputs: Dense tensor of numbers.
       num_rows: Number of rows of the table.
       name: Name of the layer.
+      compute_dtypes: Compute dtypes of the layer and of the layers that call
+        it. Keras converts floats of a model's inputs to these dtypes, and back
+        to the dtype of the `Input`.
 
     Raises:
-      TypeError: If the dtype cannot represent all row numbers exactly.
+      TypeError: If a dtype cannot represent all row numbers exactly.
       tf.errors.InvalidArgumentError: If a number is not an integer.
     """
     ids = tf.convert_to_tensor(inputs)
@@ -136,23 +162,26 @@ def read_ids(inputs: Any, num_rows: int, name: str) -> tf.Tensor:
         return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
     # Ids can be floats, because a Keras Sequential model without an Input casts
     # all numbers to floats.
-    exact = (
-        2 ** (tf.experimental.numpy.finfo(ids.dtype.as_numpy_dtype).nmant + 1)
-        if ids.dtype.is_floating
-        else 0
-    )
     if ids.dtype == tf.string:
         raise TypeError(
             f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
             "Received: strings. To look up strings, create the layer with "
             "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer`."
         )
-    if num_rows > exact:
+    for dtype in (ids.dtype.name, *compute_dtypes):
+        if num_rows <= _LARGEST_EXACT.get(dtype, 0):
+            continue
         raise TypeError(
             "Ids must be integers; declare them, as by "
             'keras.Input(shape, dtype="int64"). Received: dtype '
-            f"{ids.dtype.name}, which does not represent all ids below "
-            f"{num_rows} exactly (layer {name!r})."
+            + (
+                f"{dtype}, which does"
+                if dtype == ids.dtype.name
+                else f"{ids.dtype.name} in a layer or model with compute dtype "
+                f"{dtype}, to which Keras converts the inputs, and which does"
+            )
+            + f" not represent all ids below {num_rows} exactly (layer "
+            f"{name!r})."
         )
     flat = tf.reshape(ids, [-1])
     is_integer = tf.equal(flat, tf.round(flat))
@@ -208,7 +237,8 @@ class EmbeddingCore(LayerBase):
             values or strings. Training steps assign rows to new ids that the
             vocabulary admits.
           output_dim: Number of columns of the table.
-          num_shards: Maximum number of shards; 1 by default. On a mesh, neither
+          num_shards: Number of shards; 1 by default. If the table has fewer
+            rows, the layer warns, and each row is a shard. On a mesh, neither
             `num_shards` nor `partitioner` may be set.
           partitioner: A partitioner of `tlm.partitioners`, an alternative to
             `num_shards`.
@@ -226,11 +256,14 @@ class EmbeddingCore(LayerBase):
             applied only to the rows that a step has changed, and must treat
             each row independently (`axis=1`). Otherwise the function is applied
             to the full table.
-          optimizer: Optimizer of the table: `"sgd"`, `"adagrad"`, or an object
-            of `tf.tpu.experimental.embedding`, such as `Adagrad(0.05)`. The
-            learning rate of this object may also be a Keras schedule. If None,
-            the model's optimizer trains the shards, and each of its steps
-            updates every row.
+          optimizer: Optimizer of the table. With `"model"`, the table follows
+            the optimizer of the model: the rows of a batch are updated with its
+            rule, learning rate and other settings. For a separate optimizer,
+            pass an object of `tf.tpu.experimental.embedding`, such as
+            `Adagrad(0.05)`, whose learning rate may also be a Keras schedule,
+            or `"sgd"` or `"adagrad"`, whose learning rates are 0.01 and 0.001.
+            If None, the model's optimizer trains the shards, and each of its
+            steps updates every row.
           mask_zero: Whether id 0 is padding and is masked. If the layer also
             has an open vocabulary, 0 and the empty string are not keys, and
             their lookup returns zeros.
@@ -321,6 +354,18 @@ class EmbeddingCore(LayerBase):
                     where,
                 )
             )
+        if self.optimizer._follows_model:
+            raise ValueError(
+                _core_checks.message(
+                    "optimizer",
+                    "a separate optimizer, such as tf.tpu.experimental."
+                    "embedding.Adagrad(0.1), if ids are keys: the engine "
+                    "resets the slot variables of a row that is reassigned to "
+                    "another key",
+                    model_rules.MODEL,
+                    where,
+                )
+            )
         for name in ("embeddings_regularizer", "embeddings_constraint"):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -370,7 +415,7 @@ class EmbeddingCore(LayerBase):
           RuntimeError: If there are several replicas, and the layer has no open
             vocabulary.
         """
-        engine.ensure("function_traces")
+        patches.ensure("function_traces")
         if self._key_table is None:
             check_one_replica(self.name)
 
@@ -378,17 +423,22 @@ class EmbeddingCore(LayerBase):
         """Returns the table. The first call creates the table."""
         table = self._table
         if table is None:
-            # tf_keras calls `build` in a name scope of the layer. The empty
-            # name scope keeps this prefix out of the variable's name.
+            name = f"{self._name_scope_of_weights()}/embeddings"
+            # `build` may be called in a name scope of the layer. The empty name
+            # scope keeps this scope from being added a second time.
             with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
                 table = vars(self)["_table"] = self._table_class.create(
                     self._table_initializer(),
                     shape=(self.input_dim, self.output_dim),
                     dtype=tf.as_dtype(self.variable_dtype),
                     num_shards=self.num_shards,
-                    name=f"{self.name}/embeddings",
+                    name=name,
                 )
         return table
+
+    def _name_scope_of_weights(self) -> str:
+        """Returns the prefix of the names of weights, as in stock Keras."""
+        raise NotImplementedError
 
     def _table_initializer(self) -> Any:
         """Returns the initializer of the rows of the table."""
@@ -467,7 +517,7 @@ class EmbeddingCore(LayerBase):
         ids = self._ids(inputs)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)
         return tf.cast(self._rows(ids), self.compute_dtype)
@@ -488,7 +538,7 @@ class EmbeddingCore(LayerBase):
         if self._key_table is not None:
             return is_abstract
         # Keras creates the weights after this call.
-        return self._table is None and report.placeholder_of(self) is None
+        return self._table is None and placeholders.placeholder_of(self) is None
 
     def _is_abstract(self) -> bool:
         """Whether Keras uses only the shape of the current call's result."""
@@ -508,7 +558,16 @@ class EmbeddingCore(LayerBase):
                 "`input_dim` is a tlm.OpenVocabulary. Received: StoredKeys "
                 f"(layer {self.name!r}, with input_dim={self.input_dim})."
             )
-        return read_ids(inputs, self.input_dim, self.name)
+        return read_ids(
+            inputs,
+            self.input_dim,
+            self.name,
+            [
+                one.compute_dtype
+                for one in (self, *keras_private.name_scope_callers())
+                if hasattr(one, "compute_dtype")
+            ],
+        )
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
         if (
@@ -579,12 +638,16 @@ class EmbeddingCore(LayerBase):
             "embeddings_constraint": self._keras.constraints.serialize(
                 self.embeddings_constraint
             ),
-            "optimizer": (
-                self.optimizer
-                and self._keras.saving.serialize_keras_object(self.optimizer)
-            ),
+            "optimizer": self._optimizer_config(),
             "mask_zero": self.mask_zero,
         }
+
+    def _optimizer_config(self) -> Any:
+        if self.optimizer and self.optimizer._follows_model:
+            return model_rules.MODEL
+        return self.optimizer and self._keras.saving.serialize_keras_object(
+            self.optimizer
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:

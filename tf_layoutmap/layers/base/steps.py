@@ -17,115 +17,29 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_layoutmap._core import function_traces, literals, ops, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import (
+    function_traces,
+    literals,
+    ops,
+    patches,
+    placeholders,
+    tf_private,
+)
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import packing
+from tf_layoutmap.embedding import packing, stock_lookup
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.base import keras_rs_configs, weight_files
+from tf_layoutmap.layers.base import (
+    activation_shapes,
+    keras_rs_configs,
+    weight_files,
+    weight_gradients,
+)
 from tf_layoutmap.layers.base import tables as base_tables
 from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded.routing import checks as routing_checks
-
-Shape = tuple[int | None, ...]
-
-
-def activation_shapes(
-    spec: config.EmbeddingSpec, feature_config: Any, inputs: Any
-) -> list[Shape]:
-    """Returns the shape of each feature's activations.
-
-    The function enqueues no step and computes no values.
-
-    Args:
-      spec: Tables and features.
-      feature_config: Nested structure of features.
-      inputs: The same structure of values with an attribute `shape`, which is
-        `[num_samples]` or `[..., ids per sample]`. A packed batch is also
-        supported.
-
-    Raises:
-      TypeError, ValueError: If the structures differ.
-    """
-    if has_packed_ids(feature_config, inputs):
-        # All features have the same samples.
-        return [
-            _activation_shape(spec, feature, (inputs.shape[0], None))
-            for feature in spec.features
-        ]
-    embedding_inputs.check_same_structure(
-        inputs, "inputs", feature_config, "feature_config"
-    )
-    return [
-        _activation_shape(spec, feature, tuple(value.shape))
-        for feature, value in zip(spec.features, tf.nest.flatten(inputs))
-    ]
-
-
-def zero_activations(
-    spec: config.EmbeddingSpec, feature_config: Any, inputs: Any
-) -> Any:
-    """Returns zeros in the shape of the activations; enqueues no step.
-
-    Args:
-      spec: Tables and features.
-      feature_config: Nested structure of features.
-      inputs: The same structure of dense, sparse or ragged ids, or a packed
-        batch.
-
-    Returns:
-      Structure of `feature_config` with float32 tensors.
-    """
-    shapes = activation_shapes(spec, feature_config, inputs)
-    values = tf.nest.flatten(inputs)
-    if has_packed_ids(feature_config, inputs):
-        values *= len(shapes)
-    return tf.nest.pack_sequence_as(
-        feature_config,
-        [
-            tf.zeros(
-                [
-                    _size(value, axis) if size is None else size
-                    for axis, size in enumerate(shape)
-                ]
-            )
-            for shape, value in zip(shapes, values)
-        ],
-    )
-
-
-def has_packed_ids(feature_config: Any, inputs: Any) -> bool:
-    """Returns whether an input is a packed batch, or a placeholder for one."""
-    return packing.is_packed(inputs, feature_config) or (
-        tf.nest.is_nested(feature_config)
-        and not tf.nest.is_nested(inputs)
-        and not isinstance(inputs, (tf.RaggedTensor, tf.SparseTensor))
-        and len(getattr(inputs, "shape", ())) == 2
-    )
-
-
-def _activation_shape(
-    spec: config.EmbeddingSpec, feature: config.FeatureSpec, shape: Shape
-) -> Shape:
-    dim = spec.table_of(feature).dim
-    if feature.output_shape is not None:
-        return (*feature.output_shape, dim)
-    samples = shape[: max(len(shape) - 1, 1)]
-    positions = [feature.max_sequence_length] * feature.is_sequence
-    return (*samples, *positions, dim)
-
-
-def _size(value: Any, axis: int) -> tf.Tensor:
-    """Returns the number of samples at run time, for any type of input."""
-    if isinstance(value, tf.SparseTensor):
-        return tf.cast(value.dense_shape[axis], tf.int32)
-    if isinstance(value, tf.RaggedTensor):
-        return tf.cast(value.bounding_shape(axis), tf.int32)
-    return tf.shape(value)[axis]
 
 
 def may_be_recorded(
@@ -163,8 +77,9 @@ def connect_mark(
       num_replicas: Number of replicas of the strategy.
 
     Returns:
-      The same activations. The gradient of `step` is the mark. If any gradient
-      of the activations is not finite, the gradient of `step` is not finite.
+      The same activations. The gradient of `step` is the mark, whose norm is
+      the norm of the gradients of the tables. If any gradient of the
+      activations is not finite, in any replica, the mark is not finite.
     """
 
     @tf.custom_gradient
@@ -172,14 +87,28 @@ def connect_mark(
         def gradient(*gradients):
             gradients = [tf.convert_to_tensor(one) for one in gradients]
             mark = record_gradients(gradients)
-            one_or_nan = _mean_of_replicas(_one_or_nan(gradients), num_replicas)
-            mark = tf.where(mark == 0, 0.0, mark * one_or_nan)
+            if not mark.shape.rank:
+                # A TPU identifies gradients only by the order of the steps.
+                mark *= _mean_of_replicas(_one_or_nan(gradients), num_replicas)
+            elif num_replicas > 1:
+                mark *= _finite_in_all_replicas(mark, num_replicas)
             return mark, *[None] * len(gradients)
 
         return [tf.identity(one) for one in activations], gradient
 
     activated: Any = connected(step, *activations)
     return activated
+
+
+def _finite_in_all_replicas(mark: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """Returns ones, or NaN in column 0 if any replica's mark is not finite.
+
+    The engine ignores NaN in this column. If the step is applied, the gradients
+    that are finite are therefore applied as they are.
+    """
+    is_finite = tf.reduce_all(tf.math.is_finite(mark))
+    first = _mean_of_replicas(tf.where(is_finite, 1.0, math.nan), num_replicas)
+    return tf.concat([first[tf.newaxis], tf.ones([tf.shape(mark)[1] - 1])], 0)
 
 
 def _one_or_nan(gradients: list[tf.Tensor]) -> tf.Tensor:
@@ -315,7 +244,7 @@ class EmbeddingSteps:
 
     def build(self):
         """Creates the tables. On a TPU, the first step creates the tables."""
-        engine.ensure("function_traces")
+        patches.ensure("function_traces")
         if self.is_on_tpu:
             return
         self.embedding.build()
@@ -374,7 +303,7 @@ class EmbeddingSteps:
           RuntimeError: If the method is called outside of `strategy.run`, and
             the tables are on a TPU or sharded over processes.
         """
-        placeholder = report.placeholder_of(self.embedding)
+        placeholder = placeholders.placeholder_of(self.embedding)
         if placeholder is not None:
             return placeholder(
                 *self._truncate(*self._unpacked(inputs, weights))
@@ -402,17 +331,17 @@ class EmbeddingSteps:
             vocabularies=self.embedding.vocabularies,
         )
 
-    def output_shapes(self, inputs: Any) -> list[tuple[int | None, ...]]:
+    def output_shapes(self, inputs: Any) -> list[activation_shapes.Shape]:
         """Returns the shape of each feature's activations for `inputs`."""
-        return activation_shapes(self.spec, self.feature_config, inputs)
+        return activation_shapes.shapes(self.spec, self.feature_config, inputs)
 
     def is_packed(self, inputs: Any) -> bool:
         """Returns whether `inputs` are a packed batch, or its placeholder."""
-        return has_packed_ids(self.feature_config, inputs)
+        return activation_shapes.has_packed_ids(self.feature_config, inputs)
 
     def zeros(self, inputs: Any) -> Any:
         """Returns zeros in the shape of the activations; enqueues no step."""
-        return zero_activations(self.spec, self.feature_config, inputs)
+        return activation_shapes.zeros(self.spec, self.feature_config, inputs)
 
     def start(self, step: tf.Tensor, inputs: Any, weights: Any) -> Any:
         """Returns the activations of a new step of the calling replica.
@@ -427,7 +356,17 @@ class EmbeddingSteps:
         Raises:
           RuntimeError: If a table has no optimizer, or if there are several
             replicas and the method is not called in a replica.
+          NotImplementedError: In `tf.vectorized_map`, or if a tape records
+            weights on a TPU.
         """
+        if routing_checks.in_vectorized_map():
+            raise NotImplementedError(
+                "A layer whose tables train must not be called in "
+                "`tf.vectorized_map`, because each call is a separate step of "
+                "its tables; call the layer before `tf.vectorized_map` with "
+                "the ids of all iterations, or use `tf.map_fn`. Received: a "
+                f"call of layer {self._layer!r} that a gradient tape records."
+            )
         replica = self.access.require_replica("call")
         inputs, weights = self._truncate(inputs, weights)
         self.access.check_can_train(self._layer)
@@ -438,7 +377,67 @@ class EmbeddingSteps:
         else:
             record_gradients, found = self.access.open(inputs, weights)
         flat = connect_mark(record_gradients, step, found, self.num_replicas)
+        if weights is not None and weight_gradients.may_have_gradient(weights):
+            flat = self._connect_weights(flat, inputs, weights)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
+
+    def _connect_weights(
+        self, activations: Sequence[tf.Tensor], inputs: Any, weights: Any
+    ) -> Sequence[tf.Tensor]:
+        """Connects the gradients of activations with those of weights.
+
+        Raises:
+          NotImplementedError: If a tape records weights on a TPU.
+        """
+        if self.is_on_tpu:
+            if weight_gradients.is_recorded(weights):
+                raise NotImplementedError(
+                    "The gradient of `weights` is not supported on a TPU, "
+                    "which returns only the combined rows; use "
+                    "`tf.stop_gradient(weights)`, or multiply embeddings of "
+                    "single ids by the weights. Received: weights that a "
+                    f"gradient tape records (layer {self._layer!r})."
+                )
+            return activations
+        inputs, weights = self._unpacked(inputs, weights)
+        return weight_gradients.connect(
+            self.spec,
+            activations,
+            [one for _, one in embedding_inputs.flatten_with_paths(inputs)],
+            embedding_inputs.flatten_weights(weights, inputs, like="inputs"),
+            self._rows_of_ids,
+            self.out_of_range,
+        )
+
+    def _rows_of_ids(
+        self, features: Sequence[embedding_inputs.FeatureIds | None]
+    ) -> list[tf.Tensor]:
+        """Returns the rows of ids; see `weight_gradients`."""
+        if self.access.is_divided:
+            return self.access.rows_of_ids(features)
+        vocabularies = self.embedding.vocabularies
+        rows = {
+            one.name: rows
+            for one, rows in zip(
+                self.spec.tables, self.embedding.embedding_tables.values()
+            )
+        }
+        found = []
+        for feature, one in zip(self.spec.features, features):
+            table = self.spec.table_of(feature)
+            vocabulary = vocabularies.get(table.name)
+            found.append(
+                tf.zeros([0, table.dim])
+                if one is None
+                else stock_lookup.rows_of_ids(
+                    table,
+                    rows[table.name],
+                    one,
+                    self.out_of_range,
+                    vocabulary and vocabulary.rows_by_stock_ops,
+                )
+            )
+        return found
 
     @property
     def has_copies(self) -> bool:

@@ -7,6 +7,7 @@ attribute and list that contains the layer remains valid.
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,12 +15,13 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
-from tf_layoutmap.layers.base import tables
+from tf_layoutmap.layers.base import model_rules, tables
 from tf_layoutmap.layers.base.embedding_report import (
     STOCK,
     EmbeddingEntry,
     EmbeddingReport,
 )
+from tf_layoutmap.layers.base.model_optimizer import UNKNOWN_RULE
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 
 # Settings of a Keras optimizer that would not apply to a table.
@@ -75,13 +77,21 @@ class Settings:
         if self.optimizer is None:
             raise ValueError(
                 "Argument `optimizer` must be the optimizer of the tables: "
-                '"sgd", "adagrad", or an optimizer of Keras or of '
+                '"model", "sgd", "adagrad", or an optimizer of Keras or of '
                 "tf.tpu.experimental.embedding. Received: None."
             )
 
+    @property
+    def follows_model(self) -> bool:
+        """Whether the tables follow the optimizer of their model."""
+        return (
+            isinstance(self.optimizer, str)
+            and self.optimizer == model_rules.MODEL
+        )
+
 
 def keras_rule(keras: Any, optimizer: Any) -> OptimizerSpec | None:
-    """Returns the rule of a Keras SGD or Adagrad, or None for other objects.
+    """Returns the rule of a Keras SGD or Adagrad, or None for other values.
 
     Keras adds `epsilon` to the accumulator of Adagrad. In the spec, the initial
     value of the accumulator contains it.
@@ -96,8 +106,10 @@ def keras_rule(keras: Any, optimizer: Any) -> OptimizerSpec | None:
     """
     if isinstance(optimizer, str):
         name = _core_checks.check_one_of(
-            "optimizer", optimizer, ("sgd", "adagrad")
+            "optimizer", optimizer, (model_rules.MODEL, "sgd", "adagrad")
         )
+        if name == model_rules.MODEL:
+            return None
         optimizer = {
             "sgd": keras.optimizers.SGD,
             "adagrad": keras.optimizers.Adagrad,
@@ -107,10 +119,12 @@ def keras_rule(keras: Any, optimizer: Any) -> OptimizerSpec | None:
     kind = type(optimizer)
     if kind not in (keras.optimizers.SGD, keras.optimizers.Adagrad):
         raise TypeError(
-            "A Keras optimizer of the tables must be SGD or Adagrad, because "
-            "other optimizers of Keras change all rows at every step; use an "
-            "optimizer of tf.tpu.experimental.embedding, which changes only "
-            f"the rows of the batch. Received: {kind.__name__}."
+            "A separate Keras optimizer of the tables must be SGD or Adagrad, "
+            "because other optimizers of Keras change all rows at every step; "
+            'use optimizer="model" and compile the model with this optimizer, '
+            "or use an optimizer of tf.tpu.experimental.embedding, which "
+            "change only the rows of the batch. Received: "
+            f"{kind.__name__}."
         )
     used = {
         name: getattr(optimizer, name)
@@ -206,7 +220,7 @@ class Replacer:
         raise NotImplementedError
 
     def differences(self) -> Iterable[str]:
-        """Yields sentences about differences from the stock optimizer."""
+        """Yields differences of a separate optimizer from Keras' optimizer."""
         raise NotImplementedError
 
     def weight_of(self, layer: Any) -> Any | None:
@@ -318,8 +332,17 @@ class Replacer:
         return None
 
     def _differences_of(self, layer: Any, compiled: Any) -> Iterable[str]:
-        yield from self.differences()
-        yield from self._differences_from(compiled)
+        if not self.settings.follows_model:
+            yield from self.differences()
+            yield from self._differences_from(compiled)
+        elif compiled is None:
+            yield (
+                "With an optimizer other than SGD without momentum and "
+                "Adagrad, rows that a step does not look up are not updated; "
+                "Keras' optimizers update all rows."
+            )
+        else:
+            yield from model_rules.differences(self.keras, compiled)
         for name in ("regularizer", "constraint"):
             rule = getattr(layer, f"embeddings_{name}")
             if rule is not None and not self.is_without_effect(rule):
@@ -376,6 +399,7 @@ class Replacer:
         """
         rule = self.rule_name if compiled is None else type(compiled).__name__
         table = 4 * layer.input_dim * layer.output_dim
+        num_slots = self._num_slots(compiled)
         before = table * (1 + _STOCK_SLOTS.get(rule, 2))
         return EmbeddingEntry(
             path=getattr(layer, "path", None) or layer.name,
@@ -388,16 +412,52 @@ class Replacer:
             if reason
             else tuple(dict.fromkeys(self._differences_of(layer, compiled))),
             bytes_before=before,
-            bytes_after=before if reason else table * (1 + self._num_slots),
+            bytes_after=before if reason else table * (1 + num_slots),
+            rule_source="" if reason else self._rule_source(layer, compiled),
         )
 
-    @functools.cached_property
-    def _num_slots(self) -> int:
-        return len(self.new_optimizer("tables")._spec.slots)
+    def _rule_source(self, layer: Any, compiled: Any) -> Any:
+        """Returns the rule of a table, or a function that returns it.
+
+        Args:
+          layer: The stock layer, which may be replaced later.
+          compiled: The optimizer of the compiled model, or None.
+        """
+        if not self.settings.follows_model:
+            return self.new_optimizer("tables").describe()
+        expected = (
+            UNKNOWN_RULE
+            if compiled is None
+            else f"{model_rules.describe(compiled)} (the model's optimizer)"
+        )
+        reference = weakref.ref(layer)
+
+        def describe() -> str:
+            optimizer = getattr(reference(), "optimizer", None)
+            found = UNKNOWN_RULE if optimizer is None else optimizer.describe()
+            return expected if found == UNKNOWN_RULE else found
+
+        return describe
+
+    def _num_slots(self, compiled: Any) -> int:
+        """Returns the number of slot variables of a replaced table."""
+        if not self.settings.follows_model:
+            return len(self.new_optimizer("tables")._spec.slots)
+        # Adam has the largest number of slot variables of common optimizers.
+        return max(
+            (
+                len(model_rules.read_rule(self.keras, one, "tables").slots)
+                for one in model_rules.inner_optimizers(compiled)
+            )
+            if compiled is not None
+            else [2]
+        )
 
     @functools.cached_property
     def rule_name(self) -> str:
         """Class name of the Keras optimizer with the rule of the tables."""
+        if self.settings.follows_model:
+            return "Adam"
         name = self.new_optimizer("tables")._spec.name
         return {"sgd": "SGD", "adagrad": "Adagrad"}.get(name, "Adam")
 
@@ -429,6 +489,9 @@ class Replacer:
             stock_rule=self.report_rule(rule), batch_ids=batch_ids
         )
         candidates = [layer for layer in layers if self.is_candidate(layer)]
+        if self.settings.follows_model and optimizer is not None:
+            for one in model_rules.inner_optimizers(optimizer):
+                model_rules.read_rule(self.keras, one, f"model {model.name!r}")
         for layer in candidates:
             reason = self.reason_against(layer, layers)
             report.entries.append(self.entry(layer, reason, optimizer))

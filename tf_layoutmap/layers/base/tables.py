@@ -25,6 +25,7 @@ from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.spec.optimizer_specs import (
     OptimizerSpec,
+    SlotSpec,
     read_optimizer,
 )
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -55,13 +56,23 @@ class HostTable:
         """Creates a variable whose values have any first size."""
         return new_host_accumulator(initial_value, name)
 
-    def new_slot(self, name: str, initial: float) -> ShardedVariable:
+    def with_rule(self, rule: OptimizerSpec) -> HostTable:
+        """Returns a table whose updates apply `rule`."""
+        del rule  # Each update contains the name of its rule.
+        return self
+
+    @property
+    def variable(self) -> ShardedVariable:
+        """The rows, by which optimizers identify the table."""
+        return self._variable
+
+    def new_slot(self, slot: SlotSpec) -> ShardedVariable:
         """Creates a slot variable with the shards of the table."""
-        name = f"{self.name}/{name}"
+        name = f"{self.name}/{slot.name}"
         return ShardedVariable(
             [
                 tf.Variable(
-                    tf.fill(shard.shape, initial),
+                    _initial_slot(shard, slot),
                     trainable=False,
                     name=f"{name}/part_{part}",
                 )
@@ -131,6 +142,12 @@ class HostTable:
         )
 
 
+def _initial_slot(shard: Any, slot: SlotSpec) -> tf.Tensor:
+    """Returns the initial value of the slot variable of a shard."""
+    rows, dim = shard.shape
+    return tf.fill([rows, slot.dim(dim)], slot.initial_value)
+
+
 def new_host_accumulator(initial_value: tf.Tensor, name: str) -> tf.Variable:
     """Creates a variable on the host whose values have any first size.
 
@@ -180,15 +197,19 @@ class ServersTable(HostTable):
         with tf.device(self._variable.variables[0].device):
             return server_tensor.ServerTensor(initial_value, name=name)
 
-    def new_slot(self, name: str, initial: float) -> ShardedVariable:
+    def with_rule(self, rule: OptimizerSpec) -> ServersTable:
+        """Returns a table whose updates apply `rule`."""
+        return ServersTable(self._variable, rule)
+
+    def new_slot(self, slot: SlotSpec) -> ShardedVariable:
         """Creates a slot variable on the devices of the table's shards."""
-        name = f"{self.name}/{name}"
+        name = f"{self.name}/{slot.name}"
         shards = []
         for part, shard in enumerate(self._variable.variables):
             with tf.device(shard.device):
                 shards.append(
                     tf_private.ResourceVariable(
-                        tf.fill(shard.shape, initial),
+                        _initial_slot(shard, slot),
                         trainable=False,
                         name=f"{name}/part_{part}",
                     )

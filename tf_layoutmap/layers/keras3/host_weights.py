@@ -54,7 +54,7 @@ class TableWeight(TrainsItself, keras.Variable):
         # Optimizers identify variables by this name.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
-            self._optimizer.create_slots(
+            self._optimizer._set_table(
                 tables.table_for_strategy(self._value, self._optimizer._spec)
             )
 
@@ -160,7 +160,7 @@ class ShardWeight(ShardOfTable, keras.Variable):
             shape=shape,
             dtype=dtype,
             autocast=False,
-            name=f"embeddings_{shard}",
+            name="embeddings" if is_only_shard else f"embeddings_{shard}",
         )
 
     def _initialize_with_initializer(self, initializer):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.layers.base import key_table
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.base.tables import HOST
@@ -27,15 +27,12 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 
 dtensor = tf.experimental.dtensor
 
-# Mark of a lookup in a traced step. The marks of the engine are as small.
-_MARK = 2.0**-40
-
 
 class MeshStepWeight(StepWeight, MeshVariable):
     """Mark weight on a mesh.
 
-    A traced step writes the sum of marks to the variable. Row `i` of the first
-    column belongs to lookup `i` of the layer in this step.
+    A traced step writes the sum of marks to the variable. The number of a mark
+    is the position of the lookup among the lookups of the layer in this step.
     """
 
     def __init__(self, steps: MeshKeys, context: MeshContext, owner: Any):
@@ -140,17 +137,32 @@ class MeshKeys:
         Args:
           gradients: Lookups of the step, and the gradients of their rows.
         """
-        factors = transfer.to_host(self.weight.divided_value)[:, 0] / _MARK
-        if factors.any():
+        marks = transfer.to_host(self.weight.divided_value)
+        # Marks contain negative zeros, also if they were multiplied by 0.
+        if gradients and np.signbit(marks).any():
             self._clear()
             with tf.device(HOST):
-                total = tf.zeros(self.mark_shape)
-                for lookup, gradient in gradients:
-                    factor = factors[lookup.position]
-                    if factor != 0:
-                        mark = _stored(lookup, gradient)
-                        total += tf.where(mark == 0, 0.0, mark * factor)
-                self._table.apply(total)
+                factors = ops.read_marks(
+                    marks=marks,
+                    issued=[
+                        _mark_of_position(lookup.position, tf.norm(gradient))
+                        for lookup, gradient in gradients
+                    ],
+                    numbers=[lookup.position for lookup, _ in gradients],
+                    where=f" (layer {self.layer_name!r})",
+                )
+                # The engine does not update the rows of lookups whose mark has
+                # the factor 0, unless all factors are 0.
+                self._table.apply(
+                    tf.add_n(
+                        [
+                            _stored(lookup, gradient) * factor
+                            for (lookup, gradient), factor in zip(
+                                gradients, tf.unstack(factors)
+                            )
+                        ]
+                    )
+                )
         self._is_running = False
 
     def _clear(self) -> None:
@@ -233,9 +245,7 @@ def _mark_of_host(lookup: HostLookup, gradient: tf.Tensor) -> tf.Tensor:
     """Stores an eager gradient; returns its mark on the mesh."""
     layout = Layout.replicated(dtensor.fetch_layout(gradient).mesh, 2)
     with tf_private.stop_recording(), tf.device(HOST):
-        value = transfer.to_host_tensor(gradient)
-        mark = _stored(lookup, value)
-        mark = tf.where(mark == 0, 0.0, mark * _one_or_nan(value))
+        mark = _stored(lookup, transfer.to_host_tensor(gradient))
     return transfer.to_mesh(mark, layout)
 
 
@@ -244,13 +254,27 @@ def _mark_in_graph(found: RowsOnMesh, gradient: tf.Tensor) -> tf.Tensor:
     collected = host_lookups.collected()
     assert collected is not None and found.index is not None
     collected.add(found, gradient)
-    is_mark = np.zeros(found.lookup.table.mark_shape, np.bool_)
-    is_mark[found.lookup.position, 0] = True
+    return _mark_of_position(found.lookup.position, tf.norm(gradient))
+
+
+def _mark_of_position(position: int, norm: tf.Tensor) -> tf.Tensor:
+    """Returns the mark of a lookup in a traced step, as the engine's marks.
+
+    In contrast to the engine, the identity does not depend on the norm, because
+    the host computes the norm again, with other rounding errors.
+
+    Args:
+      position: Position of the lookup among the lookups of the layer.
+      norm: Norm of the gradient; not finite if a value is not finite.
+    """
+    with tf.init_scope(), tf.device(HOST):
+        mark = ops.issue_mark(
+            coordinates=tf.ones([1]), numbers=[position]
+        ).numpy()
+    is_coordinate = np.zeros(mark.shape, np.bool_)
+    is_coordinate[:, 0] = mark[:, 0] != 0
     return tf.where(
-        tf.constant(is_mark), _MARK * _one_or_nan(gradient), tf.zeros([1, 1])
+        tf.constant(is_coordinate),
+        tf.reshape(norm, [1, 1]),
+        tf.constant(mark * np.float32(2.0**-30)),
     )
-
-
-def _one_or_nan(gradient: tf.Tensor) -> tf.Tensor:
-    """Returns `[1, 1]`: 1 if all values are finite, and NaN otherwise."""
-    return tf.reshape(1 + tf.reduce_sum(gradient * 0), [1, 1])

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
+from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 from tf_layoutmap.layers.base.row_optimizer import rows_of_gradient
 from tf_layoutmap.layers.keras3.mesh_accumulation import MeshAccumulators
 from tf_layoutmap.layers.keras3.row_optimizer import (
@@ -59,7 +60,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         )
         for variable in optimizer.variables:
             optimizers.move_variable(variable, context)
-        optimizer.create_slots(MeshTable(self))
+        optimizer._set_table(MeshTable(self))
 
     def assign(self, value: Any) -> Any:
         """Assigns a value, or applies a gradient in `Optimizer.apply`."""
@@ -145,9 +146,19 @@ class MeshTable:
         accumulators = self.accumulators
         return accumulators.ids if is_ids else accumulators.gradients
 
-    def new_slot(self, name: str, initial: float) -> MeshVariable:
+    def with_rule(self, rule: OptimizerSpec) -> "MeshTable":
+        """Returns a table whose updates apply `rule`."""
+        del rule  # Each update contains the name of its rule.
+        return self
+
+    @property
+    def variable(self) -> MeshTableWeight:
+        """The weight, by which optimizers identify the table."""
+        return self._weight
+
+    def new_slot(self, slot: SlotSpec) -> MeshVariable:
         """Creates a slot variable with the layout of the table."""
-        return _Slot(self._weight, name, initial)
+        return _Slot(self._weight, slot.name, slot.initial_value)
 
     def fill_slot(self, slot: MeshVariable, value: float) -> None:
         """Sets all values of a slot variable."""
@@ -227,7 +238,7 @@ class _Slot(MeshVariable):
     def fill(self, value: float) -> None:
         """Sets all values to `value`."""
         if self._value is None:
-            self._initializer = keras.initializers.Constant(value)
+            self._pending_initializer = keras.initializers.Constant(value)
             return
         shards = [
             tf.fill(shard.shape, tf.cast(value, shard.dtype))
@@ -301,7 +312,7 @@ def layout_problems(layer: Any, axes: tuple[str | None, ...]) -> list[str]:
             else [
                 f"{named} with optimizer=None would gather the table on each "
                 f"device: pass an optimizer to the layer, such as "
-                f'optimizer="adagrad", or use {(None, axes[0])}'
+                f'optimizer="model", or use {(None, axes[0])}'
             ]
         )
     if rows_sharded and not columns_sharded:

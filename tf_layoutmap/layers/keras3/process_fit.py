@@ -21,18 +21,18 @@ import tensorflow as tf
 
 from tf_layoutmap._core import (
     keras_private,
+    patches,
     strategies,
     tf_private,
     user_warnings,
 )
-from tf_layoutmap._patches import engine
 from tf_layoutmap.embedding.host import processes
 
 
 def enable_in_processes() -> None:
     """Installs the patches if the current strategy has several processes."""
     if strategies.has_processes(tf.distribute.get_strategy()):
-        engine.ensure("keras3_processes")
+        patches.ensure("keras3_processes")
 
 
 def build_from_specs(

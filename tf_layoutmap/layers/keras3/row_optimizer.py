@@ -7,17 +7,20 @@ of Keras' optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import accumulation, keras_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import accumulation, keras_private, patches
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.layers.base import model_optimizer, tables
 from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
+from tf_layoutmap.layers.base.tables import HOST
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -33,7 +36,9 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     same way:
 
     >>> import tf_layoutmap as tlm
-    >>> layer = tlm.layers.ShardedEmbedding(10, 2, optimizer="adagrad")
+    >>> import tensorflow as tf
+    >>> layer = tlm.layers.ShardedEmbedding(
+    ...     10, 2, optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> layer.optimizer.learning_rate = 0.5
     >>> float(layer.optimizer.learning_rate)
     0.5
@@ -76,6 +81,41 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
     def _rate_config(self) -> Any:
         return keras.optimizers.Optimizer.get_config(self)["learning_rate"]
 
+    @classmethod
+    def _new_follower(cls) -> ModelRowOptimizer:
+        """Returns an optimizer that follows the optimizer of a model."""
+        return ModelRowOptimizer()
+
+
+class ModelRowOptimizer(FollowsModel, RowOptimizer):
+    """The optimizer of a table with `optimizer="model"`.
+
+    The table is trained with the rule of the optimizer that is passed to
+    `compile`, or that a custom training loop applies: with its
+    hyperparameters, learning rate, weight decay and clipping. Only rows that a
+    step looks up are updated.
+    """
+
+    @property
+    def learning_rate(self) -> Any:
+        """The current learning rate of the model's optimizer."""
+        return self._rate_of_model()
+
+    @learning_rate.setter
+    def learning_rate(self, value: object) -> None:
+        del value
+        self._refuse_rate()
+
+    def _scalars(self) -> list[keras.Variable]:
+        return [self.iterations]
+
+    def _uses_weight_decay(self, optimizer: Any) -> bool:
+        return keras_private.uses_weight_decay(optimizer, self._table.variable)
+
+    def _slot_device(self) -> contextlib.AbstractContextManager[Any]:
+        is_on_host = isinstance(self._table, tables.HostTable)
+        return tf.device(HOST) if is_on_host else contextlib.nullcontext()
+
 
 class TakesGradients:
     """A mixin for a `keras.Variable` that gets its gradient through `assign`.
@@ -87,7 +127,7 @@ class TakesGradients:
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        engine.ensure("keras3_self_training")
+        patches.ensure("keras3_self_training")
         super().__init__(*args, **kwargs)
 
     def missing_gradient_error(self) -> str:
@@ -106,7 +146,7 @@ class TrainsItself(TakesGradients):
     predictions, or by gradients that are computed and not applied.
     """
 
-    _optimizer: Any
+    _optimizer: RowOptimizer
 
     if TYPE_CHECKING:
         path: str
@@ -134,6 +174,10 @@ class TrainsItself(TakesGradients):
           local_shape: Number of rows of the shard, and the size of a row.
         """
         rows, dim = local_shape
+        if self.follows_model and not self._optimizer.slots:
+            # Adam has the largest number of slot variables of common
+            # optimizers.
+            return 4 * rows * 2 * dim
         slots = self._optimizer._spec.slots
         return 4 * rows * sum(slot.dim(dim) for slot in slots)
 
@@ -160,6 +204,24 @@ class TrainsItself(TakesGradients):
         self._optimizer.accumulate(
             unscaled(gradient, scale), steps, is_last, position
         )
+
+    def follow(self, optimizer: Any) -> None:
+        """Prepares the table for the model's optimizer, if it follows one."""
+        if isinstance(self._optimizer, FollowsModel):
+            self._optimizer.follow(optimizer)
+
+    @property
+    def follows_model(self) -> bool:
+        """Whether the optimizer of the model determines the rule."""
+        return self._optimizer._follows_model
+
+    def applying(
+        self, step: ModelStep | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which gradients are applied as a step of the model."""
+        if step is None or not isinstance(self._optimizer, FollowsModel):
+            return contextlib.nullcontext()
+        return self._optimizer.applying(step)
 
 
 def unscaled(gradient: Any, scale: float | None) -> Any:
@@ -243,6 +305,18 @@ def overwrite_or_accumulate(
     Without this patch, Keras would use only the largest of several gradients.
     """
     steps = optimizer.gradient_accumulation_steps
+    step = None
+    if any(_follows_model(variable) for variable in trainable_variables):
+        step, grads = _model_step(optimizer, grads, trainable_variables)
+    if step is not None and not steps:
+        rest = []
+        for gradient, variable in zip(grads, trainable_variables):
+            if _follows_model(variable):
+                with variable.applying(step):
+                    variable.assign(gradient)
+            else:
+                rest.append((gradient, variable))
+        grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     if steps:
         is_last = accumulation.fixed_value()
         position = None
@@ -253,8 +327,111 @@ def overwrite_or_accumulate(
         rest = []
         for gradient, variable in zip(grads, trainable_variables):
             if isinstance(variable, TrainsItself):
-                variable.accumulate(gradient, steps, is_last, position)
+                with variable.applying(step):
+                    variable.accumulate(gradient, steps, is_last, position)
             else:
                 rest.append((gradient, variable))
         grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     return original(optimizer, grads, trainable_variables)
+
+
+def _follows_model(variable: Any) -> bool:
+    return isinstance(variable, TrainsItself) and variable.follows_model
+
+
+def _model_step(
+    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
+) -> tuple[ModelStep, list[Any]]:
+    """Returns the current step of an optimizer, and its clipped gradients."""
+    scale = optimizer.loss_scale_factor
+    # Keras converts these gradients to dense tensors.
+    is_dense = scale is not None or bool(optimizer.gradient_accumulation_steps)
+    clipped, has_global_norm = model_optimizer.clip_all(
+        optimizer,
+        grads,
+        lambda index: (
+            _follows_model(variables[index])
+            or not isinstance(variables[index], TakesGradients)
+        ),
+        scale=scale,
+        sums_equal_ids=is_dense,
+    )
+    step = ModelStep(
+        optimizer,
+        tf.cast(optimizer.learning_rate, tf.float32),
+        tf.cast(optimizer.iterations + 1, tf.float32),
+        sums_equal_ids=is_dense or has_global_norm,
+        clips_sums=is_dense,
+    )
+    return step, clipped
+
+
+def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Builds an optimizer, and prepares the tables that follow it."""
+    variables = list(variables)
+    if not isinstance(
+        optimizer,
+        keras.optimizers.LossScaleOptimizer | keras.optimizers.MultiOptimizer,
+    ):
+        for variable in variables:
+            if isinstance(variable, TrainsItself):
+                variable.follow(optimizer)
+    return original(optimizer, variables)
+
+
+# A table that trains itself has no moving average. Keras would raise an error
+# for such a variable.
+
+
+def _has_missing_averages(optimizer: Any) -> bool:
+    averages = getattr(optimizer, "_model_variables_moving_average", ())
+    return any(one is None for one in averages)
+
+
+@contextlib.contextmanager
+def _averaged_variables(optimizer: Any, variables: Any) -> Iterator[list[Any]]:
+    """Context in which an optimizer lists only variables with an average.
+
+    Args:
+      optimizer: An optimizer with `use_ema`.
+      variables: Its variables, in the order of its averages.
+
+    Yields:
+      The variables that have a moving average.
+    """
+    averages = optimizer._model_variables_moving_average
+    pairs = [pair for pair in zip(variables, averages) if pair[1] is not None]
+    before = {
+        "_model_variables_moving_average": averages,
+        "_trainable_variables": optimizer._trainable_variables,
+    }
+    kept = [variable for variable, _ in pairs]
+    # `vars` bypasses the tracking of attributes.
+    vars(optimizer).update(
+        _model_variables_moving_average=[one for _, one in pairs],
+        _trainable_variables=kept,
+    )
+    try:
+        yield kept
+    finally:
+        vars(optimizer).update(before)
+
+
+def overwrite_with_averages(
+    original: Callable[..., Any], optimizer: Any, variables: Any
+) -> Any:
+    """Writes the moving averages to the variables that have one."""
+    if not _has_missing_averages(optimizer):
+        return original(optimizer, variables)
+    with _averaged_variables(optimizer, variables) as kept:
+        return original(optimizer, kept)
+
+
+def swap_averages(
+    original: Callable[..., Any], callback: Any, optimizer: Any
+) -> Any:
+    """Exchanges variables and moving averages, for variables that have one."""
+    if not _has_missing_averages(optimizer):
+        return original(callback, optimizer)
+    with _averaged_variables(optimizer, optimizer._trainable_variables):
+        return original(callback, optimizer)

@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tf_layoutmap._core import tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_private
 from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -170,7 +169,7 @@ class ShardOfTable:
     shard: int
 
     def __init__(self, *args: Any, **kwargs: Any):
-        engine.ensure("keras3_shard_slots")
+        patches.ensure("keras3_shard_slots")
         super().__init__(*args, **kwargs)
 
 

@@ -13,8 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import function_traces, keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import (
+    function_traces,
+    keras_private,
+    patches,
+    placeholders,
+    tf_private,
+)
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
@@ -41,7 +46,6 @@ from tf_layoutmap.layout.keras3 import (
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.serving import report
 from tf_layoutmap.sharded import initial_value
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
@@ -83,13 +87,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     >>> model = keras.Sequential([
     ...     keras.Input([2], dtype="int64"),
     ...     tlm.layers.ShardedEmbedding(
-    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         5, 1, num_shards=2, optimizer="model",
     ...         embeddings_initializer="zeros", name="words"),
     ...     keras.layers.Flatten(),
     ... ])
     >>> table = model.get_layer("words")
-    >>> table.optimizer.learning_rate = 1.0
-    >>> model.compile("adam", loss=lambda y, x: keras.ops.sum(x, axis=1))
+    >>> model.compile(
+    ...     keras.optimizers.SGD(1.0),
+    ...     loss=lambda y, x: keras.ops.sum(x, axis=1))
     >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
@@ -105,9 +110,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     `train_on_batch`. In a custom training loop, the table is updated when
     `apply_gradients` is called with the gradients of `trainable_variables`. The
     layer may be called several times in a step. If the model's optimizer scales
-    the loss, the scale is removed from the gradients of the table. Other
-    settings of the model's optimizer (clipping, weight decay, averaging) do not
-    affect the table.
+    the loss, the scale is removed from the gradients of the table. With
+    `optimizer="model"`, the table is trained with the rule of the model's
+    optimizer, including its learning rate, clipping and weight decay. With a
+    separate optimizer, these settings do not affect the table. The model's
+    optimizer does not average the table (`use_ema`).
 
     Under `ParameterServerStrategy` the shards and their slot variables are on
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
@@ -122,7 +129,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     look up keys and do not change the vocabulary.
 
     >>> words = tlm.OpenVocabulary(1000)
-    >>> layer = tlm.layers.ShardedEmbedding(words, 2, optimizer="adagrad")
+    >>> layer = tlm.layers.ShardedEmbedding(words, 2,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> inputs = keras.Input([1], dtype="string")
     >>> model = keras.Model(inputs, keras.layers.Flatten()(layer(inputs)))
     >>> model.compile("adam", "mse")
@@ -233,7 +241,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self._marks = mesh_keys.MeshStepWeight(keys, context, owner)
 
     def _support_string_batches(self) -> None:
-        engine.ensure("keras3_string_batches")
+        patches.ensure("keras3_string_batches")
 
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()
@@ -337,6 +345,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _host_objects(self) -> AbstractContextManager[Any]:
         return mesh_context.activated(None)
 
+    def _name_scope_of_weights(self) -> str:
+        return self.path or self.name
+
     def _is_abstract(self) -> bool:
         return keras_private.is_abstract()
 
@@ -393,7 +404,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         ids = self._ids(ids)
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)
         if keras_private.is_abstract():
@@ -512,10 +523,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if mesh_context.active_context() is not None:
             if isinstance(config["input_dim"], Mapping):
                 # A table with an open vocabulary is on the host.
-                with mesh_context.activated(None):
-                    optimizer = keras.saving.deserialize_keras_object(
-                        config["optimizer"]
-                    )
+                optimizer = config["optimizer"]
+                if isinstance(optimizer, Mapping):
+                    with mesh_context.activated(None):
+                        optimizer = keras.saving.deserialize_keras_object(
+                            optimizer
+                        )
                 return super().from_config({**config, "optimizer": optimizer})
             # On a mesh, the layout determines the shards, and the saved number
             # is ignored.

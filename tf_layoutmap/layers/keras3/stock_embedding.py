@@ -38,7 +38,7 @@ class ReplacedTable(TableWeight):
     def assign(self, value: Any) -> Any:
         """Applies a gradient inside an optimizer's `apply`, else writes."""
         optimizer = keras_private.applying_optimizer()
-        if optimizer is not None:
+        if optimizer is not None and not self.follows_model:
             _warn_of_settings(optimizer, self.path)
         return super().assign(value)
 
@@ -263,8 +263,7 @@ class Keras3Replacer(Replacer):
             yield (
                 "The gradients of an id that occurs several times in a step "
                 "are summed before they are squared; Keras 3 squares each of "
-                'them. Pass "adagrad" or a keras.optimizers.Adagrad to train '
-                "as Keras does."
+                "them. Pass a keras.optimizers.Adagrad to train as Keras does."
             )
         elif name != "sgd":
             yield (

@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import keras_private, patches
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     sharded_embedding,
@@ -139,6 +138,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     optimizer must not accumulate gradients. If the model's optimizer scales the
     loss, the scale is removed from the gradients of the tables. Other settings
     of the model's optimizer (clipping, weight decay) do not affect the tables.
+    A custom loop may sum gradients and multiply them by numbers, for example
+    clip them by their norm; other operations on the gradients raise an error.
     If a step was not applied, the next call of the layer discards the step.
     Tables and slot variables are saved in `.keras` files, `.weights.h5` files
     and checkpoints. A model can be saved to a `.keras` file only if the
@@ -167,7 +168,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     """
 
     def _support_string_batches(self) -> None:
-        engine.ensure("keras3_string_batches")
+        patches.ensure("keras3_string_batches")
 
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()

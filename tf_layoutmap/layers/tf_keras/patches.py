@@ -1,5 +1,6 @@
 """Patches with which tf_keras' optimizers pass gradients to tables."""
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -8,9 +9,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core.tf_keras_private import LegacyOptimizer
-from tf_layoutmap._patches import engine
-from tf_layoutmap.layers.base import tables
+from tf_layoutmap._core import patches
+from tf_layoutmap._core.tf_keras_private import (
+    LegacyOptimizer,
+    learning_rate_of,
+)
+from tf_layoutmap.layers.base import model_optimizer, tables
+from tf_layoutmap.layers.base.model_optimizer import ModelStep
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.mixin import table_of
 
@@ -26,8 +31,25 @@ class SelfTrained:
     average the variable.
     """
 
+    # Whether the variable is trained with the rule of the optimizer.
+    follows_model = False
+
+    def follow(self, optimizer: Any) -> None:
+        """Prepares the variable for the model's optimizer, if it follows one.
+
+        Raises:
+          ValueError: If the variable does not support the optimizer.
+        """
+
+    def applying(
+        self, step: ModelStep | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which gradients are applied as a step of the model."""
+        del step
+        return contextlib.nullcontext()
+
     def __init__(self, *args: Any, **kwargs: Any):
-        engine.ensure("tf_keras_self_training")
+        patches.ensure("tf_keras_self_training")
         super().__init__(*args, **kwargs)
 
     def apply_gradient(self, gradient: Any) -> None:
@@ -125,7 +147,8 @@ def apply_gradients(
     _check_supports_shards(optimizer, pairs)
     if not any(isinstance(variable, SelfTrained) for _, variable in pairs):
         return original(optimizer, pairs, *args, **kwargs)
-    with tf.init_scope():
+    # tf_keras itself creates the slot variables in this name scope.
+    with tf.name_scope(optimizer.name), tf.init_scope():
         optimizer.build([variable for _, variable in pairs])
     return _apply_separately(
         optimizer,
@@ -212,16 +235,48 @@ def _apply_separately(
     for gradient, variable in own:
         if gradient is None:
             raise ValueError(variable.missing_gradient_error())
+    step = None
+    if any(variable.follows_model for _, variable in own):
+        # The step is computed before the optimizer counts it.
+        step, own, others = _model_step(optimizer, own, others)
     if any(gradient is not None for gradient, _ in others):
         result = apply(others, *args, **kwargs)
     else:
         result = count(1)
     for gradient, variable in own:
-        if _is_summed(optimizer, args, kwargs):
-            variable.apply_summed_gradient(gradient, optimizer)
-        else:
-            variable.apply_gradient(gradient)
+        with variable.applying(step):
+            if _is_summed(optimizer, args, kwargs):
+                variable.apply_summed_gradient(gradient, optimizer)
+            else:
+                variable.apply_gradient(gradient)
     return result
+
+
+def _model_step(
+    optimizer: Any, own: list[Any], others: list[Any]
+) -> tuple[ModelStep, list[Any], list[Any]]:
+    """Returns the current step of an optimizer, with clipped gradients."""
+    for _, variable in own:
+        variable.follow(optimizer)
+    pairs = [*own, *others]
+    clipped, _ = model_optimizer.clip_all(
+        optimizer,
+        [gradient for gradient, _ in pairs],
+        lambda index: index >= len(own) or pairs[index][1].follows_model,
+        scale=None,
+        sums_equal_ids=False,
+    )
+    pairs = [
+        (gradient, variable) for gradient, (_, variable) in zip(clipped, pairs)
+    ]
+    step = ModelStep(
+        optimizer,
+        tf.identity(tf.cast(learning_rate_of(optimizer), tf.float32)),
+        tf.cast(optimizer.iterations + 1, tf.float32),
+        sums_equal_ids=True,
+        clips_sums=False,
+    )
+    return step, pairs[: len(own)], pairs[len(own) :]
 
 
 def _is_summed(optimizer, args, kwargs) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -9,7 +10,9 @@ import tf_keras
 
 from tf_layoutmap._core import tf_keras_private
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.layers.base.model_optimizer import FollowsModel
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
+from tf_layoutmap.layers.base.tables import HOST
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
@@ -77,6 +80,11 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
             return tf_keras.optimizers.schedules.serialize(self._rate)
         return float(self.learning_rate)
 
+    @classmethod
+    def _new_follower(cls) -> ModelRowOptimizer:
+        """Returns an optimizer that follows the optimizer of a model."""
+        return ModelRowOptimizer()
+
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
@@ -86,3 +94,31 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         return super(tf_keras_private.BaseOptimizer, self)._trackable_children(
             save_type, **kwargs
         )
+
+
+class ModelRowOptimizer(FollowsModel, RowOptimizer):
+    """The optimizer of a table with `optimizer="model"`.
+
+    The class works like the class of the same name for Keras 3.
+    """
+
+    @property
+    def learning_rate(self) -> Any:
+        """The current learning rate of the model's optimizer."""
+        return self._rate_of_model()
+
+    @learning_rate.setter
+    def learning_rate(self, value: object) -> None:
+        del value
+        self._refuse_rate()
+
+    def _scalars(self) -> list[tf.Variable]:
+        return [self.iterations]
+
+    def _uses_weight_decay(self, optimizer: Any) -> bool:
+        return tf_keras_private.uses_weight_decay(
+            optimizer, self._table.variable
+        )
+
+    def _slot_device(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.device(HOST)

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
@@ -21,6 +21,7 @@ from tf_layoutmap.layers.base import (
     steps,
     tables,
 )
+from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
@@ -49,7 +50,25 @@ class TrainedTable(SelfTrained, ShardedVariable):
         self._optimizer = optimizer
         # The method `compile` of tf_keras reads this attribute of every weight.
         self._distribute_strategy = strategy_in_scope()
-        optimizer.create_slots(tables.table_for_strategy(self, optimizer._spec))
+        optimizer._set_table(tables.table_for_strategy(self, optimizer._spec))
+
+    @property
+    def follows_model(self) -> bool:
+        """Whether the optimizer of the model determines the rule."""
+        return self._optimizer._follows_model
+
+    def follow(self, optimizer: Any) -> None:
+        """Prepares the table for the model's optimizer, if it follows one."""
+        if isinstance(self._optimizer, FollowsModel):
+            self._optimizer.follow(optimizer)
+
+    def applying(
+        self, step: ModelStep | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which gradients are applied as a step of the model."""
+        if step is None or not isinstance(self._optimizer, FollowsModel):
+            return contextlib.nullcontext()
+        return self._optimizer.applying(step)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
@@ -82,13 +101,14 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     >>> model = tf_keras.Sequential([
     ...     tf_keras.Input([2], dtype="int64"),
     ...     tlm.layers.tf_keras.ShardedEmbedding(
-    ...         5, 1, num_shards=2, optimizer="sgd",
+    ...         5, 1, num_shards=2, optimizer="model",
     ...         embeddings_initializer="zeros", name="words"),
     ...     tf_keras.layers.Flatten(),
     ... ])
     >>> table = model.get_layer("words")
-    >>> table.optimizer.learning_rate = 1.0
-    >>> model.compile("adam", loss=lambda y, x: tf.reduce_sum(x, axis=1))
+    >>> model.compile(
+    ...     tf_keras.optimizers.SGD(1.0),
+    ...     loss=lambda y, x: tf.reduce_sum(x, axis=1))
     >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
@@ -116,6 +136,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         # shards of this attribute as weights.
         self.__dict__["embedding"] = embedding
         self._track_trackable(embedding, "embedding")
+
+    def _name_scope_of_weights(self) -> str:
+        return tf.get_current_name_scope() or self.name
 
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
@@ -151,7 +174,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         )
         if not self.optimizer:
             # The patches check that the model's optimizer supports shards.
-            engine.ensure("tf_keras_self_training")
+            patches.ensure("tf_keras_self_training")
             self._set_regularizer_and_constraint()
         super().build(input_shape)
 

@@ -61,7 +61,8 @@ class ReplacedEmbedding(ReplacedLayer, ShardedEmbedding, _StockEmbedding):
     def _adopt(self, rows: tf.Variable) -> None:
         """Creates the table with the values of `rows`."""
         self.__dict__["_is_converting"] = True
-        with tf.name_scope(self.name):
+        # A name scope that ends with a slash does not extend the current one.
+        with tf.name_scope(f"{rows.name.rpartition('/')[0] or self.name}/"):
             self.build(None)
         del self.__dict__["_is_converting"]
         self.embeddings.assign(rows)

@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private, tf_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers.base import keras_version_guard, key_table, snapshots
 from tf_layoutmap.layers.base import steps as base_steps
@@ -40,17 +39,19 @@ class StepMethods(SelfTrained):
         name: str
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Assigns the value if the layer's weights include the tables.
+        """Restores the tables from the copy that `value` holds.
 
-        Otherwise, the tables are restored from the copy that `value` holds.
+        If the layer's weights include the tables, the method does nothing. The
+        value of a mark weight is always zero, and its shape depends on the
+        number of replicas of the program that saved it.
 
         Raises:
           RuntimeError: If the tables are not among the weights, and `value`
             holds no copy of them.
         """
+        del args, kwargs
         if self.unlisted_tables() is None:
-            variable: Any = super()
-            return variable.assign(value, *args, **kwargs)
+            return self
         copied = snapshots.tables_in(value)
         if copied is None:
             raise RuntimeError(
@@ -115,6 +116,12 @@ class StepMethods(SelfTrained):
 class StepVariable(StepMethods, tf_private.ResourceVariable):
     """Mark weight: notifies a layer when the model's optimizer is applied."""
 
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # The saved value is always zero. Its shape depends on the number of
+        # replicas of the program that saved it.
+        del restored_tensors
+        return self.handle
+
     @classmethod
     def create(
         cls,
@@ -138,7 +145,7 @@ def create_marks_on_tpu(steps: EmbeddingSteps) -> Any:
     A step on a TPU cannot read a variable of the host. The strategy therefore
     creates the variable, and the methods of a mark weight are added to it.
     """
-    engine.ensure("tf_keras_self_training")
+    patches.ensure("tf_keras_self_training")
     found: Any = tf.Variable(
         tf.zeros(steps.mark_shape), trainable=True, name="marks"
     )

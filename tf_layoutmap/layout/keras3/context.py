@@ -171,25 +171,24 @@ class MeshContext:
 
     def _initialize(self, assigned: assignments.LayoutAssignment) -> None:
         variable = assigned.variable
+        initializer = variable.pending_initializer
         variable._initialized_in_full = initial_values.is_computed_in_full(
-            variable._initializer, variable._dtype
+            initializer, variable._dtype
         )
         with tf.init_scope():
             value = initial_values.initial_value(
-                variable._initializer,
+                initializer,
                 tuple(variable._shape),
                 variable._dtype,
                 assigned.settled_layout(),
+                name=variable.path,
             )
-            variable._value = initial_values.make_variable(
+            variable.set_value_on_mesh(
                 value,
-                name=variable.name,
                 trainable=getattr(
                     variable, "_made_trainable", variable.trainable
                 ),
-                shape=tuple(variable._shape),
             )
-        variable._initializer = None
         self.registry.record(assigned)
 
     def check_all_patterns_used(self) -> None:

@@ -38,6 +38,8 @@ def initial_value(
     shape: tuple[int, ...],
     dtype: str,
     layout: Layout,
+    *,
+    name: str,
 ) -> Any:
     """Returns the initial value of a variable, on the mesh of `layout`.
 
@@ -48,9 +50,14 @@ def initial_value(
         of rows evenly, rows of zeros are appended.
       dtype: Keras' name of the dtype.
       layout: `dtensor.Layout` of the variable.
+      name: Name of the variable, for errors.
 
     Returns:
       An eager DTensor.
+
+    Raises:
+      ValueError: If `initializer` returns a value with another shape, or a
+        tensor with another dtype. Arrays are converted, as in `tf.Variable`.
     """
     constant = _CONSTANTS.get(type(initializer))
     if constant is not None and np.ndim(constant(initializer)) == 0:
@@ -63,7 +70,7 @@ def initial_value(
         if values is not None:
             return _drawn(values, layout)
     return transfer.padded_to_mesh(
-        on_host(lambda: initializer(shape, dtype=dtype)), layout
+        _on_host(initializer, shape, dtype, name), layout
     )
 
 
@@ -76,13 +83,29 @@ def is_computed_in_full(initializer: Callable[..., Any], dtype: str) -> bool:
     )
 
 
-def on_host(make: Callable[[], Any]) -> Any:
-    """Returns `make()`, computed on the host, as an eager host tensor."""
+def _on_host(
+    initializer: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: str,
+    name: str,
+) -> tf.Tensor:
+    """Returns the result of an initializer, computed on the host."""
     with tf.init_scope(), tf.device("CPU:0"):
-        value = make()
+        value = initializer(shape, dtype=dtype)
         if tracing.on_mesh(value):
-            return tf.convert_to_tensor(transfer.to_host(value))
-        return tf.convert_to_tensor(value)
+            value = tf.constant(transfer.to_host(value))
+        found = tf.as_dtype(value.dtype).name if tf.is_tensor(value) else dtype
+        value = tf.convert_to_tensor(
+            value, None if tf.is_tensor(value) else dtype
+        )
+    if found != dtype or tuple(value.shape) != shape:
+        raise ValueError(
+            f"The initializer of variable {name!r} must return a {dtype} "
+            f"tensor of shape {shape}. Received: a {found} tensor of shape "
+            f"{tuple(value.shape)} from {initializer!r}. Cast and reshape the "
+            "value in the initializer."
+        )
+    return value
 
 
 def _filled(
@@ -127,19 +150,21 @@ def make_variable(
     name: str,
     trainable: bool,
     shape: tuple[int, ...] | None = None,
+    **options: Any,
 ) -> Any:
     """Returns a `dtensor.DVariable` with the initial value `value`.
 
     Args:
       value: Initial value, a DTensor.
-      name: Name of the variable.
+      name: Full name of the variable, including name scopes.
       trainable: Whether gradient tapes watch the variable.
       shape: Shape of the variable without padding. If the last rows of `value`
         are padding, the variable has fewer rows than `value`. None selects the
         shape of `value`.
+      **options: `aggregation` and `synchronization`, as for `tf.Variable`.
     """
+    # A name that ends with a slash is not added to the current name scope.
+    options.update(name=f"{name}/", trainable=trainable)
     if shape is not None and shape != tuple(value.shape):
-        return PaddedVariable.of(
-            value, shape[0], name=name, trainable=trainable
-        )
-    return StoredVariable(value, name=name, trainable=trainable)
+        return PaddedVariable.of(value, shape[0], **options)
+    return StoredVariable(value, **options)

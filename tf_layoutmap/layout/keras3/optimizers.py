@@ -18,7 +18,6 @@ import tensorflow as tf
 from tf_layoutmap.layout.keras3 import (
     embedding_rows,
     host_layers,
-    initial_values,
     sharded_rows,
 )
 from tf_layoutmap.layout.keras3.context import MeshContext, context_of
@@ -51,12 +50,13 @@ def move_variable(variable: Any, context: MeshContext) -> None:
         return
     with tf.init_scope():
         layout = dtensor.Layout.replicated(context.mesh, variable.ndim)
+        name = value.name.removesuffix(":0")
         with tf.device(value.device):
             value = value.read_value()
-        variable._value = initial_values.make_variable(
+        variable.set_value_on_mesh(
             transfer.to_mesh(value, layout),
-            name=variable.name,
             trainable=variable.trainable,
+            name=name,
         )
 
 

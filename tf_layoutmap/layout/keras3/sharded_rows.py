@@ -97,7 +97,9 @@ def trainable_lookup(
                 dy.set_shape([flat.shape[0], dim])
             if is_sparse:
                 shape = tf.constant([num_rows, dim], tf.int64)
-                return tf.IndexedSlices(dy, flat, shape)
+                # A function for gradients must not return a tensor of the
+                # forward pass itself.
+                return tf.IndexedSlices(dy, tf.identity(flat), shape)
             return segment_sum(dy, flat, num_rows, layout)
 
         return _with_shape_of(ids, lookup(table, flat, layout), dim), gradient

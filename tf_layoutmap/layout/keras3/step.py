@@ -23,13 +23,19 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layout import assignments, mesh_step
-from tf_layoutmap.layout.keras3 import host_layers, host_lookups, optimizers
+from tf_layoutmap.layout.keras3 import (
+    backend_ops,
+    host_layers,
+    host_lookups,
+    optimizers,
+)
 from tf_layoutmap.layout.keras3.context import (
     activated,
     active_context,
     context_of,
     context_of_model,
 )
+from tf_layoutmap.layout.keras3.variable import building_for_step
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -113,6 +119,28 @@ def call(
                 transfer.readable_tensor, outputs
             )
         return outputs
+
+
+def call_function(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a `tf.function`; discards its trace if only shapes are inferred.
+
+    When Keras calls a layer only to infer shapes, the weights, seeds and
+    metrics of a new model have no value, and assignments have no effect. A
+    function that kept this trace would never read or write the variables.
+    """
+    if (
+        not tf.executing_eagerly()
+        and keras_private.is_abstract()
+        and (
+            active_context() is not None
+            or backend_ops.is_planning.get()
+            or any(map(context_of, keras_private.name_scope_callers()))
+        )
+    ):
+        function = function._clone(None)
+    return original(function, *args, **kwargs)
 
 
 def _is_string(x: Any) -> bool:
@@ -251,10 +279,11 @@ class _Step(MeshStep):
         if planner is not None:
             planner.start_step(self.model, batch)
         with activated(self.context):
-            if self.kind == "predict":
-                _build_for_predict(self.model, batch)
-            else:
-                _build_for_training(self.model, batch, self.model_step)
+            with building_for_step.set_to(True):
+                if self.kind == "predict":
+                    _build_for_predict(self.model, batch)
+                else:
+                    _build_for_training(self.model, batch, self.model_step)
             if planner is not None:
                 planner.plan_for_step(self.context, self.model)
             self.context.initialize_pending()

@@ -18,8 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, placeholders, tf_private
 from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras3.context import (
     active_context,
     context_of,
@@ -27,15 +28,19 @@ from tf_layoutmap.layout.keras3.context import (
 )
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import captured_tensors
-from tf_layoutmap.serving import report
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
 
 dtensor = tf.experimental.dtensor
+
+
+# Whether this thread builds a model, and its metrics, before its first step.
+building_for_step = ThreadValue(False)
 
 
 class MeshVariable(keras.Variable):
@@ -51,6 +56,11 @@ class MeshVariable(keras.Variable):
     # Whether rows of padding are added if the mesh does not divide the number
     # of rows evenly.
     pads_rows = False
+    # The initializer of a variable without a value; None while Keras holds it
+    # in `_initializer`.
+    _pending_initializer: Callable[..., Any] | None = None
+    # The name scope of TensorFlow in which Keras would create the value.
+    _name_scope: str | None = None
 
     def __init__(
         self,
@@ -73,6 +83,11 @@ class MeshVariable(keras.Variable):
         # trainable. A layer may be frozen when the DVariable is created, and
         # trained later. Therefore, the initial value of `trainable` is stored.
         self._made_trainable = self.trainable
+        if self._name_scope is None and building_for_step.get():
+            # Without a mesh, a step is traced in one graph, and creates values
+            # in the name scope of this graph.
+            with tf_private.outermost_graph().as_default():
+                self._name_scope = tf.get_current_name_scope()
 
     def _host_constant(self, value: Any, dtype: Any) -> Any:
         if tracing.on_mesh(value):
@@ -83,14 +98,35 @@ class MeshVariable(keras.Variable):
     def _initialize_with_initializer(
         self, initializer: Callable[..., Any]
     ) -> None:
-        self._value, self._initializer = None, initializer
-        self._mesh_context.add_variable(self)
+        self._value = None
+        self._wait_for_layout(initializer)
 
     def _deferred_initialize(self) -> None:
         # Keras calls this method for variables that it created while it
         # inferred shapes. The value is created at the end of the scope or at
         # the first read.
+        self._wait_for_layout(self._initializer)
+
+    def _wait_for_layout(self, initializer: Callable[..., Any] | None) -> None:
+        """Adds the variable to the variables that `context` initializes.
+
+        If Keras reads the variable to infer shapes, it returns the result of
+        `_initializer`. An initializer of user code must not be called for this
+        purpose, because it may draw random numbers.
+        """
+        if self._value is None and self._pending_initializer is None:
+            self._pending_initializer = initializer
+            self._initializer = keras.initializers.Zeros()
+            if self._name_scope is None:
+                self._name_scope = tf.get_current_name_scope()
         self._mesh_context.add_variable(self)
+
+    @property
+    def pending_initializer(self) -> Callable[..., Any]:
+        """The initializer of a variable that has no value yet."""
+        initializer = self._pending_initializer or self._initializer
+        assert initializer is not None
+        return initializer
 
     @property
     def value(self) -> Any:
@@ -102,7 +138,7 @@ class MeshVariable(keras.Variable):
         weight, the returned tensor is gathered along all axes. While a program
         exports a model, the stored table can replace the variable.
         """
-        placeholder = report.placeholder_of(self)
+        placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return placeholder()
         self._initialize_if_pending()
@@ -151,6 +187,28 @@ class MeshVariable(keras.Variable):
     def divided_value(self) -> DVariable:
         """The DVariable, which is not gathered even in the call of a layer."""
         return self._concrete_value()
+
+    def set_value_on_mesh(
+        self, value: Any, *, trainable: bool, name: str | None = None
+    ) -> None:
+        """Creates the DVariable.
+
+        Args:
+          value: Initial value, a DTensor. May have rows of padding.
+          trainable: Whether gradient tapes watch the variable.
+          name: Name of the DVariable; None for the name in stock Keras.
+        """
+        if name is None:
+            name = "/".join(filter(None, (self._name_scope, self.name)))
+        self._value = initial_values.make_variable(
+            value,
+            name=name,
+            trainable=trainable,
+            shape=tuple(self._shape),
+            aggregation=self._map_aggregation(self.aggregation),
+            synchronization=self._map_synchronization(self.synchronization),
+        )
+        self._initializer = self._pending_initializer = None
 
     def _initialize_if_pending(self) -> None:
         if self._value is None and not keras_private.is_abstract():

@@ -23,8 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, dtensor_ops, tf_private, user_warnings
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import (
+    checks,
+    dtensor_ops,
+    patches,
+    tf_private,
+    user_warnings,
+)
 
 dtensor = tf.experimental.dtensor
 
@@ -250,7 +255,7 @@ def prepare_process(mesh: Mesh | None = None) -> None:
     """
     if mesh is not None:
         register_mesh(mesh)
-    if engine.is_installed("mesh"):
+    if patches.is_installed("mesh"):
         return
     if tf_private.has_dtensor_device():
         user_warnings.warn(
@@ -260,9 +265,9 @@ def prepare_process(mesh: Mesh | None = None) -> None:
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor."
         )
-    engine.ensure("mesh")
-    engine.ensure("checkpoints")
-    engine.ensure("memory")
+    patches.ensure("mesh")
+    patches.ensure("checkpoints")
+    patches.ensure("memory")
     if dtensor_ops.available():
         dtensor_ops.enable_missing_ops()
 

@@ -36,8 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from tf_layoutmap._core import slice_specs, tf_private
-from tf_layoutmap._patches import freed_gradients
+from tf_layoutmap._core import freed_gradients, slice_specs, tf_private
 from tf_layoutmap.layout.mesh import device_mesh, tracing, transfer
 from tf_layoutmap.layout.mesh.atomic_step import AllOrNothingVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue

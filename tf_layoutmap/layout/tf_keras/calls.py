@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from tf_layoutmap._core import tf_keras_private
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
@@ -16,6 +17,7 @@ from tf_layoutmap.layout.ops import convolutions, gates, random_state
 from tf_layoutmap.layout.replication import captured_tensors
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
+    TfKerasMap,
     context_of,
     is_building,
     is_calling,
@@ -211,3 +213,22 @@ def _sharded_gates(
     return gates.sharded_weights(
         mesh, batch_dim, assignments.gate_axes(cell) if is_sharded else None
     )
+
+
+def call_function(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Calls a `tf.function`; discards its trace if a model is being built.
+
+    While a model is being built, its weights are not on the mesh. A function
+    that kept this trace would read variables that are replaced afterwards.
+    """
+    if not tf.executing_eagerly() and (
+        is_building.get()
+        or (
+            isinstance(tf_keras_private.layout_map_in_use(), TfKerasMap)
+            and tf_keras_private.is_inside_shape_inference()
+        )
+    ):
+        function = function._clone(None)
+    return original(function, *args, **kwargs)

@@ -87,10 +87,20 @@ class HostReadableVariable(StoredVariable):
 
 
 def make_variable(
-    value: Any, *, name: str, trainable: bool
+    value: Any, *, name: str, trainable: bool, **options: Any
 ) -> HostReadableVariable:
-    """Returns a variable with the initial value `value`, an eager DTensor."""
-    return HostReadableVariable(value, name=name, trainable=trainable)
+    """Returns a variable on a mesh.
+
+    Args:
+      value: Initial value, an eager DTensor.
+      name: Full name of the variable, including name scopes.
+      trainable: Whether gradient tapes watch the variable.
+      **options: `aggregation` and `synchronization`, as for `tf.Variable`.
+    """
+    # A name that ends with a slash is not added to the current name scope.
+    return HostReadableVariable(
+        value, name=f"{name}/", trainable=trainable, **options
+    )
 
 
 def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
@@ -110,6 +120,8 @@ def move_to_mesh(variable: Any, mesh: Mesh) -> Any:
             value,
             name=variable.name.removesuffix(":0"),
             trainable=variable.trainable,
+            aggregation=variable.aggregation,
+            synchronization=variable.synchronization,
         )
 
 
@@ -328,10 +340,14 @@ def _create_variable(variable: Any, layout: Layout) -> Any:
             initializer, shape, dtype = _initializer(variable)
             in_full = initial_values.is_computed_in_full(initializer, dtype)
             value = initial_values.initial_value(
-                initializer, shape, dtype, layout
+                initializer, shape, dtype, layout, name=name
             )
         variable_on_mesh = make_variable(
-            value, name=name, trainable=variable.trainable
+            value,
+            name=name,
+            trainable=variable.trainable,
+            aggregation=variable.aggregation,
+            synchronization=variable.synchronization,
         )
         variable_on_mesh._constraint = variable.constraint
         variable_on_mesh._initialized_in_full = in_full

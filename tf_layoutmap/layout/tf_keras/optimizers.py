@@ -80,7 +80,8 @@ def _move_variables(optimizer: Any, mesh: Mesh) -> None:
 
 def build(optimizer: Any, variables: Any, mesh: Mesh) -> None:
     """Creates the slot variables of `optimizer` before a step is traced."""
-    with tracing.default_mesh(mesh):
+    # `apply_gradients` of tf_keras creates the slot variables in this scope.
+    with tracing.default_mesh(mesh), tf.name_scope(optimizer.name):
         optimizer.build(variables)
     _move_variables(optimizer, mesh)
 
@@ -215,9 +216,10 @@ def add_slot(
             )
         )
     )
+    name = f"{variable_name}/{weight.name.removesuffix(':0')}"
     slot = mapping.make_variable(
         transfer.to_mesh(initial_value, layout),
-        name=f"{variable_name}/{weight.name.removesuffix(':0')}",
+        name="/".join(filter(None, (tf.get_current_name_scope(), name))),
         trainable=False,
     )
     optimizer._variables.append(slot)

@@ -12,8 +12,7 @@ from typing import Any
 
 import tf_keras
 
-from tf_layoutmap._core import tf_keras_private
-from tf_layoutmap._patches import engine
+from tf_layoutmap._core import patches, tf_keras_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
@@ -62,7 +61,7 @@ def using(layout_map: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def scope(context: Any) -> Iterator[None]:
     """Context manager in which new tf_keras models use `context`."""
-    engine.ensure("tf_keras")
+    patches.ensure("tf_keras")
     with using(TfKerasMap(context)):
         yield
 

@@ -155,9 +155,10 @@ def in_vectorized_map() -> bool:
     its name scope. If a name scope in a user's program has the same name, the
     results are the same, but the computation is slower.
     """
-    return not tf.executing_eagerly() and any(
+    return any(
         scope.startswith("loop_body")
-        for scope in tf.get_current_name_scope().split("/")
+        for graph in tf_private.graphs_around()
+        for scope in graph.get_name_scope().split("/")
     )
 
 

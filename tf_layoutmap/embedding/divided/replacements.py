@@ -1,0 +1,19 @@
+"""Replaced names of TensorFlow, for tables that are sharded over processes."""
+
+from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
+from tf_layoutmap.embedding.divided import tables
+
+GROUP = "sharded_tables"
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        GROUP,
+        "_core.tf_private:TrackableSaver",
+        "save",
+        tables.save,
+        "TensorFlow gathers all tables in memory before it writes the "
+        "first table.",
+        TENSORFLOW,
+        "tests/embedding/divided/test_divided.py",
+    ),
+)
