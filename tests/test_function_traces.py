@@ -193,6 +193,26 @@ def test_a_function_that_creates_variables_is_traced_again():
     assert train(call, layer) == (6, 3)
 
 
+@pytest.mark.parametrize("first_with_tape", [False, True])
+def test_a_trace_from_before_the_patch_is_not_used(first_with_tape):
+    """The first call of a function can build the layer that needs the patch."""
+    layer = Layer()
+    call = tf.function(layer)
+    patches.uninstall("function_traces")
+    try:
+        assert (
+            (train(call, layer) == (2, 1))
+            if first_with_tape
+            else (float(call(ONE)) == -1)
+        )
+    finally:
+        patches.install("function_traces")
+    for _ in range(2):
+        assert float(call(ONE)) == -1
+        assert train(call, layer) == (2, 1)
+    assert call.experimental_get_tracing_count() == 2
+
+
 def test_a_function_is_traced_again_if_a_decision_changes():
     is_on = [False]
 

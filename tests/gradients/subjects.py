@@ -299,6 +299,16 @@ def _stock_embedding(version: Any) -> Callable:
     return lambda: version.layers.Embedding(**_options())
 
 
+def _replaced_embedding(version: Any) -> Callable:
+    def make_layer() -> Any:
+        with tlm.layers.sharded_embeddings(
+            optimizer=tpu.SGD(RATE), num_shards=3, min_rows=1
+        ):
+            return version.layers.Embedding(**_options())
+
+    return make_layer
+
+
 TABLES: dict[str, Callable[[], Table]] = {
     "variable": lambda: _table(num_shards=1),
     "variable of 3 shards": lambda: _table(num_shards=3),
@@ -316,6 +326,7 @@ LAYERS_BY_KIND: dict[str, Callable[[Any], tuple]] = {
     "embedding with optimizer": lambda version: (
         _embedding(version, num_shards=3, optimizer=tpu.SGD(RATE)),
     ),
+    "replaced embedding": lambda version: (_replaced_embedding(version),),
     "open embedding": lambda version: (
         _embedding(version, _vocabulary(), optimizer=tpu.SGD(RATE)),
         _open_rows,

@@ -110,6 +110,16 @@ def test_gradients_equal_stock(kind, runtime, way, first, training):
         )
 
 
+@pytest.mark.parametrize("way", ["recompute_grad", "nested_tapes"])
+def test_keys_on_the_host_of_a_mesh_train(way, monkeypatch):
+    monkeypatch.setattr(
+        subjects.MeshModel, "place", lambda program, *batch: batch
+    )
+    test_gradients_equal_stock(
+        "open embedding on a mesh", "mesh", way, "training", None
+    )
+
+
 @pytest.mark.parametrize("way", calls.WAYS)
 def test_the_stock_models_of_both_keras_versions_train_equally(way):
     _, found = expected("keras", way, "training")

@@ -108,6 +108,8 @@ def define_function(
       options: TensorFlow's options of the function, which all its calls share.
     """
     known: dict[Hashable, Any] = vars(options).setdefault(_DECISIONS, {})
+    cache = vars(options).get("function_cache")
+    num_traces = 0 if cache is None else len(cache)
     true = _context.true = _true(known)
     try:
         function = original(args, kwargs, options)
@@ -120,13 +122,18 @@ def define_function(
     if all(known.get(key) == decide for key, decide in decisions.items()):
         return function
     known.update(decisions)
+    if cache is None:
+        return function
+    context = tf_private.function_context.make_function_context(
+        options.scope_type
+    )
+    if len(cache) == num_traces:
+        # The function was traced before this function replaced TensorFlow's.
+        cache.delete(function.function_type, _with_decisions(context, true))
+        return define_function(original, args, kwargs, options)
     # The trace was added before its decisions were known.
     now = _true(known)
-    cache = options.function_cache
-    if now != true and cache is not None:
-        context = tf_private.function_context.make_function_context(
-            options.scope_type
-        )
+    if now != true:
         cache.delete(function.function_type, _with_decisions(context, true))
         cache.add(function, _with_decisions(context, now))
     return function

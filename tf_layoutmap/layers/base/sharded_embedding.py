@@ -279,7 +279,6 @@ class EmbeddingCore(LayerBase):
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
         vars(self).update(_table=None, _key_table=None)
-        patches.ensure("function_traces")
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         # This attribute disables XLA, because XLA has no kernels for the
@@ -416,6 +415,7 @@ class EmbeddingCore(LayerBase):
           RuntimeError: If there are several replicas, and the layer has no open
             vocabulary.
         """
+        patches.ensure("function_traces")
         if self._key_table is None:
             check_one_replica(self.name)
 

@@ -196,7 +196,6 @@ class EmbeddingSteps:
           over_processes: How several processes hold the tables.
           order: How gradients of tables sharded over processes are summed.
         """
-        patches.ensure("function_traces")
         self._layer = layer
         feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
         optimizer = keras_rs_configs.read_optimizer(
@@ -245,6 +244,7 @@ class EmbeddingSteps:
 
     def build(self):
         """Creates the tables. On a TPU, the first step creates the tables."""
+        patches.ensure("function_traces")
         if self.is_on_tpu:
             return
         self.embedding.build()

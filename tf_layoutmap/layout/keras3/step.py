@@ -82,10 +82,11 @@ def call(
     results: list[Any] = []
     lookups: list[Any] = []
     if split is not None:
+        # In the first run of `tf.recompute_grad`, new keys get rows as well.
+        with tf_private.resumed_tapes():
+            is_training = tf_private.could_possibly_record()
         with call_on_host():
-            results, lookups = split.compute(
-                args[0], is_training=tf_private.could_possibly_record()
-            )
+            results, lookups = split.compute(args[0], is_training=is_training)
     with (
         _is_inside.set_to(True),
         tracing.default_mesh(context.mesh),
