@@ -18,13 +18,10 @@ _BATCH_SIZE = 256
 class TwoTower(keras.Model):
     """Scores items by the dot product of a user vector and an item vector.
 
-    The vector of a user is the sum of the rows of the user and of the city. New
-    users therefore have a vector after the first view of their city. The vector
-    of an item is its row. All weights are in tables, so the deltas of the
-    tables update the complete model.
-
-    Attributes:
-      tables: The layers, which have open vocabularies.
+    The vector of a user is a projection of the sum of the rows of the user and
+    of the city. New users therefore have a vector after the first view of their
+    city. The vector of an item is its row. The rows are trained by the
+    optimizers of the tables, and the projection by the optimizer of the model.
     """
 
     def __init__(self, num_negatives: int, seed: int):
@@ -48,11 +45,16 @@ class TwoTower(keras.Model):
         self.users = table("users", _CAPACITY)
         self.cities = table("cities", 4 * NUM_CITIES)
         self.items = table("items", _CAPACITY)
-        self.tables = [self.users, self.cities, self.items]
+        self.projection = keras.layers.Dense(
+            DIM, kernel_initializer="identity", name="projection"
+        )
+        self.projection.build([None, DIM])
 
     def call(self, inputs: dict[str, tf.Tensor]) -> tf.Tensor:
         """Returns the vectors of users, `[batch_size, DIM]`."""
-        return self.users(inputs["user"]) + self.cities(inputs["city"])
+        return self.projection(
+            self.users(inputs["user"]) + self.cities(inputs["city"])
+        )
 
     def compute_loss(
         self,
@@ -89,8 +91,7 @@ def train(model: TwoTower, day: Day, epochs: int) -> None:
     options = tf.data.Options()
     options.autotune.enabled = False
     if not model.compiled:
-        # The optimizers of the tables train all weights.
-        model.compile("sgd")
+        model.compile(keras.optimizers.Adam(1e-3))
     model.fit(
         dataset.with_options(options), epochs=epochs, verbose=0, shuffle=False
     )

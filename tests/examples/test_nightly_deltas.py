@@ -86,10 +86,12 @@ def test_the_server_does_not_recommend_items_without_a_row():
 def test_each_delta_improves_the_served_model(start):
     ended = start("--nights=2", "--views=8000")
     assert ended.returncode == 0, ended.stderr[-3000:]
-    cells = [r"(\d)", "60", r"(\d+)", r"\d+ ms", *[r"([\d.]{5})"] * 3]
+    cells = [r"(\d)", "60", r"(\d+)", r"(\d+)", r"\d+ ms", *[r"([\d.]{5})"] * 3]
     nights = re.findall("".join(rf"│ +{cell} " for cell in cells), ended.stdout)
     assert [night for night, *_ in nights] == ["1", "2"]
-    for _, num_rows, *recalls in nights:
+    for _, num_rows, num_weights, *recalls in nights:
+        # The kernel and the bias of the projection.
+        assert int(num_weights) == 2
         before, after, popular = map(float, recalls)
         assert int(num_rows) > 500
         assert after > before + 0.03

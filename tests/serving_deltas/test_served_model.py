@@ -14,7 +14,7 @@ from tests import forked_process
 from tests.serving_deltas import cases
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import writer
+from tf_layoutmap.embedding.deltas import delta_files
 from tf_layoutmap.embedding.host import changes
 from tf_layoutmap.serving_deltas import chain, export_state
 from tf_layoutmap.vocabulary import bucket_layout, state
@@ -255,7 +255,7 @@ def delta_with(folder, change):
     change(tensors)
     meta = chain.meta_from_json((path / "meta.json").read_text(), "")
     shutil.rmtree(path)
-    writer.write_files(
+    delta_files.write_files(
         str(path),
         tensors,
         lambda of_files: dataclasses.replace(meta, files=of_files),
@@ -329,8 +329,8 @@ def test_an_export_without_deltas_raises(written):
             "whose seal does not match",
         ),
         (
-            lambda text: text.replace('"format": 1', '"format": 2'),
-            "must be of format 1.*Received: format 2",
+            lambda text: text.replace('"format": 2', '"format": 3'),
+            r"of a format in \(1, 2\).*Received: format 3",
         ),
     ],
 )

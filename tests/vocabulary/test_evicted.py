@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-from unittest import mock
 import resource
+from unittest import mock
 
 import keras
 import numpy as np

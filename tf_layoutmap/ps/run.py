@@ -259,9 +259,9 @@ class Run:
         """
         if (count is None) == (until is None):
             raise TypeError(
-                "`steps` requires exactly one of `count`, the number of further "
-                "steps, and `until`, the total number of steps. Received: "
-                f"count={count!r}, until={until!r}."
+                "`steps` requires exactly one of `count`, the number of "
+                "further steps, and `until`, the total number of steps. "
+                f"Received: count={count!r}, until={until!r}."
             )
         if until is not None:
             target = checks.check_int("until", until, lowest=0)

@@ -6,10 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.embedding.deltas import mark
+from tf_layoutmap.embedding.deltas.weights import name_of
 from tf_layoutmap.embedding.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.serving import stored_tables
+from tf_layoutmap.serving.sources import Source
 from tf_layoutmap.serving.subjects import Holder
 from tf_layoutmap.serving_deltas import export_state
 from tf_layoutmap.serving_deltas.chain import Position
@@ -37,8 +42,11 @@ def write(
     position: Position,
     holders: Sequence[Holder],
     tables: Sequence[stored_tables.StoredTable],
+    variables: Sequence[Any],
 ) -> None:
     """Writes the description into an exported SavedModel.
+
+    A warning names the variables that deltas do not change.
 
     Args:
       folder: Folder of the SavedModel.
@@ -46,8 +54,11 @@ def write(
       position: The last delta of the writer before the export.
       holders: Holders of the tables.
       tables: Stored tables of all holders, in order.
+      variables: `Exported.variables_of_model`.
     """
     found: list[export_state.StoredTable] = []
+    weights: list[export_state.StoredWeight] = []
+    missing: list[str] = []
     rest = iter(tables)
     # Number of key variables of the previous holders.
     num_keys = 0
@@ -56,8 +67,34 @@ def write(
         prefix = writer._prefix_of(holder.owner)
         if prefix is not None:
             found += _tables_of(holder, own, prefix, num_keys)
+        else:
+            for source, one in zip(holder.sources, own):
+                label = writer._label_of(source.direct_reads())
+                if label is None:
+                    missing.append(source.name)
+                else:
+                    weights.append(_weight_of(label, source, one))
         num_keys += len(holder.keys)
-    content = export_state.make_state(folder, position, found).to_json()
+    for number, variable in enumerate(variables):
+        label = writer._label_of(variable)
+        if label is None:
+            missing.append(name_of(variable))
+        else:
+            shape = tuple(variable.shape)
+            dtype = tf.as_dtype(variable.dtype).name
+            key = checkpointing.key_of("variables_of_model", str(number))
+            weights.append(
+                export_state.StoredWeight(
+                    label,
+                    shape,
+                    dtype,
+                    export_state.StoredVariable(key, shape, dtype),
+                )
+            )
+    mark.warn_about_missing(missing)
+    content = export_state.make_state(
+        folder, position, found, weights
+    ).to_json()
     path = os.path.join(folder, export_state.FILE)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
@@ -79,17 +116,7 @@ def _tables_of(
     for table, source, one in zip(
         LayerAccess(owner).spec.tables, holder.sources, stored
     ):
-        variable = one.variable
-        variables = {
-            export_state.PARAMETERS: export_state.StoredVariable(
-                variable.key,
-                (variable.num_rows, variable.form.width),
-                variable.dtype.name,
-                one.start,
-                variable.form.kind,
-                variable.block_starts,
-            )
-        }
+        variables = {export_state.PARAMETERS: _variable_of(one)}
         if table.vocabulary is not None:
             number, of_table = next(keys)
             variables[export_state.KEYS] = export_state.StoredVariable(
@@ -108,3 +135,30 @@ def _tables_of(
             )
         )
     return found
+
+
+def _variable_of(
+    stored: stored_tables.StoredTable,
+) -> export_state.StoredVariable:
+    """Returns the description of the variable that stores a table."""
+    variable = stored.variable
+    return export_state.StoredVariable(
+        variable.key,
+        (variable.num_rows, variable.form.width),
+        variable.dtype.name,
+        stored.start,
+        variable.form.kind,
+        variable.block_starts,
+    )
+
+
+def _weight_of(
+    label: str, source: Source, stored: stored_tables.StoredTable
+) -> export_state.StoredWeight:
+    """Returns the description of a table that is not in an embedding."""
+    return export_state.StoredWeight(
+        label,
+        (source.num_rows, source.dim),
+        source.dtype,
+        _variable_of(stored),
+    )

@@ -174,9 +174,10 @@ def export(
       dataset: A finite dataset with batches of `(x, y)` or `(x, y,
         sample_weight)`. The metrics of the compiled model are computed on this
         dataset, once with the model and once with the SavedModel.
-      deltas: A `tlm.DeltaWriter` of tables of the model. `tlm.ServedModel` and
-        `tlm.update_export` can then apply the deltas that the writer writes
-        after the export. Deltas do not change other tables and variables.
+      deltas: A `tlm.DeltaWriter` of the model, or of tables of the model.
+        `tlm.ServedModel` and `tlm.update_export` can then apply the deltas that
+        the writer writes after the export. If the writer does not write some
+        variables of the model, the function issues a warning that names them.
 
     If tables are sharded over processes, or `deltas` is a writer of several
     processes, all processes must call the function together with the same
@@ -239,7 +240,12 @@ def export(
             if deltas is not None and position is not None:
                 deltas._check_position(position)
                 delta_state.write(
-                    folder, deltas, position, holders, prepared.tables
+                    folder,
+                    deltas,
+                    position,
+                    holders,
+                    prepared.tables,
+                    prepared.module.variables_of_model,
                 )
         return saved_model_bytes(path)
 
@@ -279,7 +285,7 @@ class _Prepared:
       tables: The stored tables.
     """
 
-    module: tf.Module
+    module: endpoints.Exported
     signatures: dict[str, Any]
     placed: stored_tables.Plan
     variables: list[StoredVariable]

@@ -18,14 +18,15 @@ from collections.abc import Sequence
 from typing import Any
 
 # A delta of several embeddings has format 2, with a prefix for each table. A
-# merged delta has format 3.
-FORMATS = (1, 2, 3)
+# merged delta has format 3. A delta with weights has format 4, so that older
+# programs do not ignore the weights.
+FORMATS = (1, 2, 3, 4)
 META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
 TENSORS = "delta"
 _CHUNK_BYTES = 2**20
 # Attributes of `Meta` that `meta.json` contains only if they are not empty.
-_OPTIONAL = ("merged", "writers")
+_OPTIONAL = ("merged", "writers", "weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Meta:
         order. Empty for a delta that is not merged.
       writers: Identifier of the writer of the delta, or of each delta that a
         merged delta replaces. Empty if the writers are not known.
+      weights: A dict for each variable of the model that is not in a table.
+        `is_changed` is whether the delta contains the value, `key` is the
+        checkpoint key of the variable in the base, or an empty string, and
+        `is_state` is whether only optimizers use the variable. Empty for the
+        deltas of a writer that writes only tables.
     """
 
     sequence: int
@@ -61,10 +67,15 @@ class Meta:
     files: dict[str, dict[str, Any]]
     merged: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
+    weights: dict[str, dict[str, Any]] = dataclasses.field(
+        default_factory=dict[str, dict[str, Any]]
+    )
 
     @property
     def format(self) -> int:
         """Number in `FORMATS`."""
+        if self.weights:
+            return 4
         if self.merged:
             return 3
         return 2 if any("prefix" in one for one in self.tables.values()) else 1
@@ -125,9 +136,10 @@ class Meta:
         """Returns all attributes, without empty optional attributes."""
         found = dataclasses.asdict(self)
         for name in _OPTIONAL:
-            found[name] = list(found[name])
             if not found[name]:
                 del found[name]
+            elif isinstance(found[name], tuple):
+                found[name] = list(found[name])
         return found
 
 
@@ -160,7 +172,8 @@ def meta_from_json(text: str, where: str) -> Meta:
             "Received: a modified file, whose seal does not match."
         )
     fields: dict[str, Any] = dict(found)
-    fields |= {name: tuple(found.get(name, ())) for name in _OPTIONAL}
+    for name in ("merged", "writers"):
+        fields[name] = tuple(found.get(name, ()))
     meta = Meta(**fields)
     if version != meta.format:
         raise ValueError(
@@ -210,6 +223,14 @@ class Position:
     sequence: int
     link: str
     writer: str = ""
+
+
+def weight_tensor(label: str) -> str:
+    """Returns the name of a weight's tensor in a delta.
+
+    The names of other tensors begin with the name of a table.
+    """
+    return f".WEIGHTS/{label}"
 
 
 def directory_name(sequence: int, first: int | None = None) -> str:

@@ -16,7 +16,12 @@ import tensorflow as tf
 
 from . import chain, export_state, packing
 from .chain import Delta
-from .export_state import ExportState, StoredTable, StoredVariable
+from .export_state import (
+    ExportState,
+    StoredTable,
+    StoredVariable,
+    StoredWeight,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -75,10 +80,22 @@ class Changes:
     Attributes:
       state: State of the SavedModel after the changes; `index` is the old one.
       tables: Changes of each table; empty without pending deltas.
+      weights: New values of the weights that changed.
     """
 
     state: ExportState
     tables: tuple[TableChanges, ...]
+    weights: tuple[VariableChanges, ...] = ()
+
+    def by_key(self) -> dict[str, list[VariableChanges]]:
+        """Returns all changes by the checkpoint key of the variable."""
+        found: dict[str, list[VariableChanges]] = {}
+        for table in self.tables:
+            for one in table.variables.values():
+                found.setdefault(one.variable.key, []).append(one)
+        for one in self.weights:
+            found.setdefault(one.variable.key, []).append(one)
+        return found
 
 
 def read_changes(
@@ -94,7 +111,7 @@ def read_changes(
     Raises:
       ValueError: If a delta is missing, is repeated, has another base or
         another predecessor, was truncated or modified, or does not match the
-        tables of the SavedModel.
+        tables and weights of the SavedModel.
     """
     if isinstance(deltas, str | os.PathLike):
         directory = os.fspath(deltas)
@@ -119,7 +136,19 @@ def read_changes(
             state, sequence=last.sequence, link=last.link, writer=""
         ),
         tuple(_table_changes(table, found) for table in state.tables),
+        _weight_changes(state, found),
     )
+
+
+def as_array(value: Any) -> Array:
+    """Converts the value of a tensor to an array.
+
+    The value of a scalar string is a Python object, which NumPy would convert
+    to a string of fixed length without trailing zeros.
+    """
+    if isinstance(value, bytes):
+        return np.array(value, dtype=object)
+    return np.asarray(value)
 
 
 def last_occurrences(indices: Sequence[Array]) -> tuple[Array, Array]:
@@ -292,6 +321,111 @@ def _checked_whole(
     return value
 
 
+def _weight_changes(
+    state: ExportState, deltas: Sequence[Delta]
+) -> tuple[VariableChanges, ...]:
+    """Returns the last values of all weights that changed.
+
+    Raises:
+      ValueError: If the weights of the model and of the deltas do not match.
+    """
+    _check_weights(state, deltas)
+    changed = [
+        (
+            delta,
+            tf.train.load_checkpoint(delta.tensors),
+            {
+                label
+                for label, one in delta.meta.weights.items()
+                if one["is_changed"]
+            },
+        )
+        for delta in reversed(deltas)
+    ]
+    found = []
+    for weight in state.weights or ():
+        for delta, reader, labels in changed:
+            if weight.name in labels:
+                value = _read_weight(weight, delta, reader)
+                found.append(_changes_of_weight(weight, value))
+                break
+    return tuple(found)
+
+
+def _check_weights(state: ExportState, deltas: Sequence[Delta]) -> None:
+    """Checks that each delta contains all weights of a SavedModel.
+
+    Raises:
+      ValueError: If the rows of a delta would be combined with weights of
+        another training step.
+    """
+    for delta in deltas:
+        labels = delta.meta.weights
+        if state.weights is None and any(
+            not one["is_state"] for one in labels.values()
+        ):
+            raise ValueError(
+                "A delta with weights requires a SavedModel whose description "
+                "lists its weights. Received: a SavedModel that an earlier "
+                f"version of tf_layoutmap has exported (delta {delta.path!r}). "
+                "Export the model again."
+            )
+        missing = [
+            one.name for one in state.weights or () if one.name not in labels
+        ]
+        if missing:
+            raise ValueError(
+                "Each delta must record all weights of the model. Received: a "
+                f"delta without {missing[:3]} ({len(missing)} of "
+                f"{len(state.weights or ())} weights; delta {delta.path!r}). "
+                "Pass the model to tlm.DeltaWriter, or export the model again "
+                "with the writer of this delta."
+            )
+
+
+def _read_weight(weight: StoredWeight, delta: Delta, reader: Any) -> Array:
+    """Reads the value of a weight from a delta.
+
+    Raises:
+      ValueError: If the value is missing or has another dtype or shape.
+    """
+    key = chain.weight_tensor(weight.name)
+    where = f"tensor {key!r} of delta {delta.path!r}"
+    if not reader.has_tensor(key):
+        raise ValueError(f"The deltas must have {where}. Received: none.")
+    value = as_array(reader.get_tensor(key))
+    # The values of strings are Python objects.
+    dtype = "string" if value.dtype == object else value.dtype.name
+    if dtype != weight.dtype or value.shape != weight.shape:
+        raise ValueError(
+            f"Weight {weight.name!r} of the model requires dtype "
+            f"{weight.dtype} and shape {list(weight.shape)}. Received: "
+            f"{dtype}, {list(value.shape)} ({where})."
+        )
+    return value
+
+
+def _changes_of_weight(weight: StoredWeight, value: Array) -> VariableChanges:
+    variable = weight.variable
+    if variable.kind:
+        # The SavedModel stores the weight like a table of an embedding.
+        form = packing.RowFormat(variable.kind, weight.shape[1])
+        return VariableChanges(
+            variable,
+            (-1, *variable.shape[1:]),
+            np.arange(len(value), dtype=np.int64) + variable.start,
+            _pack_rows(weight.name, form, value, np.arange(len(value))),
+        )
+    if variable.shape != weight.shape:
+        value = value[weight.first : weight.first + variable.shape[0]]
+    return VariableChanges(
+        variable,
+        (1, *variable.shape),
+        np.zeros([1], np.int64),
+        value[np.newaxis],
+    )
+
+
 def _pack(
     table: StoredTable, variable: StoredVariable, rows: Array, values: Array
 ) -> Array:
@@ -300,12 +434,17 @@ def _pack(
     Raises:
       ValueError: If the format cannot represent a row.
     """
-    form = table.row_format(variable)
+    return _pack_rows(table.name, table.row_format(variable), values, rows)
+
+
+def _pack_rows(
+    name: str, form: packing.RowFormat, values: Array, rows: Array
+) -> Array:
     try:
         return packing.pack(values, form)
     except packing.UnfitRowError as error:
         raise ValueError(
-            f"Table {table.name!r} of the model is stored as {form.kind}, and "
+            f"Table {name!r} of the model is stored as {form.kind}, and "
             f"row {rows[error.row]} of the deltas {error.reason}. Export the "
             'table with rows="float32".'
         ) from error

@@ -22,7 +22,8 @@ FILE = os.path.join("assets.extra", "tlm_deltas.json")
 VARIABLES = os.path.join("variables", "variables")
 # Suffix of the checkpoint keys of variables.
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-_FORMAT = 1
+# A file of format 1 does not say which weights the SavedModel contains.
+_FORMATS = (1, 2)
 
 # Names of variables in deltas.
 PARAMETERS = "parameters"
@@ -89,6 +90,27 @@ class StoredTable:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredWeight:
+    """A variable of a SavedModel that stores a weight, or some of its rows.
+
+    Attributes:
+      name: Name of the weight in deltas.
+      shape: Shape of the weight.
+      dtype: Name of the dtype of the weight.
+      variable: The variable. If its `kind` is not empty, the weight is a table
+        whose rows are stored in rows of the variable.
+      first: First row of the weight that the variable stores, if the variable
+        is smaller than the weight.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    variable: StoredVariable
+    first: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class ExportState:
     """Contents of the file.
 
@@ -101,6 +123,8 @@ class ExportState:
       writer: Identifier of the writer that must write the next delta, or an
         empty string if a delta was applied. The tables of an export can contain
         changes after the last delta, which only this writer records.
+      weights: Weights that deltas change. None if the weights are not known,
+        because an earlier version has written the file.
     """
 
     base: str
@@ -109,15 +133,30 @@ class ExportState:
     index: str
     tables: tuple[StoredTable, ...]
     writer: str = ""
+    weights: tuple[StoredWeight, ...] | None = ()
+
+    def variables(self) -> dict[str, StoredVariable]:
+        """Returns all variables that deltas change, by checkpoint key."""
+        found = [
+            one for table in self.tables for one in table.variables.values()
+        ]
+        found += [one.variable for one in self.weights or ()]
+        return {one.key: one for one in found}
 
     def to_json(self) -> str:
         """Returns the contents of the file."""
-        found = {"format": _FORMAT, **dataclasses.asdict(self)}
+        found: dict[str, Any] = {"format": 2, **dataclasses.asdict(self)}
+        if self.weights is None:
+            found["format"] = 1
+            del found["weights"]
         return json.dumps({**found, "seal": _seal(found)}, indent=1) + "\n"
 
 
 def make_state(
-    folder: str, position: chain.Position, tables: Sequence[StoredTable]
+    folder: str,
+    position: chain.Position,
+    tables: Sequence[StoredTable],
+    weights: Sequence[StoredWeight] = (),
 ) -> ExportState:
     """Returns the state of a SavedModel that was written.
 
@@ -125,6 +164,7 @@ def make_state(
       folder: Folder of the SavedModel.
       position: The last delta that the tables of the SavedModel contain.
       tables: Tables that deltas change.
+      weights: Weights that deltas change.
     """
     return ExportState(
         position.base,
@@ -133,6 +173,7 @@ def make_state(
         index_checksum(folder),
         tuple(tables),
         position.writer,
+        tuple(weights),
     )
 
 
@@ -196,9 +237,9 @@ def _from_json(text: str, path: str) -> ExportState:
             f"{path!r} must be a file that tf_layoutmap has written. Received: "
             "a truncated or modified file."
         ) from None
-    if version != _FORMAT:
+    if version not in _FORMATS:
         raise ValueError(
-            f"{path!r} must be of format {_FORMAT}, which this version "
+            f"{path!r} must be of a format in {_FORMATS}, which this version "
             f"supports. Received: format {version!r}."
         )
     if seal != _seal(found):
@@ -212,20 +253,40 @@ def _from_json(text: str, path: str) -> ExportState:
             **{
                 **table,
                 "variables": {
-                    name: StoredVariable(
-                        **{
-                            **one,
-                            "shape": tuple(one["shape"]),
-                            "blocks": tuple(one["blocks"]),
-                        }
-                    )
+                    name: _stored_variable(one)
                     for name, one in table["variables"].items()
                 },
             }
         )
         for table in found.pop("tables")
     )
-    return ExportState(**found, tables=tables)
+    weights = found.pop("weights", None)
+    return ExportState(
+        **found,
+        tables=tables,
+        weights=None
+        if weights is None
+        else tuple(
+            StoredWeight(
+                **{
+                    **one,
+                    "shape": tuple(one["shape"]),
+                    "variable": _stored_variable(one["variable"]),
+                }
+            )
+            for one in weights
+        ),
+    )
+
+
+def _stored_variable(found: dict[str, Any]) -> StoredVariable:
+    return StoredVariable(
+        **{
+            **found,
+            "shape": tuple(found["shape"]),
+            "blocks": tuple(found["blocks"]),
+        }
+    )
 
 
 def _seal(found: dict[str, Any]) -> str:

@@ -32,9 +32,9 @@ def update_export(
 ) -> int:
     """Writes a copy of a SavedModel to which deltas were applied.
 
-    The tables in the copy are bitwise identical to the tables of a model that
-    is exported when the last delta is written. The copy is written to a
-    temporary folder next to `target`, which is renamed when the copy is
+    The tables and weights in the copy are bitwise identical to the variables of
+    a model that is exported when the last delta is written. The copy is written
+    to a temporary folder next to `target`, which is renamed when the copy is
     complete. Later deltas can be applied to the copy. The function requires
     only TensorFlow and NumPy, and holds one variable, or one block of a table
     that `tlm.export` has written, in memory.
@@ -81,17 +81,13 @@ def update_export(
       ValueError: If the SavedModel was not written for deltas, or was truncated
         or modified. The function also raises this error if a delta is missing,
         is repeated, has another base, does not follow the last applied delta,
-        was truncated or modified, does not match the tables, or contains a row
-        that the storage type of the table cannot represent. No file is written.
+        was truncated or modified, does not match the tables and weights, or
+        contains a row that the storage type of the table cannot represent. No
+        file is written.
       OSError: If `target` cannot be written, or is not empty.
     """
     path, target = os.fspath(path), os.path.abspath(os.fspath(target))
     found = changes.read_changes(export_state.read(path), deltas)
-    # Several tables can share a variable.
-    by_key: dict[str, list[VariableChanges]] = {}
-    for table in found.tables:
-        for one in table.variables.values():
-            by_key.setdefault(one.variable.key, []).append(one)
     if os.path.exists(target) and (
         not os.path.isdir(target) or os.listdir(target)
     ):
@@ -108,13 +104,8 @@ def update_export(
             ignore=lambda parent, _: _not_copied(path, os.fspath(parent)),
         )
         os.mkdir(os.path.join(new, os.path.dirname(export_state.VARIABLES)))
-        stored = {
-            one.key: one
-            for table in found.state.tables
-            for one in table.variables.values()
-        }
         with _os_errors(target):
-            _write_variables(path, new, by_key, stored)
+            _write_variables(path, new, found.by_key(), found.state.variables())
         state = dataclasses.replace(
             found.state, index=export_state.index_checksum(new)
         )
@@ -171,7 +162,7 @@ def _write_variables(
                 continue
             value = _read(source, key, "", dtypes[key])
             if changed:
-                array = value.numpy()
+                array = changes.as_array(value.numpy())
                 for part in changed:
                     array = part.apply_to(array)
                 value = tf.constant(array, dtypes[key])

@@ -26,13 +26,13 @@ _FEWEST_ROWS, _FIRST_ROWS, _MOST_ROWS = 64, 512, 2**15
 
 
 class ServedModel:
-    """A loaded SavedModel to which deltas of its tables are applied.
+    """A loaded SavedModel to which deltas of its variables are applied.
 
     The SavedModel is written with `tlm.export(..., deltas=writer)`, or is
     marked by `tlm.DeltaWriter.mark_export`. After all deltas are applied, the
-    tables are bitwise identical to the tables of a model that is exported when
-    the last delta is written. The class requires only TensorFlow and NumPy: a
-    process without tf_layoutmap can use a copy of the folder
+    tables and weights are bitwise identical to the variables of a model that is
+    exported when the last delta is written. The class requires only TensorFlow
+    and NumPy: a process without tf_layoutmap can use a copy of the folder
     `tf_layoutmap/serving_deltas`.
 
     >>> import tempfile
@@ -72,6 +72,10 @@ class ServedModel:
       another key if it reads a row that is being reassigned.
     - Different rows in a batch can be from before and after the deltas, except
       with `apply(..., at_once=True)` in a block `with served.lookups():`.
+    - In a block `with served.lookups():`, all dense weights are from before or
+      from after the deltas. If the deltas contain dense weights,
+      `at_once=True` is the default, so that the rows match the weights. Calls
+      without the block can combine old and new variables.
 
     Attributes:
       model: The object that `tf.saved_model.load` returned.
@@ -108,13 +112,19 @@ class ServedModel:
         self._lock = LookupLock()
         self._applying = threading.Lock()
         self._rows_per_write = _FIRST_ROWS
-        self._variables: dict[str, Any] = {}
-        for table in self._state.tables:
-            for one in table.variables.values():
-                if one.key not in self._variables:
-                    self._variables[one.key] = _find_variable(
-                        self.model, one, path
-                    )
+        self._variables = {
+            key: _find_variable(self.model, one, path)
+            for key, one in self._state.variables().items()
+        }
+        # A weight is written as a whole, unless it is stored like a table.
+        whole = {
+            one.variable.key
+            for one in self._state.weights or ()
+            if not one.variable.kind
+        }
+        for key, one in self._variables.items():
+            if key not in whole:
+                _prepare_scatter(one)
 
     @property
     def sequence(self) -> int:
@@ -135,7 +145,7 @@ class ServedModel:
         self,
         deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        at_once: bool = False,
+        at_once: bool | None = None,
     ) -> int:
         """Applies all deltas that follow the last applied delta.
 
@@ -148,9 +158,11 @@ class ServedModel:
           deltas: Directory of the deltas, or a list of paths of deltas. Deltas
             of a directory that were already applied are ignored. In a list,
             they raise an error.
-          at_once: Whether to write all rows in one step, so that each block
-            `with lookups()` sees the tables before or after all deltas.
-            Lookups in these blocks then wait until all rows are written.
+          at_once: Whether to write all rows and weights in one step, so that
+            each block `with lookups()` sees the model before or after all
+            deltas. Lookups in these blocks then wait until all rows are
+            written. By default, True if the deltas contain weights that the
+            model uses, in addition to rows of tables.
 
         Returns:
           The number of the last applied delta.
@@ -158,8 +170,8 @@ class ServedModel:
         Raises:
           ValueError: If a delta is missing, is repeated, has another base, does
             not follow the last applied delta, was truncated or modified, does
-            not match the tables, or contains a row that the storage type of the
-            table cannot represent. The model is unchanged.
+            not match the tables and weights, or contains a row that the storage
+            type of the table cannot represent. The model is unchanged.
           RuntimeError: If the method is called in a block `with lookups()`, or
             in a `tf.function`.
         """
@@ -167,9 +179,26 @@ class ServedModel:
             raise RuntimeError("`apply` must be called outside tf.function.")
         with self._applying:
             found = changes.read_changes(self._state, deltas)
+            rows = [one for one in found.weights if one.is_rows]
+            # All tensors are created before lookups wait.
+            weights = [
+                (variable, tf.constant(one.values[0], variable.dtype))
+                for one in found.weights
+                if not one.is_rows
+                for variable in [self._variables[one.variable.key]]
+            ]
+            if at_once is None:
+                at_once = bool(found.weights)
             with self._exclusive(at_once):
                 for table in found.tables:
                     self._write_table(table, at_once)
+                for one in rows:
+                    self._write_rows(
+                        self._variables[one.variable.key], one.rows, one.values
+                    )
+                with self._exclusive(bool(weights) and not at_once):
+                    for variable, value in weights:
+                        variable.assign(value)
             self._state = found.state
         return self._state.sequence
 
@@ -240,9 +269,7 @@ class ServedModel:
             for group in _groups(
                 labels[of_phase], lambda: self._rows_per_write
             ):
-                self._write_group(
-                    rows, keys, changed[of_phase[group]], at_once
-                )
+                self._write_group(rows, keys, changed[of_phase[group]], at_once)
 
     def _write_group(
         self,
@@ -322,17 +349,23 @@ def _find_variable(model: Any, stored: StoredVariable, path: str) -> Any:
             f"shape {list(stored.shape)} and dtype {stored.dtype}. Received: "
             f"{found}."
         )
-    # At the first write of rows, TensorFlow changes how the variable is read,
-    # and copies the variable if a lookup is reading it. This write of no rows
-    # prevents a copy during lookups.
-    width = stored.shape[1:]
+    return found
+
+
+def _prepare_scatter(variable: Any) -> None:
+    """Prepares a variable for writes of rows.
+
+    At the first write of rows, TensorFlow changes how the variable is read, and
+    copies the variable if a lookup is reading it. A write of no rows prevents a
+    copy during lookups.
+    """
+    width = tuple(variable.shape)[1:]
     if width:
         _scatter(
-            found,
+            variable,
             np.zeros([0], np.int64),
-            np.zeros([0, *width], found.dtype.as_numpy_dtype),
+            np.zeros([0, *width], variable.dtype.as_numpy_dtype),
         )
-    return found
 
 
 def _scatter(variable: Any, rows: Array, values: Array) -> None:

@@ -63,7 +63,7 @@ def truncate_meta(directory, _):
 
 def unknown_format(directory, _):
     file = directory / "00000001" / "meta.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 4'))
+    file.write_text(file.read_text().replace('"format": 1', '"format": 5'))
 
 
 def format_of_merged_deltas(directory, _):
@@ -117,7 +117,7 @@ def foreign_delta(directory, other):
         ),
         (modify_meta, "00000003/meta.json.*modified file, whose seal does not"),
         (truncate_meta, "00000001/meta.json.*a truncated or modified file"),
-        (unknown_format, r"must be of a format in \(1, 2, 3\).*format 4"),
+        (unknown_format, r"must be of a format in \(1, 2, 3, 4\).*format 5"),
         (
             format_of_merged_deltas,
             "must be of format 1.*Received: format 3; the file was modified",

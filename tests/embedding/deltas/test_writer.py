@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.deltas import cases
 from tests.files import full_disk
-from tf_layoutmap.embedding.deltas import writer as writer_module
+from tf_layoutmap.embedding.deltas import delta_files
 
 tpu = tf.tpu.experimental.embedding
 
@@ -145,13 +145,13 @@ def test_training_continues_while_files_are_written(tmp_path, monkeypatch):
     writer = tlm.DeltaWriter(one, tmp_path, base=base)
     cases.train(one, 0)
     wanted = cases.tensors(cases.save(one, tmp_path / "wanted"))
-    may_write, write = threading.Event(), writer_module.write_files
+    may_write, write = threading.Event(), delta_files.write_files
 
     def slow_write(*arguments):
         assert may_write.wait(60)
         return write(*arguments)
 
-    monkeypatch.setattr(writer_module, "write_files", slow_write)
+    monkeypatch.setattr(delta_files, "write_files", slow_write)
     assert writer.write(wait=False) is None
     for step in (1, 2, 3):
         cases.train(one, step)

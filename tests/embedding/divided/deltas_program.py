@@ -99,6 +99,48 @@ def write_deltas(one, step, base, directory, failing_write=None):
     assert writer.write().meta.tables["words"]["num_rows"] == 0
 
 
+class Model(tf.Module):
+    """A model with a weight and with statistics of each replica."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+        self.kernel = tf.Variable(
+            tf.ones([2]), aggregation=tf.VariableAggregation.MEAN
+        )
+        self.mean = tf.Variable(
+            1.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+
+
+def write_weights(one, strategy, folder, worker):
+    """Writes a delta with weights to FOLDER/weights."""
+    with strategy.scope():
+        model = Model(one)
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.write(checkpoints.path_of(folder, "base_of_model", worker))
+    writer = tlm.DeltaWriter(
+        model, folder / "weights", base=str(folder / "base_of_model")
+    )
+
+    @tf.function
+    def update():
+        def in_replica():
+            replica = tf.distribute.get_replica_context()
+            number = tf.cast(replica.replica_id_in_sync_group, tf.float32)
+            model.kernel.assign(model.kernel + 1.0)
+            model.mean.assign(number)
+
+        strategy.run(in_replica)
+
+    update()
+    writer.write()
+    checkpoint.write(checkpoints.path_of(folder, "end_of_model", worker))
+
+
 def write_with_error(writer, fails_here):
     """Tries to write a delta, and returns the error."""
     write_part = parts.ProcessesDelta.write_part
@@ -141,6 +183,7 @@ def main(folder, how):
         ),
     )
     save("end")
+    write_weights(one, strategy, folder, worker)
 
 
 if __name__ == "__main__":

@@ -165,3 +165,19 @@ def test_a_missing_or_foreign_part_raises(sharded, tmp_path, change, words):
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_the_first_process_writes_the_weights(sharded, tmp_path):
+    base = sharded / "base_of_model"
+    (delta,) = chain.read_deltas(str(sharded / "weights"), str(base))
+    changed = [
+        label for label, one in delta.meta.weights.items() if one["is_changed"]
+    ]
+    assert sorted(changed) == ["model/kernel", "model/mean"]
+    full = tlm.apply_deltas(base, sharded / "weights", tmp_path / "full")
+    found = cases.tensors(full)
+    assert found == cases.tensors(str(sharded / "end_of_model"))
+    reader = tf.train.load_checkpoint(full)
+    key = "model/{}/.ATTRIBUTES/VARIABLE_VALUE".format
+    assert reader.get_tensor(key("kernel")).tolist() == [2.0, 2.0]
+    assert reader.get_tensor(key("mean")) == 0.5

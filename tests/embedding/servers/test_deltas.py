@@ -270,3 +270,23 @@ def test_served_models_apply_deltas(tmp_path):
     expected = one(ids)
     for name, rows in served.model.serve(ids).items():
         np.testing.assert_array_equal(rows, expected[name])
+
+
+def test_the_coordinator_writes_the_weights(tmp_path):
+    class Model(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = on_servers(2)
+            with tf.device("CPU:1"):
+                self.kernel = tf.Variable([1.0, 2.0])
+
+    one = Model()
+    base = tf.train.Checkpoint(model=one).save(str(tmp_path / "base"))
+    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    cases.train(one.embedding, 1)
+    one.kernel.assign([3.0, 4.0])
+    delta = writer.write()
+    assert delta.meta.weights["model/kernel"]["is_changed"]
+    wanted = tf.train.Checkpoint(model=one).save(str(tmp_path / "wanted"))
+    full = tlm.apply_deltas(base, tmp_path / "deltas", tmp_path / "full")
+    assert cases.tensors(full) == cases.tensors(wanted)

@@ -9,6 +9,7 @@ from typing import Any
 from tf_layoutmap._core import checks
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
+from tf_layoutmap.embedding.deltas import weights
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.vocabulary import checkpoint_files
 
@@ -23,7 +24,9 @@ def apply_deltas(
     The tables in the new checkpoint are bitwise identical to the tables in a
     checkpoint that is saved when the last delta is written. The tables include
     rows, slot variables, and the keys of open vocabularies after all admissions
-    and evictions. All other variables are copied from the base. The function
+    and evictions. The same applies to the weights that the deltas contain: the
+    variables of the models, of `root`, and of their optimizers that the base
+    contains. All other variables are copied from the base. The function
     reads and checks all deltas before it writes a file. The function holds only
     one variable at a time in memory.
 
@@ -93,12 +96,25 @@ def _tensors(
                     prefix
                     + checkpointing.key_of(base_file.ATTRIBUTE, saved_as, name)
                 ] = table, name
+    labels = {
+        described["key"]: label
+        for delta in deltas
+        for label, described in delta.meta.weights.items()
+    }
     for key in sorted(reader.get_variable_to_shape_map()):
         yield (
             key,
             (
                 base_file.read_variable(reader, key, deltas, *tables[key])
                 if key in tables
-                else base_file.read_tensor(reader, key)
+                else _read_weight(reader, key, deltas, labels.get(key))
             ),
         )
+
+
+def _read_weight(
+    reader: Any, key: str, deltas: list[chain.Delta], label: str | None
+) -> Any:
+    """Returns the value of a variable that is not in a table."""
+    found = None if label is None else weights.read_changed(label, deltas)
+    return base_file.read_tensor(reader, key) if found is None else found

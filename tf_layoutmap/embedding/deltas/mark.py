@@ -1,27 +1,42 @@
-"""Finds the tables of a writer in a SavedModel, and describes them.
+"""Finds the variables of a writer in a SavedModel, and describes them.
 
 `DeltaWriter.mark_export` calls this module for SavedModels that `model.export`
 or `tf.saved_model.save` has written. A table is found by its checkpoint key if
-the SavedModel contains the embedding object, and otherwise by its values.
+the SavedModel contains the embedding object, and otherwise by its values. A
+weight is found by its name, and must have the current value.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from tf_layoutmap._core import files
+from tf_layoutmap._core import files, user_warnings
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
+from tf_layoutmap.embedding.deltas.weights import (
+    Weight,
+    digest,
+    name_of,
+    variable_of,
+)
 from tf_layoutmap.serving_deltas import export_state
 from tf_layoutmap.serving_deltas.chain import Position
-from tf_layoutmap.serving_deltas.export_state import StoredTable, StoredVariable
+from tf_layoutmap.serving_deltas.changes import as_array
+from tf_layoutmap.serving_deltas.export_state import (
+    StoredTable,
+    StoredVariable,
+    StoredWeight,
+)
+from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.sharded.routing.checks import known_size
 
 # Variables that must be found. Lookups do not read the values of the other
 # variables.
@@ -43,17 +58,120 @@ class Table:
     variables: Mapping[str, Any]
 
 
-def find_tables(path: str, tables: Mapping[str, Table]) -> list[StoredTable]:
-    """Returns the descriptions of all tables.
+def find_variables(
+    path: str,
+    tables: Mapping[str, Table],
+    weights: Sequence[Weight],
+    ignored: Collection[str],
+) -> tuple[list[StoredTable], list[StoredWeight]]:
+    """Returns the descriptions of all tables and weights of a SavedModel.
+
+    A warning names the variables that are not found.
 
     Args:
       path: Folder of the SavedModel.
       tables: Tables of the writer.
+      weights: Weights of the writer.
+      ignored: Names of variables that are not used in lookups.
 
     Raises:
-      ValueError: If the rows or keys of a table are not found once.
+      ValueError: If the rows or keys of a table are not found once, or a
+        variable has the name of a weight and another value.
     """
     saved = _SavedModel(path)
+    found = _find_tables(saved, tables)
+    done = {one.key for table in found for one in table.variables.values()}
+    of_tables = {
+        name_of(shard)
+        for table in tables.values()
+        for variable in table.variables.values()
+        for shard in (variable, *getattr(variable, "variables", ()))
+    }
+    stored, missing = [], []
+    pieces = [piece for one in weights for piece in _pieces_of(one)]
+    for key in sorted(saved.variables()):
+        name = saved.name_of(key)
+        if key in done or name in of_tables or name in ignored:
+            continue
+        piece = saved.find_piece(key, pieces)
+        if piece is None:
+            missing.append(name or key.removesuffix(export_state.VALUE))
+        else:
+            stored.append(piece.as_stored(key))
+    warn_about_missing(missing)
+    return found, stored
+
+
+def warn_about_missing(names: Sequence[str]) -> None:
+    """Warns that deltas do not change some variables of a SavedModel."""
+    # `model.export` stores some variables twice.
+    unique = sorted(set(names))
+    if unique:
+        user_warnings.warn(
+            f"Deltas of this writer do not change {len(unique)} variables of "
+            f"the SavedModel: {', '.join(unique[:5])}"
+            + (", ..." if len(unique) > 5 else "")
+            + ". If the variables are trained, the served model combines new "
+            "rows with old weights: pass the model, not only its tables, to "
+            "tlm.DeltaWriter."
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Piece:
+    """A weight, or some of its rows, as a variable of a SavedModel.
+
+    Attributes:
+      weight: The weight.
+      name: Name of the variable.
+      shape: Shape of the variable.
+      first: First row of the weight that the variable stores.
+    """
+
+    weight: Weight
+    name: str
+    shape: list[int]
+    first: int = 0
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Checksum of the current value."""
+        value = self.weight.read()
+        if self.shape:
+            value = value[self.first : self.first + self.shape[0]]
+        return digest(value)
+
+    def as_stored(self, key: str) -> StoredWeight:
+        variable = self.weight.variable
+        dtype = tf.as_dtype(variable.dtype).name
+        return StoredWeight(
+            self.weight.label,
+            tuple(variable.shape),
+            dtype,
+            StoredVariable(key, tuple(self.shape), dtype),
+            self.first,
+        )
+
+
+def _pieces_of(weight: Weight) -> list[_Piece]:
+    """Returns the variables in which a SavedModel can store a weight."""
+    variable = variable_of(weight.variable)
+    found = [_Piece(weight, name_of(variable), list(variable.shape))]
+    if (
+        isinstance(variable, ShardedVariable)
+        and variable.partition.is_contiguous
+    ):
+        first = 0
+        for shard in variable.variables:
+            shape = [known_size(shard, axis) for axis in (0, 1)]
+            found.append(_Piece(weight, name_of(shard), shape, first))
+            first += shape[0]
+    return found
+
+
+def _find_tables(
+    saved: _SavedModel, tables: Mapping[str, Table]
+) -> list[StoredTable]:
     found = []
     for table in tables.values():
         variables = {}
@@ -79,13 +197,18 @@ def find_tables(path: str, tables: Mapping[str, Table]) -> list[StoredTable]:
     return found
 
 
-def write_state(path: str, position: Position, tables: list[StoredTable]):
+def write_state(
+    path: str,
+    position: Position,
+    tables: Sequence[StoredTable],
+    weights: Sequence[StoredWeight],
+) -> None:
     """Writes the description into a SavedModel.
 
     Raises:
       OSError: If the file cannot be written.
     """
-    content = export_state.make_state(path, position, tables).to_json()
+    content = export_state.make_state(path, position, tables, weights).to_json()
     file = os.path.join(path, export_state.FILE)
     os.makedirs(os.path.dirname(file), exist_ok=True)
     files.write_text(file, content)
@@ -159,12 +282,73 @@ class _SavedModel:
             )
         )
 
+    def variables(self) -> list[str]:
+        """Returns the keys of all variables."""
+        return [key for key in self._shapes if key.endswith(export_state.VALUE)]
+
+    def name_of(self, key: str) -> str:
+        """Returns the name of the variable of a key, or an empty string."""
+        return self._names.get(key, "")
+
+    def find_piece(self, key: str, pieces: Sequence[_Piece]) -> _Piece | None:
+        """Returns the weight that a variable stores, or None.
+
+        Raises:
+          ValueError: If the weight with this name has another value, or there
+            are several such weights.
+        """
+        name, shape = self.name_of(key), self._shapes[key]
+        fitting = [
+            one
+            for one in pieces
+            if one.shape == shape
+            and tf.as_dtype(one.weight.variable.dtype) == self._dtypes[key]
+        ]
+        # During the export of a functional model, the name of a table begins
+        # with the names of layers.
+        named = [one for one in fitting if one.name == name] or [
+            one for one in fitting if name.endswith(f"/{one.name}")
+        ]
+        if not named:
+            return None
+        stored = digest(as_array(self._reader.get_tensor(key)))
+        equal = [one for one in named if one.digest == stored]
+        if len(equal) > 1:
+            # TensorFlow gives unnamed variables the same name.
+            equal = [
+                one
+                for one in equal
+                if _ends_with(one.weight.label, key)
+                or _ends_with(key, one.weight.label)
+            ] or equal
+        if len(equal) == 1:
+            return equal[0]
+        raise ValueError(
+            f"SavedModel {self._path!r} must contain the current value of each "
+            f"weight once. Received: {len(equal)} of {len(named)} weights with "
+            f"the name {name!r} and shape {shape} have the stored value. "
+            + (
+                "Give the layers of the model different names."
+                if equal
+                else "Export the model and mark it before the next training "
+                "step."
+            )
+        )
+
     def _is_equal(self, key: str, variable: Any) -> bool:
         """Returns whether a stored value is bitwise equal to a variable."""
         stored = np.asarray(self._reader.get_tensor(key))
         if stored.ndim == 2:
             return not base_file.differing_rows(stored, variable).size
         return stored.tobytes() == np.asarray(variable.numpy()).tobytes()
+
+
+def _ends_with(longer: str, shorter: str) -> bool:
+    """Returns whether the path of a key ends with the path of another key."""
+    longer, shorter = (
+        f"/{one.removesuffix(export_state.VALUE)}" for one in (longer, shorter)
+    )
+    return longer.endswith(shorter)
 
 
 def _names_of_variables(path: str) -> dict[str, str]:

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import writer
+from tf_layoutmap.embedding.deltas import delta_files
+from tf_layoutmap.embedding.deltas import weights as model_weights
 from tf_layoutmap.serving_deltas import chain, changes
 from tf_layoutmap.serving_deltas.chain import Delta, Meta
 from tf_layoutmap.vocabulary import state
@@ -26,9 +27,9 @@ def merge_deltas(
 ) -> Delta:
     """Writes one delta that is equivalent to several consecutive deltas.
 
-    The merged delta contains each changed row once, with the values of the last
-    delta that contains the row. `tlm.apply_deltas`, `tlm.ServedModel` and
-    `tlm.update_export` accept a merged delta in place of the deltas that it
+    The merged delta contains each changed row and weight once, with the values
+    of the last delta that contains it. `tlm.apply_deltas`, `tlm.ServedModel`
+    and `tlm.update_export` accept a merged delta in place of the deltas that it
     replaces, with bitwise identical results. A model to which some of these
     deltas were already applied also accepts the merged delta.
 
@@ -148,7 +149,7 @@ def prune_deltas(
             _write_merged(merged, os.path.join(directory, name))
         ]
     _remove_others(directory, deltas)
-    writer.remove_leftovers(directory)
+    delta_files.remove_leftovers(directory)
     return deltas
 
 
@@ -161,7 +162,7 @@ def _remove_others(directory: str, deltas: Sequence[Delta]) -> None:
         path = os.path.join(directory, name)
         # The directory is renamed first, so that no reader finds a delta
         # without some of its files.
-        with files.staged(writer.staging_path(path)) as folder:
+        with files.staged(delta_files.staging_path(path)) as folder:
             os.rename(path, os.path.join(folder, "old-delta"))
             shutil.rmtree(os.path.join(folder, "old-delta"))
     files.sync(directory)
@@ -181,7 +182,19 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
         tensors.update(
             {f"{table}/{name}": value for name, value in found.items()}
         )
-    return writer.write_files(
+    weights: dict[str, dict[str, Any]] = {}
+    for one in deltas:
+        for label, described in one.meta.weights.items():
+            before = weights.get(label, {"is_changed": False})
+            weights[label] = {
+                **described,
+                "is_changed": described["is_changed"] or before["is_changed"],
+            }
+    for label in weights:
+        value = model_weights.read_changed(label, deltas)
+        if value is not None:
+            tensors[chain.weight_tensor(label)] = value
+    return delta_files.write_files(
         out,
         tensors,
         lambda of_files: Meta(
@@ -201,6 +214,7 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
                 for one in deltas
                 for number in range(one.meta.first, one.meta.sequence + 1)
             ),
+            weights,
         ),
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_layoutmap._core import checks
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
+from tf_layoutmap.embedding.deltas import weights
 from tf_layoutmap.embedding.deltas.mark import Table
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
@@ -19,8 +20,11 @@ from tf_layoutmap.embedding.table_access import TableAccess
 Array = np.ndarray[Any, Any]
 
 
-def embeddings_of(embedding: Any) -> list[Any]:
-    """Returns the `tlm.TPUEmbedding` objects in a writer's first argument.
+def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the embeddings and the models in a writer's first argument.
+
+    Returns:
+      The `tlm.TPUEmbedding` objects, and all objects of the argument.
 
     Raises:
       TypeError: If `embedding` contains another object.
@@ -30,30 +34,40 @@ def embeddings_of(embedding: Any) -> list[Any]:
     given = embedding if isinstance(embedding, list | tuple) else [embedding]
     found: list[Any] = []
     for one in given:
-        inner = getattr(one, "embedding", one)
-        if not isinstance(inner, TableAccess):
+        if isinstance(one, TableAccess) or weights.is_table_layer(one):
+            own = [getattr(one, "embedding", one)]
+            if any(own[0] is other for other in found):
+                raise ValueError(
+                    checks.message(
+                        "embedding", "a list without duplicates", embedding
+                    )
+                )
+        else:
+            own = (
+                weights.embeddings_below(one)
+                if hasattr(one, "_trackable_children")
+                else []
+            )
+        if not own:
             raise TypeError(
                 checks.message(
                     "embedding",
                     "a tlm.TPUEmbedding, a tlm.layers.TPUEmbedding, a "
-                    "tlm.layers.ShardedEmbedding with an open vocabulary, or a "
-                    "list of them",
+                    "tlm.layers.ShardedEmbedding with an open vocabulary, a "
+                    "model that contains one of them and is built, or a list "
+                    "of these objects",
                     embedding,
                 )
             )
-        if any(inner is other for other in found):
-            raise ValueError(
-                checks.message(
-                    "embedding", "a list without duplicates", embedding
-                )
-            )
-        inner._state.require_host("DeltaWriter")
-        found.append(inner)
+        for inner in own:
+            inner._state.require_host("DeltaWriter")
+            if all(inner is not other for other in found):
+                found.append(inner)
     if not found:
         raise ValueError(
             checks.message("embedding", "at least one embedding", embedding)
         )
-    return found
+    return found, list(given)
 
 
 class WatchedTables:
@@ -71,7 +85,7 @@ class WatchedTables:
         """Starts to record, and invalidates earlier records.
 
         Args:
-          embeddings: Return value of `embeddings_of`.
+          embeddings: The embeddings that `embeddings_of` returns.
           prefixes: Prefix of each embedding in the base.
         """
         self._prefixes = list(zip(embeddings, prefixes, strict=True))

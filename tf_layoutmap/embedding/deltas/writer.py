@@ -1,6 +1,7 @@
-"""`DeltaWriter`: writes the changes of tables since a checkpoint as deltas.
+"""`DeltaWriter`: writes the changes of a model since a checkpoint as deltas.
 
-`watched.py` records the changes of one or several embeddings. `write_files`
+`watched.py` records the changes of one or several embeddings, and `weights.py`
+finds all other variables of a model. `delta_files.py`
 writes the files of one delta, and `parts.py` the files of a delta that several
 processes write.
 """
@@ -9,43 +10,55 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import files
+from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import mark, parts, server_parts, watched
+from tf_layoutmap.embedding.deltas import delta_files, mark, parts, watched
+from tf_layoutmap.embedding.deltas import weights as model_weights
+from tf_layoutmap.embedding.deltas.weights import (
+    BaseGraph,
+    ModelWeights,
+    Weight,
+)
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
-from tf_layoutmap.embedding.servers.changes import ServerValues
 from tf_layoutmap.serving_deltas import chain
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import AnyEmbedding
+    from tf_layoutmap._core.types import AnyEmbedding, KerasLayer
 
 Array = np.ndarray[Any, Any]
 
 
 class DeltaWriter:
-    """A writer of deltas: the changes of tables since a checkpoint.
+    """A writer of deltas: the changes of a model since a checkpoint.
 
     A delta contains the rows of the table and of its slot variables that were
     written since the previous delta. For an open vocabulary, the delta also
     contains the keys, steps and counts of these rows. For an evicted key, the
     delta contains the empty key.
 
+    If the writer is created for a model, or with `root`, a delta also contains
+    the values of all other variables that have changed: kernels, biases,
+    statistics, and the state of optimizers. A table that is not in an
+    embedding, such as the table of a `ShardedEmbedding` without an open
+    vocabulary, is such a variable, and each delta contains all of its rows.
+    Call `write` between two training steps, so that the rows and the other
+    variables belong to the same step.
+
     `tlm.apply_deltas` writes a full checkpoint from the base and its deltas.
-    The tables in the full checkpoint are bitwise identical to the tables in a
-    regular checkpoint.
+    The tables and weights in the full checkpoint are bitwise identical to the
+    variables in a regular checkpoint.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -92,44 +105,52 @@ class DeltaWriter:
 
     def __init__(
         self,
-        embedding: AnyEmbedding | Sequence[AnyEmbedding],
+        embedding: AnyEmbedding | KerasLayer | Sequence[AnyEmbedding],
         directory: str | os.PathLike[str],
         *,
         base: str | os.PathLike[str],
         root: object = None,
+        weights: Literal["all", "tables"] = "all",
     ):
-        """Compares the tables with the base and existing deltas.
+        """Compares the variables with the base and existing deltas.
 
-        The next delta contains all rows that differ. The comparison requires
-        memory for a second copy of one variable at a time. The base and the
-        deltas must be on a local file system.
+        The next delta contains all rows and weights that differ. The comparison
+        requires memory for a second copy of one variable at a time. The base
+        and the deltas must be on a local file system.
 
         Args:
-          embedding: A built `tlm.TPUEmbedding`, a `tlm.layers.TPUEmbedding`, a
-            `tlm.layers.ShardedEmbedding` with an open vocabulary, or a list of
-            these objects. If `embedding` is a list, each delta contains the
-            changes of all embeddings in the list. A delta is a consistent
-            snapshot of each embedding, but different embeddings in a delta can
-            be at different steps.
+          embedding: A built Keras 3 or tf_keras model, or a `tf.Module`, that
+            contains embeddings; a `tlm.TPUEmbedding`, a
+            `tlm.layers.TPUEmbedding`, or a `tlm.layers.ShardedEmbedding` with
+            an open vocabulary; or a list of these objects. If `embedding` is a
+            list, each delta contains the changes of all embeddings in the list.
+            A delta is a consistent snapshot of each embedding, but different
+            embeddings in a delta can be at different steps.
           directory: Directory of the deltas. The writer creates the directory
             if it does not exist.
           base: Prefix of a checkpoint that holds the embedding.
           root: The object that was saved as `base`, such as the
             `tf.train.Checkpoint`. `root` is required if the base contains
-            several tables with the same name and shape.
+            several tables with the same name and shape. The deltas contain the
+            variables of `root`.
+          weights: `"all"` writes the tables and all other variables of the
+            models and of `root`. `"tables"` writes only the tables, and warns
+            if there are other weights: a served model would combine new rows
+            with old weights.
 
         Raises:
           TypeError: If `embedding` has another type.
           ValueError: If the base does not contain the tables of `embedding`.
             The constructor also raises this error if the directory contains
-            deltas of another base, deltas of other tables, or a truncated or
-            modified delta.
+            deltas of another base, deltas of other tables, deltas with weights
+            that this writer does not write, or a truncated or modified delta.
           RuntimeError: If the embedding is not built, or is on a TPU, or if the
             constructor has failed in another process.
         """
         self._directory = os.fspath(directory)
         self._base = checkpoint_files.prefix_of(base)
-        embeddings = watched.embeddings_of(embedding)
+        checks.check_one_of("weights", weights, ("all", "tables"))
+        embeddings, given = watched.embeddings_of(embedding)
         # The processes of the strategy, or None if there is one process.
         self._processes = watched.processes_of(embeddings)
         with processes.failing_together(self._processes, "tlm.DeltaWriter"):
@@ -149,8 +170,15 @@ class DeltaWriter:
         # The sketch and the training step of each table at the last delta.
         self._sketches: dict[str, Array] = {}
         self._steps: dict[str, int] = {}
+        # The checksum of each weight at the last delta, by label.
+        self._digests: dict[str, bytes] = {}
+        # Whether the next delta contains all weights. An export can contain
+        # values that are neither in the last delta nor current.
+        self._writes_all_weights = False
+        # The weights that the next delta describes.
+        self._weights: list[Weight] = []
         with processes.failing_together(self._processes, "tlm.DeltaWriter"):
-            self._read_files(embeddings, root)
+            self._read_files(embeddings, given, root, weights == "all")
 
     def _prepare_files(self) -> None:
         """Creates the directory, and flushes the base to disk."""
@@ -161,14 +189,28 @@ class DeltaWriter:
         ):
             files.sync(path)
         os.makedirs(self._directory, exist_ok=True)
-        remove_leftovers(self._directory)
+        delta_files.remove_leftovers(self._directory)
 
-    def _read_files(self, embeddings: Sequence[Any], root: object) -> None:
-        """Compares the tables with the base and existing deltas."""
+    def _read_files(
+        self,
+        embeddings: Sequence[Any],
+        given: Sequence[Any],
+        root: object,
+        has_weights: bool,
+    ) -> None:
+        """Compares the variables with the base and existing deltas."""
         self._fingerprint = chain.fingerprint(self._base)
+        graph = BaseGraph(self._base, root)
+        self._model_weights = ModelWeights(
+            [*given, *([] if root is None else [root])], graph
+        )
         prefixes = [
-            base_file.find_prefix(self._base, one, root) for one in embeddings
+            found
+            if (found := graph.prefix_of(one)) is not None
+            else base_file.find_prefix(self._base, one, root)
+            for one in embeddings
         ]
+        self._has_weights = has_weights
         self._deltas = chain.read_deltas(self._directory, self._base)
         self._watched = watched.WatchedTables(embeddings, prefixes)
         self._prefix = (
@@ -176,6 +218,13 @@ class DeltaWriter:
         )
         if self._deltas:
             self._check_tables(self._deltas[-1].meta.tables)
+        self._find_weights()
+        if has_weights:
+            model_weights.check_same(
+                self._weights, self._deltas, self._directory
+            )
+        else:
+            model_weights.warn_about_others(self._model_weights.find())
         self._compare()
         for table, one in self._watched.tables.items():
             if state.NUMBERS in one.variables:
@@ -197,8 +246,10 @@ class DeltaWriter:
         """Writes the changes since the previous delta.
 
         The method first applies a pending pipelined update. Then the method
-        copies the changed rows in memory. No step runs during this copy. After
-        the copy, steps can run again while the method writes the files.
+        copies the changed rows in memory. No step runs during this copy. Then
+        the method copies the changed weights of the model, so no step of the
+        model should run during the call. After the copies, steps can run again
+        while a background thread writes the files.
 
         Args:
           wait: Whether to wait until the files are written. If False, a
@@ -224,7 +275,7 @@ class DeltaWriter:
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
         self.finish()
-        found: dict[str, Any] = {}
+        found = _Found({}, [], {}, {})
         if self._processes is None:
             self._take(found, compare)
             self._writing = self._thread.submit(self._write, found).result
@@ -237,20 +288,37 @@ class DeltaWriter:
             self._writing = self._write_part(found, error)
         return self.finish() if wait else None
 
-    def _take(self, found: dict[str, Any], compare: bool) -> None:
-        """Copies the changed rows into a dict, by table."""
+    def _take(self, found: _Found, compare: bool) -> None:
+        """Copies the changed rows and weights."""
         self._watched.flush()
         if self._watched.check_replaced() or compare:
             # `tlm.prune_deltas` may have merged the deltas.
             self._deltas = chain.read_deltas(self._directory, self._base)
             self._compare()
         try:
-            self._watched.take(self._extra_rows, found)
+            self._watched.take(self._extra_rows, found.tables)
         finally:
             # `_record` clears `_extra_rows` after these rows are on disk.
             self._extra_rows.update(
-                {table: one.rows for table, one in found.items()}
+                {table: one.rows for table, one in found.tables.items()}
             )
+        self._find_weights()
+        found.weights = self._weights
+        found.values, found.digests = model_weights.changed(
+            self._weights, {} if self._writes_all_weights else self._digests
+        )
+
+    def _find_weights(self) -> None:
+        """Finds the current weights, and reads new ones from the files."""
+        if not self._has_weights:
+            return
+        self._weights = self._model_weights.find()
+        new = [one for one in self._weights if one.label not in self._digests]
+        base = base_file.open_checkpoint(self._base) if new else None
+        for one in new:
+            value = one.stored(base, self._deltas)
+            if value is not None:
+                self._digests[one.label] = model_weights.digest(value)
 
     def finish(self) -> Delta | None:
         """Waits until the background thread has written the delta.
@@ -271,10 +339,11 @@ class DeltaWriter:
         The method adds a file to a SavedModel that `model.export` or
         `tf.saved_model.save` has written, for `tlm.ServedModel` and
         `tlm.update_export`. `tlm.export(..., deltas=writer)` writes this file
-        itself. The method finds the tables by comparing all values with the
-        SavedModel, so call the method before the next training step. A model
-        can contain more variables than the tables of the writer. Deltas do not
-        change these variables.
+        itself. The method finds the tables and weights by comparing all names
+        and values with the SavedModel, so call the method before the next
+        training step. If the SavedModel contains variables that are neither in
+        a table nor a weight of the writer, the method issues a warning that
+        names them, because deltas do not change these variables.
 
         Args:
           path: Folder of the SavedModel, on the local file system.
@@ -282,7 +351,7 @@ class DeltaWriter:
         Raises:
           ValueError: If the SavedModel does not contain exactly one variable
             that is bitwise equal to the rows of a table, or to the keys of its
-            open vocabulary.
+            open vocabulary, or contains another value of a weight.
           NotImplementedError: If tables share an open vocabulary, or are
             sharded over processes.
           RuntimeError: If another thread writes a delta during the call.
@@ -299,9 +368,26 @@ class DeltaWriter:
                 f"tlm.export(..., deltas=writer). Received: tables {sharded}."
             )
         position = self._position()
-        tables = mark.find_tables(os.fspath(path), self._watched.tables)
+        tables, weights = mark.find_variables(
+            os.fspath(path),
+            self._watched.tables,
+            self._current_weights(),
+            self._model_weights.names_of_table_layers(),
+        )
         self._check_position(position)
-        mark.write_state(os.fspath(path), position, tables)
+        mark.write_state(os.fspath(path), position, tables, weights)
+
+    def _current_weights(self) -> list[Weight]:
+        """Returns the weights that the next delta describes."""
+        self._find_weights()
+        return self._weights
+
+    def _label_of(self, variable: Any) -> str | None:
+        """Returns the label of a weight, or None if it is not written."""
+        self._find_weights()
+        if not self._has_weights:
+            return None
+        return self._model_weights.label_of(variable)
 
     def _check_can_serve(self) -> None:
         self._watched.check_can_serve()
@@ -316,10 +402,13 @@ class DeltaWriter:
     def _position(self) -> Position:
         """Waits for the background thread, and returns the last delta.
 
+        An export calls the method, so the next delta contains all weights.
+
         Raises:
           OSError: If the thread could not write the delta.
         """
         self.finish()
+        self._writes_all_weights = self._has_weights
         return self._last_position()
 
     def _last_position(self) -> Position:
@@ -346,15 +435,18 @@ class DeltaWriter:
                 f"{self._directory!r}). Export the model again."
             )
 
-    def _write(self, found: Mapping[str, Any]) -> Delta:
+    def _write(self, found: _Found) -> Delta:
         contents = self._contents(found)
         return self._record(
-            write_files(
+            delta_files.write_files(
                 self._next_path(),
                 {
-                    f"{table}/{name}": value
-                    for table, by_name in contents.tensors.items()
-                    for name, value in by_name.items()
+                    **{
+                        f"{table}/{name}": value
+                        for table, by_name in contents.tensors.items()
+                        for name, value in by_name.items()
+                    },
+                    **found.tensors_of_weights(),
                 },
                 lambda of_files: self._meta(contents, of_files),
             ),
@@ -362,7 +454,7 @@ class DeltaWriter:
         )
 
     def _write_part(
-        self, found: Mapping[str, Any], error: Exception | None
+        self, found: _Found, error: Exception | None
     ) -> Callable[[], Delta]:
         """Starts to write the part of this process.
 
@@ -373,9 +465,9 @@ class DeltaWriter:
         delta = parts.ProcessesDelta(
             self._processes,
             self._next_path(),
-            staging_path(self._next_path()),
+            delta_files.staging_path(self._next_path()),
             self._last_position(),
-            found,
+            found.tables,
             self._watched.is_sharded(),
             error,
         )
@@ -387,6 +479,14 @@ class DeltaWriter:
                 part = delta.tensors_of(table, name, value)
                 if part is not None:
                     tensors[f"{table}/{name}"] = part
+        if self._processes.is_first:
+            # All processes have the same values.
+            tensors.update(
+                {
+                    name: parts.PartTensor(value)
+                    for name, value in found.tensors_of_weights().items()
+                }
+            )
         wait = self._thread.submit(delta.write_part, tensors).result
         return lambda: self._record(
             delta.finish(wait, lambda of_files: self._meta(contents, of_files)),
@@ -397,10 +497,10 @@ class DeltaWriter:
         sequence = chain.last_sequence(self._deltas) + 1
         return os.path.join(self._directory, chain.directory_name(sequence))
 
-    def _contents(self, found: Mapping[str, Any]) -> _Contents:
+    def _contents(self, found: _Found) -> _Contents:
         """Returns the tensors and the descriptions of all tables."""
-        contents = _Contents({}, {}, {}, {})
-        for table, one in found.items():
+        contents = _Contents({}, {}, {}, {}, found)
+        for table, one in found.tables.items():
             contents.tables[table] = {
                 "num_rows": len(one.rows),
                 "variables": [*one.values, *one.whole],
@@ -437,12 +537,22 @@ class DeltaWriter:
             contents.tables,
             of_files,
             writers=(self._identifier,),
+            weights={
+                one.label: {
+                    "key": one.key,
+                    "is_changed": one.label in contents.found.values,
+                    "is_state": one.is_state,
+                }
+                for one in contents.found.weights
+            },
         )
 
     def _record(self, delta: Delta, contents: _Contents) -> Delta:
         """Records that a delta is complete."""
         self._deltas.append(delta)
         self._sketches, self._steps = contents.sketches, contents.steps
+        self._digests.update(contents.found.digests)
+        self._writes_all_weights = False
         self._extra_rows = {}
         return delta
 
@@ -517,6 +627,30 @@ class DeltaWriter:
         )
 
 
+@dataclasses.dataclass(eq=False)
+class _Found:
+    """Copies of the rows and weights of a delta.
+
+    Attributes:
+      tables: Changes by table.
+      weights: All weights.
+      values: Values of the weights that changed, by label.
+      digests: Checksums of all weights, by label.
+    """
+
+    tables: dict[str, Any]
+    weights: list[Weight]
+    values: dict[str, Array]
+    digests: dict[str, bytes]
+
+    def tensors_of_weights(self) -> dict[str, Array]:
+        """Returns the values of the weights that changed, by tensor name."""
+        return {
+            chain.weight_tensor(label): value
+            for label, value in self.values.items()
+        }
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Contents:
     """The contents of a delta, without its files.
@@ -526,12 +660,14 @@ class _Contents:
       tables: Attribute `tables` of the `Meta` of the delta.
       sketches: The sketch of each table with a sketch.
       steps: The training step of each table with an open vocabulary.
+      found: The rows and weights.
     """
 
     tensors: dict[str, dict[str, Array]]
     tables: dict[str, dict[str, Any]]
     sketches: dict[str, Array]
     steps: dict[str, int]
+    found: _Found
 
 
 def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
@@ -541,67 +677,3 @@ def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
     )
     rows = np.flatnonzero((before != after).any(1))
     return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
-
-
-# Prefix of the directory names of incomplete deltas. A name with this prefix is
-# not a number, so `chain.read_deltas` ignores the directory.
-_STAGING_PREFIX = ".writing-"
-
-
-def remove_leftovers(directory: str) -> None:
-    """Removes incomplete deltas of processes that were killed."""
-    for name in os.listdir(directory):
-        delta = re.match(
-            re.escape(_STAGING_PREFIX) + r"(\d{8}-)?\d{8}(?=\.)", name
-        )
-        if delta:
-            files.remove_leftovers(os.path.join(directory, delta[0]))
-
-
-def staging_path(path: str) -> str:
-    """Returns the target that is passed to `files.staged` for a delta."""
-    parent, name = os.path.split(os.path.abspath(path))
-    return os.path.join(parent, _STAGING_PREFIX + name)
-
-
-def write_files(
-    path: str,
-    tensors: Mapping[str, Array | ServerValues],
-    make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
-) -> Delta:
-    """Writes a delta to a staging directory, and then renames the directory.
-
-    Args:
-      path: Path of the delta.
-      tensors: Tensors of the delta, by name.
-      make_meta: Function that takes a value for the attribute `files` of
-        `Meta`, and returns the `Meta` of the delta.
-
-    Raises:
-      OSError: If the delta cannot be written, or `path` exists.
-    """
-    with files.staged(staging_path(path)) as folder:
-        new = os.path.join(folder, "new")
-        os.mkdir(new)
-        server_parts.save(folder, os.path.join(new, chain.TENSORS), tensors)
-        meta = make_meta(
-            {
-                name: {
-                    "num_bytes": os.path.getsize(os.path.join(new, name)),
-                    "sha256": chain.checksum(os.path.join(new, name)),
-                }
-                for name in sorted(os.listdir(new))
-            }
-        )
-        with open(
-            os.path.join(new, chain.META_FILE), "w", encoding="utf-8"
-        ) as file:
-            file.write(meta.to_json())
-        files.sync_tree(new)
-        if os.path.exists(path):
-            raise FileExistsError(
-                f"{path!r} already exists: another writer has written it."
-            )
-        os.rename(new, path)
-        files.sync(os.path.dirname(os.path.abspath(path)))
-    return Delta(path, meta)
