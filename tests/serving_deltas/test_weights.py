@@ -15,7 +15,8 @@ from tests.layout.meshes import layout_of, mesh_of
 from tests.serving_deltas import cases
 from tf_layoutmap.serving_deltas import chain, export_state
 
-tpu = tf.tpu.experimental.embedding
+# The cases build, train and export models.
+pytestmark = pytest.mark.slow
 VERSIONS = {
     "keras3": (keras, tlm.layers),
     "tf_keras": (tf_keras, tlm.layers.tf_keras),
@@ -24,32 +25,34 @@ IDS = np.arange(64).reshape(32, 2)
 LABELS = np.sin(np.arange(32.0))[:, np.newaxis]
 
 
-def model_of(version, *, dtype="float32"):
-    """Returns a compiled model with all kinds of tables and dense layers."""
+def model_of(version="keras3", *, is_large=False):
+    """Returns a compiled model.
+
+    A large model contains all kinds of tables and layers with statistics.
+    """
     keras_of, layers = VERSIONS[version]
     ids = keras_of.Input([2], dtype="int64", name="ids")
     words = layers.ShardedEmbedding(
         tlm.OpenVocabulary(80), 8, optimizer="adagrad", name="words"
     )
-    closed = layers.ShardedEmbedding(
-        64, 8, optimizer="adagrad", name="closed", num_shards=2
-    )
-    plain = layers.ShardedEmbedding(64, 8, name="plain", num_shards=2)
-    found = [
-        keras_of.layers.Flatten()(layer(ids))
-        for layer in (words, closed, plain)
-    ]
-    x = keras_of.layers.Concatenate()(found)
-    # The two biases of equal shape are equal when the model is exported.
-    x = keras_of.layers.Dense(8, "relu", dtype=dtype)(x)
-    x = keras_of.layers.BatchNormalization(momentum=0.5, dtype=dtype)(x)
-    inner = keras_of.Sequential(
-        [
-            keras_of.layers.Dense(8, "relu", dtype=dtype),
-            keras_of.layers.Dropout(0.1),
-        ]
-    )
-    out = keras_of.layers.Dense(1, name="out")(inner(x))
+    x = keras_of.layers.Flatten()(words(ids))
+    if is_large:
+        closed = layers.ShardedEmbedding(
+            64, 8, optimizer="adagrad", name="closed", num_shards=2
+        )
+        plain = layers.ShardedEmbedding(64, 8, name="plain", num_shards=2)
+        found = [keras_of.layers.Flatten()(one(ids)) for one in (closed, plain)]
+        x = keras_of.layers.Concatenate()([x, *found])
+        x = keras_of.layers.Dense(8, "relu")(x)
+        x = keras_of.layers.BatchNormalization(momentum=0.5)(x)
+        inner = keras_of.Sequential(
+            [
+                keras_of.layers.Dense(8, "relu"),
+                keras_of.layers.Dropout(0.1),
+            ]
+        )
+        x = inner(x)
+    out = keras_of.layers.Dense(1, name="out")(x)
     model = keras_of.Model(ids, out)
     model.compile(keras_of.optimizers.Adam(0.02), "mse")
     return model
@@ -85,14 +88,14 @@ def export(model, writer, folder, kind="float32"):
 @pytest.mark.parametrize(
     ("version", "kind"),
     [
-        ("keras3", "float32"),
-        ("keras3", "int8"),
+        pytest.param("keras3", "float32", marks=pytest.mark.exhaustive),
+        pytest.param("keras3", "int8", marks=pytest.mark.exhaustive),
         ("keras3", "model.export"),
         ("tf_keras", "float16"),
     ],
 )
 def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
-    model = model_of(version)
+    model = model_of(version, is_large=True)
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
     with warnings.catch_warnings():
@@ -143,7 +146,7 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
 
 
 def test_only_weights_that_changed_are_written(tmp_path):
-    model = model_of("keras3")
+    model = model_of(is_large=True)
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     first = writer.write()
@@ -168,7 +171,7 @@ def test_only_weights_that_changed_are_written(tmp_path):
 
 
 def test_an_export_of_other_weights_is_corrected_by_the_next_delta(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     writer.write()
@@ -184,7 +187,7 @@ def test_an_export_of_other_weights_is_corrected_by_the_next_delta(tmp_path):
 
 
 def test_a_restarted_writer_continues(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
     path = export(model, writer, tmp_path / "1")
@@ -192,7 +195,7 @@ def test_a_restarted_writer_continues(tmp_path):
     fit(model)
     writer.write()
     full = tlm.apply_deltas(base, tmp_path / "deltas")
-    again = model_of("keras3")
+    again = model_of()
     fit(again)
     tf.train.Checkpoint(model=again).read(full).expect_partial()
     layer = again.layers[1]
@@ -208,7 +211,7 @@ def test_a_restarted_writer_continues(tmp_path):
 
 
 def test_the_root_of_the_base_contains_the_weights(tmp_path):
-    model = model_of("keras3")
+    model = model_of(is_large=True)
     fit(model)
     checkpoint = tf.train.Checkpoint(net=model)
     base = checkpoint.save(str(tmp_path / "base"))
@@ -226,7 +229,7 @@ def test_the_root_of_the_base_contains_the_weights(tmp_path):
 
 
 def test_deltas_of_tables_warn_about_other_weights(tmp_path):
-    model = model_of("keras3")
+    model = model_of(is_large=True)
     fit(model)
     with pytest.warns(UserWarning, match="do not contain .* weights.*closed"):
         _, writer = base_and_writer(model, tmp_path, weights="tables")
@@ -248,7 +251,7 @@ def test_deltas_of_tables_warn_about_other_weights(tmp_path):
 
 
 def test_a_writer_of_a_layer_warns_about_the_weights_of_the_model(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     base = tf.train.Checkpoint(model=model).save(str(tmp_path / "base"))
     writer = tlm.DeltaWriter(
@@ -259,7 +262,7 @@ def test_a_writer_of_a_layer_warns_about_the_weights_of_the_model(tmp_path):
 
 
 def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
     served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
@@ -298,7 +301,7 @@ def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
 
 
 def test_a_damaged_weight_raises_and_changes_nothing(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
@@ -319,7 +322,7 @@ def test_a_damaged_weight_raises_and_changes_nothing(tmp_path):
 
 
 def test_a_model_that_was_trained_before_the_mark_raises(tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     model.export(tmp_path / "1", verbose=False)
@@ -333,7 +336,7 @@ def test_a_model_that_was_trained_before_the_mark_raises(tmp_path):
 
 @pytest.mark.parametrize("at_once", [None, False])
 def test_calls_in_a_block_see_all_weights_of_one_delta(at_once, tmp_path):
-    model = model_of("keras3")
+    model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     served = tlm.ServedModel(export(model, writer, tmp_path / "1"))

@@ -279,7 +279,7 @@ def _walk(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
 def is_table_layer(one: Any) -> bool:
     """Returns whether a layer of `tlm.layers` has its tables in an embedding.
 
-    Module of lower levels cannot import the classes of the layers.
+    Modules of this level cannot import the classes of the layers.
     """
     return hasattr(one, "_named_vocabularies") and isinstance(
         getattr(one, "embedding", None), TableAccess
