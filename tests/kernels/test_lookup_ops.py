@@ -113,6 +113,18 @@ def test_a_large_batch_and_a_long_sample_match_the_reference():
     )
 
 
+# Hyperparameters after the learning rate.
+CONSTANTS = {
+    "adam": [0.9, 0.99, 1e-3, 0, 1],
+    "adam_per_id": [0.9, 0.99, 1e-3, 0, 1],
+    "momentum": [0.9, 1],
+    "rmsprop": [0.9, 1e-3],
+    "rmsprop_per_id": [0.9, 1e-3],
+}
+NUM_SLOTS = {"sgd": 0, "adam": 2, "adam_per_id": 2}
+OPTIMIZERS = ["sgd", "adagrad", "adagrad_per_id", *CONSTANTS]
+
+
 class Problem:
     """A table, its accumulators and a batch of gradients."""
 
@@ -121,11 +133,11 @@ class Problem:
     ):
         self.sharding, self.optimizer = sharding, optimizer
         self.table = cases.floats(sharding.num_rows, dim)
-        self.slots = (
-            [1 + cases.floats(sharding.num_rows, dim, seed=1)]
-            if optimizer != "sgd"
-            else []
-        )
+        self.slots = [
+            # The values of slot variables must be positive.
+            1.5 + cases.floats(sharding.num_rows, dim, seed=1 + slot)
+            for slot in range(NUM_SLOTS.get(optimizer, 1))
+        ]
         self.variables = cases.shard_variables(self.table, sharding)
         self.slot_variables = [
             variable
@@ -143,7 +155,7 @@ class Problem:
             "gains": gains,
             "gradients": cases.floats(len(row_splits) - 1, dim, seed=3),
         }
-        self.rate = np.array([rate], np.float32)
+        self.rate = np.array([rate, *CONSTANTS.get(optimizer, [])], np.float32)
 
     def op(self, **changes):
         arguments = {
@@ -185,7 +197,8 @@ class Problem:
         return [one.numpy() for one in self.variables + self.slot_variables]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adagrad_per_id"])
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(sharding=cases.shardings(), data=st.data())
 def test_apply_is_bitwise_identical_to_the_reference(
@@ -208,7 +221,7 @@ def small_problem(dtype=np.int64, **options):
 
 
 @pytest.mark.parametrize("dtype", cases.ID_TYPES)
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adagrad_per_id"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_apply_works_in_a_function(optimizer, dtype):
     problem = small_problem(dtype, optimizer=optimizer)
     names = list(problem.inputs)

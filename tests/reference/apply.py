@@ -13,9 +13,28 @@ def step(optimizer: str, row, slots, gradient, hyperparameters, squares=None):
     rate = np.float32(hyperparameters[0])
     if optimizer == "sgd":
         row -= rate * gradient
-    elif optimizer in ("adagrad", "adagrad_per_id"):
-        slots[0] += gradient * gradient if optimizer == "adagrad" else squares
+        return
+    constants = [np.float32(one) for one in hyperparameters[1:]]
+    one = np.float32(1)
+    if not optimizer.endswith("_per_id"):
+        squares = gradient * gradient
+    rule = optimizer.removesuffix("_per_id")
+    if rule == "adagrad":
+        slots[0] += squares
         row -= rate * gradient / np.sqrt(slots[0])
+    elif rule == "rmsprop":
+        rho, epsilon = constants
+        slots[0][:] = rho * slots[0] + (one - rho) * squares
+        row -= rate * gradient / np.sqrt(slots[0] + epsilon)
+    elif rule == "momentum":
+        mu, use_nesterov = constants
+        slots[0][:] = mu * slots[0] + rate * gradient
+        row -= mu * slots[0] + rate * gradient if use_nesterov else slots[0]
+    elif rule == "adam":
+        beta_1, beta_2, epsilon, _, _ = constants
+        slots[0][:] = beta_1 * slots[0] + (one - beta_1) * gradient
+        slots[1][:] = beta_2 * slots[1] + (one - beta_2) * squares
+        row -= rate * slots[0] / (np.sqrt(slots[1]) + epsilon)
     else:
         raise ValueError(optimizer)
 

@@ -229,7 +229,7 @@ def weights_of(model):
             found[layer.name] = np.asarray(layer.embeddings)
         else:
             for number, one in enumerate(layer.trainable_variables):
-                found[f"{layer.name}/{number}"] = np.array(one)
+                found[f"{layer.name}/{number}"] = one.numpy()
     return found
 
 

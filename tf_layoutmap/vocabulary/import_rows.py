@@ -48,6 +48,7 @@ def import_rows(
 
     >>> import tempfile
     >>> import numpy as np
+    >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
     ...     tlm.OpenVocabulary(100), 8,

@@ -64,6 +64,7 @@ class KeyCounts(abc.ABC):
         the logQ correction of an in-batch softmax.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
         ...     tlm.OpenVocabulary(100), 8,
@@ -171,6 +172,7 @@ def sample_keys(
     sample negatives in each training step.
 
     >>> import numpy as np
+    >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
     ...     tlm.OpenVocabulary(100), 8,

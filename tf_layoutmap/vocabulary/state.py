@@ -368,6 +368,7 @@ class Vocabulary(sampling.KeyCounts):
         `on_full="error"`.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
         ...     tlm.OpenVocabulary(100), 8,
@@ -435,6 +436,7 @@ class Vocabulary(sampling.KeyCounts):
         """Returns an iterator over all keys, with their rows.
 
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
         ...     tlm.OpenVocabulary(100), 8,
@@ -485,6 +487,7 @@ class Vocabulary(sampling.KeyCounts):
 
         >>> import tempfile
         >>> import numpy as np
+        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
         ...     tlm.OpenVocabulary(100), 8,

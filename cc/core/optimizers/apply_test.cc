@@ -169,6 +169,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
   struct Case {
     Optimizer optimizer;
     std::vector<float> hyperparameters;
+    bool takes_modifiers = true;
   };
   const std::vector<Case> cases = {
       {Optimizer::kAdagradMomentum, {0.1f, 0.9f, 0, 2.0f, 0.99f, 1e-6f}},
@@ -177,6 +178,12 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
       {Optimizer::kAdam, {0.1f, 0.9f, 0.99f, 1e-6f, 1, 0}},
       {Optimizer::kFtrl, {0.1f, -0.5f, 0.01f, 0.02f, 0.1f, 0}},
       {Optimizer::kFtrl, {0.1f, -0.3f, 0.01f, 0.02f, 0.1f, 1}},
+      {Optimizer::kAdamPerId, {0.1f, 0.9f, 0.99f, 1e-6f, 0, 1}, false},
+      {Optimizer::kFtrlPerId, {0.1f, -0.5f, 0.01f, 0.02f, 0.1f, 0}, false},
+      {Optimizer::kMomentum, {0.1f, 0.9f, 0}},
+      {Optimizer::kMomentum, {0.1f, 0.9f, 1}},
+      {Optimizer::kRmsprop, {0.1f, 0.9f, 1e-6f}},
+      {Optimizer::kRmspropPerId, {0.1f, 0.9f, 1e-6f}, false},
       {Optimizer::kRowwiseAdagrad, {0.1f, 1e-6f}},
       {Optimizer::kLamb, {0.1f, 0.9f, 0.99f, 1e-6f, 0.1f}},
   };
@@ -185,6 +192,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
       MakePartition(Placement::kDiv, EvenOffsets(29, 3));
   for (const Case& c : cases) {
     for (bool modified : {false, true}) {
+      if (modified && !c.takes_modifiers) continue;
       std::vector<float> hyperparameters = c.hyperparameters;
       if (modified) {
         hyperparameters.insert(hyperparameters.end(), modifiers.begin(),

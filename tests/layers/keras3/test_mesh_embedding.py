@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.covering import but
 from tests.layers import models
 from tests.layers.models import weighted_sum
 from tests.layout.meshes import axes_of, layout_of, mesh_of
@@ -98,6 +99,51 @@ def test_fit_is_bitwise_equal_to_a_table_on_the_host(mesh, rule):
         *table_of(meshed).optimizer.slots.values(),
     ):
         assert axes_of(variable) == ROWS
+
+
+o = keras.optimizers
+FOLLOWED = {
+    "adagrad": lambda: o.Adagrad(0.5),
+    "adam": lambda: o.Adam(0.05),
+    "momentum": lambda: o.SGD(0.1, momentum=0.9),
+    "rmsprop": lambda: o.RMSprop(0.05),
+    "adamw, clipnorm": lambda: o.AdamW(0.05, weight_decay=0.5, clipnorm=1.0),
+    "global_clipnorm": lambda: o.Adam(0.05, global_clipnorm=1.0),
+    "clipvalue, accumulation": lambda: o.Adam(
+        0.05, clipvalue=0.25, gradient_accumulation_steps=2
+    ),
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "optimizer",
+    but(FOLLOWED, "adagrad", "adam", "momentum", "rmsprop", "adamw, clipnorm"),
+)
+def test_a_table_that_follows_the_optimizer_trains_as_on_the_host(
+    mesh, optimizer
+):
+    # A mesh sums the gradients of equal ids before it squares them, so that a
+    # batch contains each id once.
+    rng = np.random.default_rng(4)
+    ids = np.concatenate(
+        [rng.permutation(NUM_ROWS).reshape(BATCH, LENGTH) for _ in range(4)]
+    )
+    models_of_both = model_of("model"), on_mesh(mesh, "model")
+    for model in models_of_both:
+        model.compile(FOLLOWED[optimizer](), loss=weighted_sum)
+        model.fit(
+            ids, Y[: len(ids)], batch_size=BATCH, shuffle=False, verbose=0
+        )
+    host, meshed = map(table_of, models_of_both)
+    assert axes_of(meshed.embeddings) == ROWS
+    np.testing.assert_allclose(
+        meshed.embeddings.numpy(), host.embeddings.numpy(), atol=1e-6
+    )
+    for name, slot in host.optimizer.slots.items():
+        found = meshed.optimizer.slots[name]
+        assert axes_of(found) == ROWS
+        np.testing.assert_allclose(found.numpy(), slot.numpy(), atol=1e-5)
 
 
 def test_a_dense_layer_after_the_table_trains_as_without_a_mesh(mesh):

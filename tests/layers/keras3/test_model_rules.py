@@ -132,7 +132,7 @@ def test_changes_of_the_learning_rate_reach_the_table():
     rows = []
     for kind in ("model", "stock"):
         model, layer = small_model(kind)
-        model.compile(keras.optimizers.Adam(0.001), "mse")
+        model.compile(keras.optimizers.Adam(0.001), "mse", run_eagerly=True)
         fit(
             model,
             epochs=3,
@@ -191,7 +191,13 @@ def test_two_optimizers_have_separate_slot_variables():
         ]
         for number, (ids, values, _) in enumerate(cases.gradients(6)):
             optimizers[number % 2].apply(
-                [tf.IndexedSlices(tf.constant(values), tf.constant(ids))],
+                [
+                    tf.IndexedSlices(
+                        tf.constant(values),
+                        tf.constant(ids),
+                        tf.constant([cases.NUM_ROWS, cases.DIM]),
+                    )
+                ],
                 [weight],
             )
         results.append(layer.embeddings.numpy())

@@ -115,7 +115,7 @@ class EmbeddingReport:
     >>> [entry.num_rows for entry in report.replaced]
     [1000]
     >>> report.to_dict()["bytes_after"]
-    32000
+    48000
 
     Attributes:
       entries: One entry per `Embedding` layer of the model.

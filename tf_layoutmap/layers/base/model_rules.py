@@ -8,9 +8,11 @@ and the other settings of an optimizer as text.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
@@ -33,6 +35,8 @@ class ModelRule:
       constants: Function that returns the hyperparameters that follow the
         learning rate. It is called in each traced step, because programs may
         change the attributes of an optimizer.
+      rate_factor: Function that returns a factor of the learning rate, see
+        `_weight_error`.
       corrects_bias: Whether the learning rate includes Adam's bias correction.
       squares: Whether the rule squares gradients. Keras 3 then squares each
         gradient of a repeated id separately.
@@ -42,6 +46,7 @@ class ModelRule:
     name: str
     slots: tuple[SlotSpec, ...]
     constants: Callable[[Any], list[float]]
+    rate_factor: Callable[[Any], float] = lambda _: 1.0
     corrects_bias: bool = False
     squares: bool = False
     moves_all_rows: bool = False
@@ -65,7 +70,19 @@ class ModelRule:
             of_m = 1 - tf.pow(tf.cast(optimizer.beta_1, tf.float32), step)
             of_v = 1 - tf.pow(tf.cast(optimizer.beta_2, tf.float32), step)
             learning_rate = learning_rate * tf.sqrt(of_v) / of_m
+        learning_rate = learning_rate * self.rate_factor(optimizer)
         return tf.stack([learning_rate, *self.constants(optimizer)])
+
+
+def _weight_error(decay: float) -> float:
+    """Returns the engine's weight of a new value divided by Keras' weight.
+
+    In a moving average, a new value has the weight `1 - decay`. The engine
+    computes it from a float32, and Keras from a float64. For 0.999, the results
+    differ by 1.3e-5. The slot variables of the engine therefore contain this
+    constant factor, and the rules below divide updates by it.
+    """
+    return (1 - float(np.float32(decay))) / (1 - decay)
 
 
 _MOMENTA = (SlotSpec("momenta", 0.0),)
@@ -103,10 +120,13 @@ def _adam(optimizer: Any) -> ModelRule:
         lambda one: [
             float(one.beta_1),
             float(one.beta_2),
-            float(one.epsilon),
+            float(one.epsilon) * math.sqrt(_weight_error(one.beta_2)),
             0.0,  # Keras adds `epsilon` to the root, not to its argument.
             1.0,  # Only rows with a gradient are updated.
         ],
+        rate_factor=lambda one: (
+            math.sqrt(_weight_error(one.beta_2)) / _weight_error(one.beta_1)
+        ),
         corrects_bias=True,
         squares=True,
         moves_all_rows=True,
@@ -119,7 +139,11 @@ def _rmsprop(optimizer: Any) -> ModelRule:
     return ModelRule(
         "rmsprop",
         (SlotSpec("velocities", 0.0),),
-        lambda one: [float(one.rho), float(one.epsilon)],
+        lambda one: [
+            float(one.rho),
+            float(one.epsilon) * _weight_error(one.rho),
+        ],
+        rate_factor=lambda one: math.sqrt(_weight_error(one.rho)),
         squares=True,
         moves_all_rows=True,
     )
@@ -131,9 +155,7 @@ def _ftrl(optimizer: Any) -> ModelRule:
     return ModelRule(
         "ftrl",
         (
-            SlotSpec(
-                "accumulators", float(optimizer.initial_accumulator_value)
-            ),
+            SlotSpec("accumulators", initial),
             SlotSpec("linears", 0.0),
         ),
         lambda one: [

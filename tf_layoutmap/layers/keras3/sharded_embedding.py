@@ -89,7 +89,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     ... ])
     >>> table = model.get_layer("words")
     >>> model.compile(
-    ...     keras.optimizers.SGD(1.0), loss=lambda y, x: keras.ops.sum(x, axis=1))
+    ...     keras.optimizers.SGD(1.0),
+    ...     loss=lambda y, x: keras.ops.sum(x, axis=1))
     >>> _ = model.fit(np.array([[3, 3]]), np.zeros([1]), verbose=0)
     >>> table.embeddings.numpy().ravel().tolist()
     [0.0, 0.0, 0.0, -2.0, 0.0]
