@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tensorflow as tf
 
-    from tf_layoutmap.embedding.spec.optimizer_specs import SlotSpec
-
 _Leaf = TypeVar("_Leaf")
 _Object = TypeVar("_Object", covariant=True)
 
@@ -184,7 +182,7 @@ class HasSlots(Protocol):
     @property
     def name(self) -> str: ...
 
-    def new_slot(self, slot: SlotSpec) -> object: ...
+    def new_slot(self, slot: Any) -> object: ...
 
 
 AnyEmbedding: TypeAlias = "HasEmbedding | HasTables"

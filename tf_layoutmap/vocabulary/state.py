@@ -487,7 +487,6 @@ class Vocabulary(sampling.KeyCounts):
 
         >>> import tempfile
         >>> import numpy as np
-        >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
         ...     tlm.OpenVocabulary(100), 8,

@@ -380,6 +380,11 @@ def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
 # for such a variable.
 
 
+def _has_missing_averages(optimizer: Any) -> bool:
+    averages = getattr(optimizer, "_model_variables_moving_average", ())
+    return any(one is None for one in averages)
+
+
 @contextlib.contextmanager
 def _averaged_variables(optimizer: Any, variables: Any) -> Iterator[list[Any]]:
     """Context in which an optimizer lists only variables with an average.
@@ -393,25 +398,28 @@ def _averaged_variables(optimizer: Any, variables: Any) -> Iterator[list[Any]]:
     """
     averages = optimizer._model_variables_moving_average
     pairs = [pair for pair in zip(variables, averages) if pair[1] is not None]
-    state = vars(optimizer)
     before = {
         "_model_variables_moving_average": averages,
         "_trainable_variables": optimizer._trainable_variables,
     }
     kept = [variable for variable, _ in pairs]
     # `vars` bypasses the tracking of attributes.
-    state["_model_variables_moving_average"] = [one for _, one in pairs]
-    state["_trainable_variables"] = kept
+    vars(optimizer).update(
+        _model_variables_moving_average=[one for _, one in pairs],
+        _trainable_variables=kept,
+    )
     try:
         yield kept
     finally:
-        state.update(before)
+        vars(optimizer).update(before)
 
 
 def overwrite_with_averages(
     original: Callable[..., Any], optimizer: Any, variables: Any
 ) -> Any:
     """Writes the moving averages to the variables that have one."""
+    if not _has_missing_averages(optimizer):
+        return original(optimizer, variables)
     with _averaged_variables(optimizer, variables) as kept:
         return original(optimizer, kept)
 
@@ -420,5 +428,7 @@ def swap_averages(
     original: Callable[..., Any], callback: Any, optimizer: Any
 ) -> Any:
     """Exchanges variables and moving averages, for variables that have one."""
+    if not _has_missing_averages(optimizer):
+        return original(callback, optimizer)
     with _averaged_variables(optimizer, optimizer._trainable_variables):
         return original(callback, optimizer)
