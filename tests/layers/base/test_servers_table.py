@@ -237,3 +237,41 @@ def test_ops_that_follow_an_update_are_a_conflict(step):
     several = [new_table() for _ in range(2)]
     _, _, has_conflict = traced_bundle(lambda: step(*several))
     assert has_conflict
+
+
+@pytest.mark.parametrize(
+    ("rule", "constants"),
+    [
+        ("momentum", [0.9, 1.0]),
+        ("rmsprop", [0.9, 1e-3]),
+        ("adam", [0.9, 0.99, 1e-3, 0.0, 1.0]),
+    ],
+)
+def test_rules_of_the_models_optimizer_equal_a_table_on_the_host(
+    rule, constants
+):
+    slots = [
+        optimizer_specs.SlotSpec(name, 0.0)
+        for name in ("first", "second")[: 2 if rule == "adam" else 1]
+    ]
+    spec = optimizer_specs.OptimizerSpec(
+        rule, 0.0, tuple(slots), tuple(constants)
+    )
+    ids, gradients = tf.constant([1, 4, 1]), tf.reshape(tf.range(12.0), [3, 4])
+    found = []
+    for table in (
+        new_table().with_rule(spec),
+        tables.HostTable(new_table().variable).with_rule(spec),
+    ):
+        created = [table.new_slot(slot) for slot in slots]
+        for _ in range(2):
+            table.constrain(ids, lambda rows: rows - rows * 0.1)
+            table.update(
+                created,
+                ids,
+                gradients,
+                optimizer=rule,
+                hyperparameters=tf.constant([0.1, *constants]),
+            )
+        found.append(rows_of(table))
+    np.testing.assert_allclose(*found, rtol=1e-6)

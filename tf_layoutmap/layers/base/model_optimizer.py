@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import tensorflow as tf
 
@@ -66,12 +66,18 @@ class FollowsModel(RowUpdates):
     """
 
     follows_model = True
+    _bindings: weakref.WeakKeyDictionary[Any, _Binding]
+    # Weak reference to the optimizer that was built last.
+    _model_optimizer: Callable[[], Any]
+    _step: ModelStep | None
+    # Whether the slot variables were loaded before an optimizer was built.
+    _has_restored_slots: bool
 
     def __init__(
         self, spec: OptimizerSpec = _UNKNOWN, *, name: str | None = None
     ):
         """Creates the optimizer. Only layers call this method."""
-        super().__init__(spec, name=name)
+        cast("Any", super()).__init__(spec, name=name)
         # `vars` bypasses the tracking of attributes.
         vars(self).update(
             _bindings=weakref.WeakKeyDictionary(),
