@@ -215,6 +215,10 @@ SECTIONS["sharded"] = Section(
     dict(
         [
             row("`fit`, closed table", **OF_ONE_REPLICA),
+            row(
+                "`fit`, table that follows the model's optimizer",
+                **OF_ONE_REPLICA,
+            ),
             row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
             row(
                 "`fit`, open vocabulary",

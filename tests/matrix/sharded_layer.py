@@ -115,6 +115,19 @@ def fit(runtime: Runtime) -> dict[str, Array]:
     return values_of(model)
 
 
+@program("`fit`, table that follows the model's optimizer")
+def fit_following(runtime: Runtime) -> dict[str, Array]:
+    model = model_of(
+        runtime,
+        optimizer="model",
+        model_optimizer=lambda: keras.optimizers.SGD(
+            0.5, momentum=0.5, clipvalue=2.0
+        ),
+    )
+    runtime.fit(model, *data(), epochs=2)
+    return values_of(model)
+
+
 @program("`fit`, table without a separate optimizer")
 def fit_with_model_optimizer(runtime: Runtime) -> dict[str, Array]:
     model = model_of(runtime, optimizer=None)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layers import model_rule_cases as cases
+from tf_layoutmap.layers.base import model_rules
 
 SETTINGS = {
     **cases.SETTINGS,
@@ -361,3 +362,12 @@ def test_slot_variables_of_a_deleted_optimizer_are_freed():
     model.optimizer.build(model.trainable_variables)
     gc.collect()
     assert len(layer.optimizer._bindings) == 1
+
+
+@pytest.mark.parametrize("name", cases.OPTIMIZERS)
+def test_the_spec_of_a_rule_has_all_hyperparameters(name):
+    """Messages to parameter servers have the size that the spec states."""
+    optimizer = cases.make(keras, name, "plain")
+    rule = model_rules.read_rule(keras, optimizer, "table 't'")
+    vector = rule.hyperparameters(optimizer, tf.constant(0.1), tf.constant(1.0))
+    assert vector.shape == [1 + len(rule.spec(optimizer).constants)]

@@ -122,11 +122,11 @@ class FollowsModel(RowUpdates):
             if name not in names:
                 delattr(self, name)
         vars(self).update(
-            _spec=rule.spec,
+            _spec=rule.spec(optimizer),
             _model_optimizer=weakref.ref(optimizer),
             _has_restored_slots=False,
         )
-        table = self._table.with_rule(rule.spec)
+        table = self._table.with_rule(self._spec)
         if not is_restored:
             with tf.init_scope(), self._slot_device():
                 self.create_slots(table)

@@ -51,10 +51,11 @@ class ModelRule:
     squares: bool = False
     moves_all_rows: bool = False
 
-    @property
-    def spec(self) -> OptimizerSpec:
-        """The rule as a spec without a learning rate and constants."""
-        return OptimizerSpec(self.name, 0.0, self.slots)
+    def spec(self, optimizer: Any) -> OptimizerSpec:
+        """Returns the rule as a spec whose learning rate is not used."""
+        return OptimizerSpec(
+            self.name, 0.0, self.slots, tuple(self.constants(optimizer))
+        )
 
     def hyperparameters(
         self, optimizer: Any, learning_rate: tf.Tensor, step: tf.Tensor

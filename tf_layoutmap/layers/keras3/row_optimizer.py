@@ -175,6 +175,10 @@ class TrainsItself(TakesGradients):
           local_shape: Number of rows of the shard, and the size of a row.
         """
         rows, dim = local_shape
+        if self.follows_model and not self._optimizer.slots:
+            # Adam has the largest number of slot variables of common
+            # optimizers.
+            return 4 * rows * 2 * dim
         slots = self._optimizer._spec.slots
         return 4 * rows * sum(slot.dim(dim) for slot in slots)
 
