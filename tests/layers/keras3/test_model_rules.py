@@ -371,3 +371,14 @@ def test_the_spec_of_a_rule_has_all_hyperparameters(name):
     rule = model_rules.read_rule(keras, optimizer, "table 't'")
     vector = rule.hyperparameters(optimizer, tf.constant(0.1), tf.constant(1.0))
     assert vector.shape == [1 + len(rule.spec(optimizer).constants)]
+
+
+def test_a_file_without_optimizer_state_resets_the_slot_variables(tmp_path):
+    saved, _ = small_model()
+    saved.save_weights(tmp_path / "model.weights.h5")
+    model, layer = small_model()
+    model.compile(keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
+    fit(model)
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert not np.any(layer.optimizer.slots["momenta"].numpy())
+    np.testing.assert_array_equal(layer.embeddings, cases.start_rows())

@@ -284,7 +284,10 @@ class FollowsModel(RowUpdates):
             )
             with tf.init_scope(), self._slot_device():
                 self.create_slots(self._table)
-        elif found != names and store.keys():
+        elif not found:
+            # The file was saved before an optimizer was built.
+            store = {}
+        elif found != names:
             user_warnings.warn(
                 f"The saved optimizer state of table {self._table.name!r} is "
                 f"not loaded, because it holds {sorted(found)}, and the "

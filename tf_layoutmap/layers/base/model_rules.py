@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import strategies
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 
 # Value of the argument `optimizer` of a layer that follows the optimizer of its
@@ -265,6 +266,12 @@ def differences(keras: Any, optimizer: Any) -> Iterator[str]:
             yield (
                 f"With {name}{' and weight_decay' * decays}, rows that a step "
                 "does not look up are not updated; Keras updates all rows."
+            )
+        if rule.squares and strategies.on_servers() and keras.__name__ == "keras":
+            yield (
+                "On parameter servers, the gradients of an id that occurs "
+                "several times in a step are summed before they are squared; "
+                "Keras 3 squares each of them."
             )
         if rule.name == "lamb":
             yield (

@@ -304,6 +304,9 @@ class RowUpdates(RowOptimizerSaving):
             # Checkpoints save attributes.
             setattr(self, slot.name, table.new_slot(slot))
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.describe()}>"
+
     def describe(self) -> str:
         """Returns the rule and the learning rate as text."""
         rate = self._rate_config()
