@@ -65,7 +65,7 @@ class FollowsModel(RowUpdates):
     optimizer that was built last.
     """
 
-    follows_model = True
+    _follows_model = True
     _bindings: weakref.WeakKeyDictionary[Any, _Binding]
     # Weak reference to the optimizer that was built last.
     _model_optimizer: Callable[[], Any]
@@ -155,7 +155,7 @@ class FollowsModel(RowUpdates):
         """Returns the context in which slot variables are created."""
         return contextlib.nullcontext()
 
-    def set_table(self, table: Any) -> None:
+    def _set_table(self, table: Any) -> None:
         """Sets the table, whose slot variables `follow` creates later."""
         self._table = table
 

@@ -267,7 +267,11 @@ def differences(keras: Any, optimizer: Any) -> Iterator[str]:
                 f"With {name}{' and weight_decay' * decays}, rows that a step "
                 "does not look up are not updated; Keras updates all rows."
             )
-        if rule.squares and strategies.on_servers() and keras.__name__ == "keras":
+        if (
+            rule.squares
+            and strategies.on_servers()
+            and keras.__name__ == "keras"
+        ):
             yield (
                 "On parameter servers, the gradients of an id that occurs "
                 "several times in a step are summed before they are squared; "

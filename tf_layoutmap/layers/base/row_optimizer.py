@@ -186,10 +186,10 @@ class RowUpdates(RowOptimizerSaving):
     _accumulated_ids: Any = None
     _accumulated_gradients_of_ids: Any = None
     # Whether the optimizer of the model determines the rule.
-    follows_model = False
+    _follows_model = False
 
     @classmethod
-    def new_follower(cls) -> Self:
+    def _new_follower(cls) -> Self:
         """Returns an optimizer that follows the optimizer of a model."""
         raise NotImplementedError
 
@@ -229,7 +229,7 @@ class RowUpdates(RowOptimizerSaving):
                 where=where,
             )
             if name == model_rules.MODEL:
-                return cls.new_follower()
+                return cls._new_follower()
             optimizer = _DEFAULTS[name]()
         if isinstance(optimizer, cls._keras.optimizers.Optimizer):
             raise TypeError(
@@ -293,7 +293,7 @@ class RowUpdates(RowOptimizerSaving):
             if hasattr(self, slot.name)
         }
 
-    def set_table(self, table: HasSlots) -> None:
+    def _set_table(self, table: HasSlots) -> None:
         """Sets the table, a `HostTable` or `MeshTable`, with new slots."""
         self.create_slots(table)
 

@@ -324,7 +324,7 @@ class EmbeddingCore(LayerBase):
                     where,
                 )
             )
-        if self.optimizer.follows_model:
+        if self.optimizer._follows_model:
             raise ValueError(
                 _core_checks.message(
                     "optimizer",
@@ -596,7 +596,7 @@ class EmbeddingCore(LayerBase):
         }
 
     def _optimizer_config(self) -> Any:
-        if self.optimizer and self.optimizer.follows_model:
+        if self.optimizer and self.optimizer._follows_model:
             return model_rules.MODEL
         return self.optimizer and self._keras.saving.serialize_keras_object(
             self.optimizer

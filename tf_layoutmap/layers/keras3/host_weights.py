@@ -54,7 +54,7 @@ class TableWeight(TrainsItself, keras.Variable):
         # Optimizers identify variables by this name.
         self._value._unique_id = f"{self.path}_{id(self)}"
         with tf.init_scope(), tf.device(HOST):
-            self._optimizer.set_table(
+            self._optimizer._set_table(
                 tables.table_for_strategy(self._value, self._optimizer._spec)
             )
 

@@ -59,7 +59,7 @@ class MeshTableWeight(TrainsItself, MeshVariable):
         )
         for variable in optimizer.variables:
             optimizers.move_variable(variable, context)
-        optimizer.set_table(MeshTable(self))
+        optimizer._set_table(MeshTable(self))
 
     def assign(self, value: Any) -> Any:
         """Assigns a value, or applies a gradient in `Optimizer.apply`."""

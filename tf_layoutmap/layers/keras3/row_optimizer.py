@@ -83,7 +83,7 @@ class RowOptimizer(RowUpdates, keras.optimizers.Optimizer):
         return keras.optimizers.Optimizer.get_config(self)["learning_rate"]
 
     @classmethod
-    def new_follower(cls) -> ModelRowOptimizer:
+    def _new_follower(cls) -> ModelRowOptimizer:
         """Returns an optimizer that follows the optimizer of a model."""
         return ModelRowOptimizer()
 
@@ -214,7 +214,7 @@ class TrainsItself(TakesGradients):
     @property
     def follows_model(self) -> bool:
         """Whether the optimizer of the model determines the rule."""
-        return self._optimizer.follows_model
+        return self._optimizer._follows_model
 
     def applying(
         self, step: ModelStep | None

@@ -81,7 +81,7 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
         return float(self.learning_rate)
 
     @classmethod
-    def new_follower(cls) -> ModelRowOptimizer:
+    def _new_follower(cls) -> ModelRowOptimizer:
         """Returns an optimizer that follows the optimizer of a model."""
         return ModelRowOptimizer()
 

@@ -51,12 +51,12 @@ class TrainedTable(SelfTrained, ShardedVariable):
         self._optimizer = optimizer
         # The method `compile` of tf_keras reads this attribute of every weight.
         self._distribute_strategy = strategy_in_scope()
-        optimizer.set_table(tables.table_for_strategy(self, optimizer._spec))
+        optimizer._set_table(tables.table_for_strategy(self, optimizer._spec))
 
     @property
     def follows_model(self) -> bool:
         """Whether the optimizer of the model determines the rule."""
-        return self._optimizer.follows_model
+        return self._optimizer._follows_model
 
     def follow(self, optimizer: Any) -> None:
         """Prepares the table for the model's optimizer, if it follows one."""
