@@ -71,6 +71,10 @@ def elementwise(function):
     ]
 
 
+def of_matrices(function):
+    return elementwise(lambda g: function(g) if g.shape.rank == 2 else g)
+
+
 def scaled_to_norm(gradients):
     return [
         with_values(one, values_of(one) * (0.3 / tf.linalg.global_norm([one])))
@@ -121,21 +125,21 @@ OTHER = {
     "square": elementwise(tf.square),
     "normalize elements": elementwise(lambda g: g / (tf.abs(g) + 1e-8)),
     "mask": elementwise(lambda g: tf.where(tf.abs(g) > 1e-3, g, 0.0)),
-    "dropout": elementwise(
+    "dropout": of_matrices(
         lambda g: g * tf.cast(tf.range(g.shape[1]) % 2, tf.float32)
     ),
     "noise": elementwise(
         lambda g: g + tf.random.stateless_normal(g.shape, [1, 2], stddev=1e-3)
     ),
     "add": elementwise(lambda g: g + 1e-4),
-    "rows to norm 1": elementwise(lambda g: tf.linalg.l2_normalize(g, axis=1)),
-    "columns to norm 1": elementwise(
+    "rows to norm 1": of_matrices(lambda g: tf.linalg.l2_normalize(g, axis=1)),
+    "columns to norm 1": of_matrices(
         lambda g: tf.linalg.l2_normalize(g, axis=0)
     ),
-    "clip rows": elementwise(lambda g: tf.clip_by_norm(g, 0.01, axes=[1])),
-    "center rows": elementwise(centered),
-    "reverse": elementwise(lambda g: tf.reverse(g, axis=[0])),
-    "multiply matrix": elementwise(lambda g: g @ tf.eye(g.shape[1])[:, ::-1]),
+    "clip rows": of_matrices(lambda g: tf.clip_by_norm(g, 0.01, axes=[1])),
+    "center rows": of_matrices(centered),
+    "reverse": of_matrices(lambda g: tf.reverse(g, axis=[0])),
+    "multiply matrix": of_matrices(lambda g: g @ tf.eye(g.shape[1])[:, ::-1]),
     "ones": elementwise(tf.ones_like),
 }
 
