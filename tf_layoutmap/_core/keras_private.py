@@ -49,6 +49,12 @@ in_symbolic_scope = _private(
     "backend.common.symbolic_scope", "in_symbolic_scope"
 )
 
+# Used to read the values that `stateless_call` passes to weights.
+_get_stateless_scope = _private(
+    "backend.common.stateless_scope", "get_stateless_scope"
+)
+_method("backend.common.stateless_scope", "StatelessScope.get_current_value")
+
 # Used to read the stack of name scopes and the layer that is being called. Each
 # name scope records its caller, which is the object that creates variables in
 # this scope.
@@ -321,6 +327,13 @@ def random_seed() -> int | None:
 def is_abstract() -> bool:
     """Returns whether Keras is only tracing shapes in this thread."""
     return in_stateless_scope() or in_symbolic_scope()
+
+
+def stateless_value(variable: Any) -> Any:
+    """Returns the value that a `StatelessScope` has for a variable, or None."""
+    if not in_stateless_scope():
+        return None
+    return _get_stateless_scope().get_current_value(variable)
 
 
 @contextlib.contextmanager

@@ -154,6 +154,11 @@ write_fingerprint = _private(
 # The type spec of a shard that is an argument of a tf.function.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
+# A variable with the handle of another variable.
+BaseResourceVariable = _private(
+    "ops.resource_variable_ops", "BaseResourceVariable"
+)
+
 # A variable class that strategies do not replace. Under MirroredStrategy, a
 # `tf.Variable` is mirrored. The tables of an embedding must not be mirrored,
 # because they exist only once, on the host.

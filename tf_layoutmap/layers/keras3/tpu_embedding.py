@@ -38,7 +38,7 @@ class StepWeight(TakesGradients, keras.Variable):
     applies the step to the tables.
     """
 
-    def __init__(self, steps: StepCommitHook):
+    def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
         """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
         # An initializer is passed instead of a value, because Keras creates the
@@ -46,7 +46,7 @@ class StepWeight(TakesGradients, keras.Variable):
         super().__init__(
             keras.initializers.Zeros(),
             shape=steps.mark_shape,
-            name="marks",
+            name=name,
             dtype="float32",
             autocast=False,
         )
