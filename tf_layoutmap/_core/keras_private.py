@@ -53,7 +53,7 @@ in_symbolic_scope = _private(
 _get_stateless_scope = _private(
     "backend.common.stateless_scope", "get_stateless_scope"
 )
-_method("backend.common.stateless_scope", "StatelessScope.get_current_value")
+_private("backend.common.stateless_scope", "StatelessScope.get_current_value")
 
 # Used to read the stack of name scopes and the layer that is being called. Each
 # name scope records its caller, which is the object that creates variables in

@@ -389,9 +389,7 @@ class LayerAccess:
           gradients: `[num_rows, dim]` float32.
           is_dense: Whether `rows` are all rows of the table, in order.
         """
-        self._row_backend().apply_recorded(
-            rows, gradients, is_dense=is_dense
-        )
+        self._row_backend().apply_recorded(rows, gradients, is_dense=is_dense)
 
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
         """Looks up activations without gradients, for `is_divided` tables.

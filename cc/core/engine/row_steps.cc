@@ -153,6 +153,14 @@ Status RowSteps::FindRecords(const Gradient& gradient,
         return Expired(record.is_applied ? "The gradient was already applied"
                                          : "The gradient to apply has expired");
       }
+      if (record.lookups.empty()) {
+        return FailedPrecondition(
+            "The gradient to apply contains rows that were not looked up in a "
+            "training step of the vocabulary, because the lookup was traced "
+            "in a function while no tape recorded it. Call the function in "
+            "the tape first, or trace it again (table '" +
+            engine_->config().tables[0].name + "')");
+      }
       *found = {it->first};
       return Status();
     }

@@ -81,9 +81,7 @@ def dense(function):
 def row_mask(gradients, weights):
     del weights
     table, *others = gradients
-    is_kept = tf.gather(
-        tf.range(table.dense_shape[0]) % 3 != 0, table.indices
-    )
+    is_kept = tf.gather(tf.range(table.dense_shape[0]) % 3 != 0, table.indices)
     return [
         tf.IndexedSlices(
             tf.boolean_mask(table.values, is_kept),
@@ -116,11 +114,11 @@ def adaptive_clipping(gradients, weights):
     for gradient, weight in zip(gradients, weights):
         gradient = tf.convert_to_tensor(gradient)
         weight = tf.convert_to_tensor(weight)
-        limit = 0.1 * tf.maximum(
-            tf.norm(weight, axis=-1, keepdims=True), 1e-3
-        )
+        limit = 0.1 * tf.maximum(tf.norm(weight, axis=-1, keepdims=True), 1e-3)
         norm = tf.maximum(tf.norm(gradient, axis=-1, keepdims=True), 1e-9)
-        clipped.append(tf.where(norm > limit, gradient * limit / norm, gradient))
+        clipped.append(
+            tf.where(norm > limit, gradient * limit / norm, gradient)
+        )
     return clipped
 
 
@@ -140,9 +138,9 @@ OPERATIONS = {
     "clip_by_norm": lambda gradients, weights: [
         tf.clip_by_norm(one, 0.01) for one in gradients
     ],
-    "clip_by_global_norm": lambda gradients, weights: (
-        tf.clip_by_global_norm(gradients, 0.1)[0]
-    ),
+    "clip_by_global_norm": lambda gradients, weights: tf.clip_by_global_norm(
+        gradients, 0.1
+    )[0],
     "adaptive clipping": adaptive_clipping,
     "float16": slices(lambda one: tf.cast(tf.cast(one, tf.float16), one.dtype)),
     "row mask": row_mask,
@@ -153,17 +151,15 @@ OPERATIONS = {
         tf.convert_to_tensor(one) + 0.1 * tf.convert_to_tensor(weight)
         for one, weight in zip(gradients, weights)
     ],
-    "round trip": lambda gradients, weights: [
-        -(-tf.convert_to_tensor(one)) for one in gradients
-    ],
+    "twice negated": dense(lambda one: tf.negative(tf.negative(one))),
 }
 
 
 def train(version, layer, ids, operation, *, is_function, num_steps=3):
     """Returns the norms of the gradients of all steps."""
     optimizer = version.optimizers.SGD(0.5)
-    kernel = version.Sequential(
-        [version.layers.Dense(1, kernel_initializer="ones", use_bias=False)]
+    kernel = version.layers.Dense(
+        1, kernel_initializer="ones", use_bias=False
     )
     kernel.build([None, DIM])
     weights = layer.trainable_variables + kernel.trainable_variables
@@ -231,7 +227,10 @@ def test_conflicting_gradients_are_projected(version, layers):
         weights = layer.trainable_variables
         with tf.GradientTape(persistent=True) as tape:
             rows = layer(ids)
-            losses = [tf.reduce_sum(rows), tf.reduce_sum(rows[:2] * (rows[:2] - 3))]
+            losses = [
+                tf.reduce_sum(rows),
+                tf.reduce_sum(rows[:2] * (rows[:2] - 3)),
+            ]
         first, second = (
             tf.convert_to_tensor(tape.gradient(one, weights)[0])
             for one in losses

@@ -595,9 +595,9 @@ class HostBackend:
 
     def open_rows(self, features: Any) -> host_engine.RowLookup:
         """Opens a lookup whose gradients the caller holds."""
-        return self._started.open_rows(
-            self._reader.read_features(features, None)
-        )
+        # The reader unpacks packed batches of keys.
+        inputs: Any = self._reader.read_features(features, None)
+        return self._started.open_rows(inputs)
 
     def record_gradient(self, rows: tf.Tensor) -> tf.Tensor:
         """Records the gradient of open lookups; see `HostEngine`."""

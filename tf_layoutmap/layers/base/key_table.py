@@ -247,9 +247,7 @@ class KeyTable:
           returns their mark.
         """
         self.access.check_can_train(self.layer_name)
-        record_gradients, (found,) = self.access.open(
-            self._samples(keys), None
-        )
+        record_gradients, (found,) = self.access.open(self._samples(keys), None)
 
         def store_gradients(gradients: tf.Tensor) -> tf.Tensor:
             return record_gradients([tf.reshape(gradients, [-1, self._dim])])
@@ -311,7 +309,7 @@ class KeyTable:
         if open_rows is None:
             self.access.apply_marks(sum_of_marks)
         else:
-            open_rows.apply_gradient(sum_of_marks)
+            open_rows.apply_to_rows(sum_of_marks)
         if self.num_replicas == 1:
             self._optimizer.iterations.assign_add(1)
             return

@@ -162,7 +162,7 @@ class OpenRows(ShardedVariable):
         with tf.control_dependencies([recorded]):
             return tf.identity(gradient)
 
-    def apply_gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+    def apply_to_rows(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Applies one step of the row optimizer.
 
         Args:
@@ -191,7 +191,7 @@ class OpenRows(ShardedVariable):
     def _check_shape(self, gradient: Any) -> None:
         shape = gradient.shape
         if isinstance(gradient, tf.IndexedSlices):
-            known = tf.get_static_value(gradient.dense_shape)
+            known: Any = tf.get_static_value(gradient.dense_shape)
             shape = tf.TensorShape(None if known is None else list(known))
         if not shape.is_compatible_with(self.shape):
             raise ValueError(

@@ -61,7 +61,7 @@ class KeyTableWeight(StepWeight):
     # mark weight.
 
     def _serialize_to_tensors(self) -> Any:
-        return {tf_private.VARIABLE_VALUE_KEY: self._value}
+        return self._value._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         del restored_tensors

@@ -123,6 +123,7 @@ class TrainsItself(TakesGradients):
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             return self._write(value)
+        check_not_stateless(self.path)
         scale = optimizer.loss_scale_factor
         self._optimizer.update(unscaled(value, scale))
         return value
@@ -159,6 +160,16 @@ class TrainsItself(TakesGradients):
         scale = optimizer.loss_scale_factor
         self._optimizer.accumulate(
             unscaled(gradient, scale), steps, is_last, position
+        )
+
+
+def check_not_stateless(path: str) -> None:
+    """Raises an error in `stateless_apply`, which must not change variables."""
+    if keras_private.in_stateless_scope():
+        raise NotImplementedError(
+            "`stateless_apply` does not support tables that train themselves, "
+            "because they are updated in place; call `apply`. Received: "
+            f"weight {path!r}."
         )
 
 

@@ -23,7 +23,11 @@ from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3 import process_fit
-from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
+from tf_layoutmap.layers.keras3.row_optimizer import (
+    TakesGradients,
+    check_not_stateless,
+    unscaled,
+)
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
@@ -100,8 +104,9 @@ class StepWeight(TakesGradients, keras.Variable):
                 f"Received: gradient_accumulation_steps={steps} (layer "
                 f"{self._steps.layer_name!r})."
             )
+        check_not_stateless(self.path)
         scale = optimizer.loss_scale_factor
-        self._steps.apply(value if scale is None else value / scale)
+        self._steps.apply(unscaled(value, scale))
         return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:

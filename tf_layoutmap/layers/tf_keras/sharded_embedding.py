@@ -112,9 +112,7 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
 
     def numpy(self, **kwargs: Any) -> np.ndarray:
         """Returns the rows, with a copy of the keys, for `get_weights`."""
-        return snapshots.marks_with_tables(
-            self._table, super().numpy(**kwargs)
-        )
+        return snapshots.marks_with_tables(self._table, super().numpy(**kwargs))
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Restores the table from the copy that an array holds.
