@@ -56,6 +56,10 @@ is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 # reads do this automatically.
 variable_accessed = _private("eager.tape", "variable_accessed")
 
+# Notifies only tapes. The function that is being traced does not list the
+# variable, so an exported model does not contain it.
+tape_variable_accessed = _private("eager.tape", "variable_accessed")
+
 # Used to check whether a tape records computations on a tensor. If a tape
 # records, user code can request gradients, regardless of the layer's options.
 could_possibly_record = _private("eager.record", "could_possibly_record")

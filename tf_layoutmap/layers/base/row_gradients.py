@@ -91,7 +91,7 @@ class OpenRows(ShardedVariable):
                 handle=shard.handle,
                 name=shard.name.split(":")[0],
                 unique_id=shard._unique_id,
-                handle_name=shard._handle_name,
+                handle_name=shard._handle_name.split(":")[0],
                 in_graph_mode=False,
             )
             for shard in self._own_shards.variables
@@ -107,19 +107,26 @@ class OpenRows(ShardedVariable):
 
     def is_recorded(self) -> bool:
         """Returns whether a tape records reads of the rows."""
-        graph: Any = tf.compat.v1.get_default_graph()
         for shard in self._watched:
             # `tf.recompute_grad` runs its function first without a tape. In a
             # later run, gradients are computed for the variables that the first
             # run accessed.
-            tf_private.variable_accessed(shard)
-            if not tf.executing_eagerly() and hasattr(graph, "watch_variable"):
-                graph.watch_variable(shard)
-        return tf_private.could_possibly_record() and (
+            tf_private.tape_variable_accessed(shard)
+        is_recorded = tf_private.could_possibly_record() and (
             tf_private.should_record_backprop(
                 [shard.handle for shard in self._watched]
             )
         )
+        graph: Any = tf.compat.v1.get_default_graph()
+        if (
+            is_recorded
+            and not tf.executing_eagerly()
+            and hasattr(graph, "watch_variable")
+        ):
+            # Tapes outside of the traced function watch the rows, too.
+            for shard in self._watched:
+                graph.watch_variable(shard)
+        return is_recorded
 
     def look_up(self, samples: Any) -> tf.Tensor:
         """Returns the rows of keys in a training step of the vocabulary.

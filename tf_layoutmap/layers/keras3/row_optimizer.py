@@ -94,6 +94,9 @@ class TakesGradients:
         """Returns the error message for a step without a gradient."""
         raise NotImplementedError
 
+    def check_accumulation(self, optimizer: Any) -> None:
+        """Raises an error if accumulated gradients are not supported."""
+
 
 class TrainsItself(TakesGradients):
     """A mixin for a `keras.Variable` that a `RowOptimizer` trains.
@@ -237,7 +240,7 @@ def add_variable(
     **kwargs: Any,
 ) -> Any:
     """Creates a scalar instead of a gradient accumulator for a table."""
-    if not isinstance(reference_variable, TrainsItself):
+    if not isinstance(reference_variable, TakesGradients):
         return original(optimizer, reference_variable, *args, **kwargs)
     # Optimizers require one variable per weight. This variable is never used.
     return optimizer.add_variable((), name="unused")
@@ -265,7 +268,9 @@ def overwrite_or_accumulate(
         for gradient, variable in zip(grads, trainable_variables):
             if isinstance(variable, TrainsItself):
                 variable.accumulate(gradient, steps, is_last, position)
-            else:
-                rest.append((gradient, variable))
+                continue
+            if isinstance(variable, TakesGradients):
+                variable.check_accumulation(optimizer)
+            rest.append((gradient, variable))
         grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     return original(optimizer, grads, trainable_variables)

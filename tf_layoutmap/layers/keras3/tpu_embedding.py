@@ -96,6 +96,14 @@ class StepWeight(TakesGradients, keras.Variable):
                 )
             self._steps.load(copied)
             return value
+        self.check_accumulation(optimizer)
+        check_not_stateless(self.path)
+        scale = optimizer.loss_scale_factor
+        self._steps.apply(unscaled(value, scale))
+        return value
+
+    def check_accumulation(self, optimizer: Any) -> None:
+        """Raises an error if the optimizer accumulates gradients."""
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(
@@ -104,10 +112,6 @@ class StepWeight(TakesGradients, keras.Variable):
                 f"Received: gradient_accumulation_steps={steps} (layer "
                 f"{self._steps.layer_name!r})."
             )
-        check_not_stateless(self.path)
-        scale = optimizer.loss_scale_factor
-        self._steps.apply(unscaled(value, scale))
-        return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         # The saved value of this weight is always zero. The value is not
