@@ -158,9 +158,7 @@ OPERATIONS = {
 def train(version, layer, ids, operation, *, is_function, num_steps=3):
     """Returns the norms of the gradients of all steps."""
     optimizer = version.optimizers.SGD(0.5)
-    kernel = version.layers.Dense(
-        1, kernel_initializer="ones", use_bias=False
-    )
+    kernel = version.layers.Dense(1, kernel_initializer="ones", use_bias=False)
     kernel.build([None, DIM])
     weights = layer.trainable_variables + kernel.trainable_variables
     if hasattr(optimizer, "build"):
@@ -494,3 +492,82 @@ def test_stateless_call_uses_the_passed_table(kind, num_shards):
         assert layer.vocabulary.stats() == stats
     with keras.StatelessScope():
         np.testing.assert_array_equal(layer(ids), np.ones([3, DIM]))
+
+
+@both
+def test_lookups_in_a_vectorized_map_train(version, layers):
+    def losses(layer, ids):
+        weights = layer.trainable_variables
+        optimizer = version.optimizers.SGD(1.0)
+        if hasattr(optimizer, "build"):
+            optimizer.build(weights)
+
+        @tf.function
+        def step(ids):
+            with tf.GradientTape() as tape:
+                found = tf.vectorized_map(
+                    lambda one: tf.reduce_sum(layer(one)), ids
+                )
+                loss = tf.reduce_sum(found)
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, weights), weights)
+            )
+            return loss
+
+        return [step(tf.constant(ids)) for _ in range(3)]
+
+    (layer, keys), (closed, ids) = pair_of(layers)
+    np.testing.assert_allclose(
+        losses(layer, keys), losses(closed, ids), rtol=1e-5, atol=1e-6
+    )
+
+
+@both
+def test_a_forward_pass_in_a_function_trains_with_a_tape_outside(
+    version, layers
+):
+    layer = open_layer(layers)
+    weights = layer.trainable_variables
+    optimizer = version.optimizers.SGD(1.0)
+    forward = tf.function(lambda keys: tf.reduce_sum(layer(keys)))
+    found = []
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = forward(tf.constant([3, 4]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        found.append(float(loss))
+    np.testing.assert_allclose(np.diff(found), [-2.0, -2.0], rtol=1e-5)
+
+
+@both
+def test_a_forward_pass_that_was_traced_without_a_tape_raises(version, layers):
+    """The traced lookup adds no keys, so training it would skip new keys."""
+    layer = open_layer(layers)
+    weights = layer.trainable_variables
+    forward = tf.function(lambda keys: tf.reduce_sum(layer(keys)))
+    forward(tf.constant([3]))
+    with tf.GradientTape() as tape:
+        loss = forward(tf.constant([3]))
+    gradients = tape.gradient(loss, weights)
+    with pytest.raises(ValueError, match="'words' got no gradient"):
+        version.optimizers.SGD(1.0).apply_gradients(zip(gradients, weights))
+
+
+def test_a_step_in_a_stateless_scope_raises():
+    (layer, keys), (closed, ids) = pair_of(tlm.layers)
+    for one, batch in ((layer, keys), (closed, ids)):
+        optimizer = keras.optimizers.SGD(1.0)
+        weights = one.trainable_variables
+        optimizer.build(weights)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(one(batch))
+        gradients = tape.gradient(loss, weights)
+        before = tf.convert_to_tensor(one.embeddings).numpy()
+        with (
+            keras.StatelessScope(),
+            pytest.raises(NotImplementedError, match="StatelessScope"),
+        ):
+            optimizer.apply(gradients, weights)
+        np.testing.assert_array_equal(
+            tf.convert_to_tensor(one.embeddings), before
+        )

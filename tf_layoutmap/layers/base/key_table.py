@@ -24,6 +24,7 @@ from tf_layoutmap.layers.base import (
     tables,
     weight_files,
 )
+from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.vocabulary import (
     evicted,
     first_values,
@@ -202,6 +203,13 @@ class KeyTable:
             )
         if not (is_trained and steps.may_be_recorded(marks_variable, None)):
             return self.rows_of(keys)
+        if routing_checks.in_vectorized_map():
+            # TensorFlow would drop the gradient function of the mark.
+            raise NotImplementedError(
+                "With several replicas or over servers, a table with an open "
+                "vocabulary cannot be trained in `tf.vectorized_map`; call the "
+                f"layer with all keys. Received: layer {self.layer_name!r}."
+            )
         self.access.check_can_train(self.layer_name)
         record_gradients, found = self.access.open(self._samples(keys), None)
         (rows,) = steps.connect_mark(

@@ -167,12 +167,12 @@ class TrainsItself(TakesGradients):
 
 
 def check_not_stateless(path: str) -> None:
-    """Raises an error in `stateless_apply`, which must not change variables."""
+    """Raises an error in a `StatelessScope`, which must change no variable."""
     if keras_private.in_stateless_scope():
         raise NotImplementedError(
-            "`stateless_apply` does not support tables that train themselves, "
-            "because they are updated in place; call `apply`. Received: "
-            f"weight {path!r}."
+            "An optimizer must not be applied in a keras.StatelessScope if a "
+            "table trains itself, because the table is updated in place; apply "
+            f"the gradients outside of the scope. Received: weight {path!r}."
         )
 
 
