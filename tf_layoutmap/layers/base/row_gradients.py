@@ -196,10 +196,11 @@ class OpenRows(ShardedVariable):
         )
 
     def _check_shape(self, gradient: Any) -> None:
-        shape = gradient.shape
+        shape: Any = gradient.shape
         if isinstance(gradient, tf.IndexedSlices):
             known: Any = tf.get_static_value(gradient.dense_shape)
-            shape = tf.TensorShape(None if known is None else list(known))
+            dims: Any = None if known is None else list(known)
+            shape = tf.TensorShape(dims)
         if not shape.is_compatible_with(self.shape):
             raise ValueError(
                 f"The gradient of table {self.name!r} must have shape "
