@@ -322,6 +322,115 @@ numbers: Number of each mark.
 where: Words that are appended to error messages.
 )doc");
 
+REGISTER_OP("LayoutMap>ReadOpenRows")
+    .Input("engine: resource")
+    .Input("token: int64")
+    .Input("rows: int64")
+    .Input("shards: num_shards * resource")
+    .Input("offsets: int64")
+    .Output("values: float")
+    .Attr("num_shards: int >= 1")
+    .Attr("placement: {'div', 'mod', 'offsets'}")
+    .Attr("dim: int >= 1")
+    .Attr("table: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t dim;
+      ShapeHandle rows, values;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(GetShape(c, "rows", 1, &rows));
+      TF_RETURN_IF_ERROR(c->Concatenate(rows, c->Vector(dim), &values));
+      return SetShape(c, "values", values);
+    })
+    .Doc(R"doc(
+Reads the rows of a lookup that `OpenRows` opened.
+
+engine: Engine of the lookup. Only the gradient of this op uses it.
+token: Token of the lookup. Only the gradient of this op uses it.
+rows: Output `rows` of `OpenRows`.
+shards: Variables; shard `s` has shape [shard size, dim].
+offsets: Cumulative shard sizes, [num_shards + 1].
+values: [num_rows, dim]; zeros for rows of -1.
+placement: Assignment of rows to shards.
+table: Name of the table, for error messages.
+)doc");
+
+REGISTER_OP("LayoutMap>MarkRows")
+    .Input("engine: resource")
+    .Input("token: int64")
+    .Input("rows: int64")
+    .Output("marked: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(GetShape(c, "rows", 1, &rows));
+      return SetShape(c, "marked", rows);
+    })
+    .Doc(R"doc(
+Marks a lookup whose gradient is computed, for the next `RecordGradient`.
+
+token: Token of a lookup that `OpenRows` opened. The op fails if the lookup has
+  expired.
+rows: Any rows.
+marked: The same rows.
+)doc");
+
+REGISTER_OP("LayoutMap>RecordGradient")
+    .Input("engine: resource")
+    .Input("rows: int64")
+    .Output("recorded: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows;
+      TF_RETURN_IF_ERROR(GetShape(c, "rows", 1, &rows));
+      return SetShape(c, "recorded", rows);
+    })
+    .Doc(R"doc(
+Stores the rows of the gradient of all lookups that were marked before.
+
+The rows of these lookups stay assigned to their keys until `ApplyRecorded`
+applies the gradient, or the engine discards it.
+
+rows: Rows of a sparse gradient; empty if the gradient is dense.
+recorded: The same rows. `ApplyRecorded` identifies the gradient by the memory
+  of this tensor.
+)doc");
+
+REGISTER_OP("LayoutMap>ApplyRecorded")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("rows: int64")
+    .Input("gradients: float")
+    .Input("hyperparameters: num_tables * float")
+    .Input("shards: num_shards * resource")
+    .Input("slots: num_slot_shards * resource")
+    .Input("rounding_steps: num_half_tables * resource")
+    .Attr("dense: bool")
+    .Attr("num_tables: int >= 1")
+    .Attr("num_shards: int >= 1")
+    .Attr("num_slot_shards: int >= 0")
+    .Attr("num_half_tables: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Applies a gradient that was computed from recorded gradients to the table.
+
+The op fails, and changes no row, if the gradient was already applied, or if its
+lookups have expired, because their rows may then belong to other keys.
+
+replica: 0, because the engine must have one replica.
+rows: Rows of the gradient: an output of `RecordGradient`, or other rows if the
+  caller has added, masked or sorted gradients.
+gradients: [num_rows, dim]. The gradients of equal rows are summed in order.
+hyperparameters: Hyperparameters of the table, in the order that its optimizer
+  defines.
+shards: All shards of the table.
+slots: One slot variable after the other, shard by shard.
+rounding_steps: Empty, because rows are float32.
+dense: Whether `rows` are all rows of the table, and `gradients` is a dense
+  gradient.
+)doc");
+
 REGISTER_OP("LayoutMap>ResetHostEngine")
     .Input("engine: resource")
     .SetIsStateful()
@@ -423,10 +532,10 @@ feature_counts: For each feature, totals over all batches: samples, ids, dropped
   ids, clipped ids, and ids truncated after the last position of a sequence.
 table_counts: For each table, totals over all training steps: lookups and unique
   rows.
-num_open: For each replica, the number of lookups from `OpenStep` that gradients
-  may follow.
-num_followed: For each replica, the number of gradients from `FollowStep` that
-  wait for an update.
+num_open: For each replica, the number of lookups from `OpenStep` or `OpenRows`
+  that gradients may follow.
+num_followed: For each replica, the number of gradients from `FollowStep` or
+  `RecordGradient` that wait for an update.
 )doc");
 
 }  // namespace

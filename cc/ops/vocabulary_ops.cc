@@ -199,6 +199,28 @@ ids: Keys or rows by feature. All other inputs are as in `EnqueueKeys`.
 token: Token of the lookup.
 )doc");
 
+REGISTER_OP("LayoutMap>OpenRows")
+    .Input("engine: resource")
+    .Output("token: int64")
+    .Output("rows: int64") LM_KEYS_PORTS
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(tensorflow::shape_inference::UnknownShape(c));
+      TF_RETURN_IF_ERROR(SetShape(c, "token", c->Scalar()));
+      return SetShape(c, "rows", c->Vector(InferenceContext::kUnknownDim));
+    })
+    .Doc(R"doc(
+Opens a lookup of keys whose gradients the caller holds; assigns rows to keys.
+
+The engine must have one replica and one feature.
+
+ids: Keys; a sample must have at most one key. All other inputs are as in
+  `EnqueueKeys`.
+token: Token of the lookup, for `MarkRows`.
+rows: Row of each sample, or -1 if the sample has no key or its key no row. The
+  rows stay assigned to their keys until the gradient of the lookup is applied
+  or discarded.
+)doc");
+
 REGISTER_OP("LayoutMap>AdmitRequests")
     .Input("engine: resource")
     .Input("training: bool")
@@ -253,7 +275,7 @@ REGISTER_OP("LayoutMap>TakeBackKeys")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Undoes the last `EnqueueKeys`, `OpenKeys`, `AdmitRequests` or `EvictKeys`.
+Undoes the last op that admitted or evicted keys.
 
 A program calls the op if it failed to process the keys that were evicted. The
 step is removed from the engine, and the keys get their rows and values back.

@@ -84,7 +84,8 @@ def _is_recorded(weight: Any, resumes: bool) -> bool:
     with tf_private.resumed_tapes() if resumes else contextlib.nullcontext():
         # `tf.recompute_grad` computes gradients only for the variables that the
         # first run accessed.
-        tf_private.variable_accessed(weight)
+        if weight.trainable:
+            tf_private.tape_variable_accessed(weight)
         if not tf_private.could_possibly_record():
             return False
         # A variable of several replicas has no handle in each context.
@@ -93,7 +94,13 @@ def _is_recorded(weight: Any, resumes: bool) -> bool:
             if isinstance(weight, tf_private.BaseResourceVariable)
             else tf.convert_to_tensor(weight)
         )
-        return tf_private.should_record_backprop([watched])
+        if not tf_private.should_record_backprop([watched]):
+            return False
+        # The function that is being traced lists the weight, so that tapes
+        # outside of the function compute its gradient. A trace without a tape
+        # does not list it, so that exported models do not contain it.
+        tf_private.variable_accessed(weight)
+        return True
 
 
 def define_function(

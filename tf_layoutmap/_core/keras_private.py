@@ -49,6 +49,12 @@ in_symbolic_scope = _private(
     "backend.common.symbolic_scope", "in_symbolic_scope"
 )
 
+# Used to read the values that `stateless_call` passes to weights.
+_get_stateless_scope = _private(
+    "backend.common.stateless_scope", "get_stateless_scope"
+)
+_private("backend.common.stateless_scope", "StatelessScope.get_current_value")
+
 # Used to read the stack of name scopes and the layer that is being called. Each
 # name scope records its caller, which is the object that creates variables in
 # this scope.
@@ -335,11 +341,24 @@ def is_abstract() -> bool:
     A `tf.function` in which this function is called is traced again for calls
     outside of the scopes of Keras.
     """
-    return function_traces.depends_on(_is_abstract)
+    return is_stateless() or is_symbolic()
 
 
-def _is_abstract() -> bool:
-    return in_stateless_scope() or in_symbolic_scope()
+def is_symbolic() -> bool:
+    """Returns whether a symbolic call computes only shapes; see `is_abstract`."""
+    return function_traces.depends_on(in_symbolic_scope)
+
+
+def is_stateless() -> bool:
+    """Returns whether calls change no variable; see `is_abstract`."""
+    return function_traces.depends_on(in_stateless_scope)
+
+
+def stateless_value(variable: Any) -> Any:
+    """Returns the value that a `StatelessScope` has for a variable, or None."""
+    if not in_stateless_scope():
+        return None
+    return _get_stateless_scope().get_current_value(variable)
 
 
 @contextlib.contextmanager

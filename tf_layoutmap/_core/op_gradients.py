@@ -96,6 +96,35 @@ def register(ops: Any) -> None:
             None,
         ]
 
+    @tf.RegisterGradient("LayoutMap>ReadOpenRows")
+    def _read_open_rows_gradient(
+        op: tf.Operation,
+        gradient: tf.Tensor,
+    ) -> list[tf.IndexedSlices | None]:
+        """Returns gradients of engine, token, rows, shards and offsets.
+
+        Keys without a row have no gradient. The engine keeps the rows assigned
+        to their keys until the gradient is applied or discarded.
+        """
+        num_shards = op.get_attr("num_shards")
+        engine, token, rows = op.inputs[:3]
+        offsets = op.inputs[-1]
+        with_row = tf.where(rows >= 0)[:, 0]
+        routed = ops.route_ids(
+            ids=ops.mark_rows(
+                engine=engine, token=token, rows=tf.gather(rows, with_row)
+            ),
+            offsets=offsets,
+            placement=op.get_attr("placement").decode(),
+            table=op.get_attr("table").decode(),
+        )
+        values = tf.gather(gradient, tf.gather(with_row, routed.permutation))
+        return [
+            *[None] * 3,
+            *_by_shard(routed, values, _shard_sizes(offsets, num_shards)),
+            None,
+        ]
+
     @tf.RegisterGradient("LayoutMap>LookupShard")
     def _lookup_shard_gradient(
         op: tf.Operation,

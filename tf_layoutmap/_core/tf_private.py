@@ -57,6 +57,10 @@ is_xla_graph = _private("ops.control_flow_util", "GraphOrParentsInXlaContext")
 # function watches only the variables that the function's graph lists.
 variable_accessed = _private("ops.resource_variable_ops", "variable_accessed")
 
+# Notifies only tapes. The function that is being traced does not list the
+# variable, so an exported model does not contain it.
+tape_variable_accessed = _private("eager.tape", "variable_accessed")
+
 # Used to check whether a tape records computations on a tensor. If a tape
 # records, user code can request gradients, regardless of the layer's options.
 could_possibly_record = _private("eager.record", "could_possibly_record")
@@ -214,7 +218,8 @@ write_fingerprint = _private(
 # The type spec of a shard that is an argument of a tf.function.
 VariableSpec = _private("ops.resource_variable_ops", "VariableSpec")
 
-# Base class of the variables that have a handle in each context.
+# Base class of the variables that have a handle in each context. A variable
+# with the handle of another variable is one, too.
 BaseResourceVariable = _private(
     "ops.resource_variable_ops", "BaseResourceVariable"
 )

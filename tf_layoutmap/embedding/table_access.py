@@ -347,6 +347,50 @@ class LayerAccess:
         lookup, activations = backend.open(inputs, weights)
         return functools.partial(backend.follow, lookup), activations
 
+    @property
+    def has_row_steps(self) -> bool:
+        """Whether `open_rows` is supported."""
+        return getattr(self._state.backend, "has_row_steps", False)
+
+    def open_rows(self, inputs: Any) -> Any:
+        """Finds the rows of keys in a training step of the vocabulary.
+
+        The rows stay assigned to their keys until a gradient of the rows is
+        passed to `apply_recorded`, or is discarded.
+
+        Args:
+          inputs: Keys in the structure of the feature config, at most one per
+            sample.
+
+        Returns:
+          A `RowLookup`.
+        """
+        return self._row_backend().open_rows(inputs)
+
+    def record_gradient(self, rows: tf.Tensor) -> tf.Tensor:
+        """Records the gradient of the lookups whose rows `open_rows` returned.
+
+        Args:
+          rows: `[num_rows]` int64, rows of a sparse gradient. Empty if the
+            gradient is dense.
+
+        Returns:
+          The same rows, which identify the gradient in `apply_recorded`.
+        """
+        return self._row_backend().record_gradient(rows)
+
+    def apply_recorded(
+        self, rows: tf.Tensor, gradients: tf.Tensor, *, is_dense: bool
+    ) -> None:
+        """Applies a gradient that was computed from recorded gradients.
+
+        Args:
+          rows: `[num_rows]` int64, the row of each gradient.
+          gradients: `[num_rows, dim]` float32.
+          is_dense: Whether `rows` are all rows of the table, in order.
+        """
+        self._row_backend().apply_recorded(rows, gradients, is_dense=is_dense)
+
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
         """Looks up activations without gradients, for `is_divided` tables.
 
@@ -408,6 +452,10 @@ class LayerAccess:
     def load_variables(self):
         """Copies the values of the variables to the backend."""
         self._state.backend.load_variables()
+
+    def _row_backend(self) -> Any:
+        # Callers check `has_row_steps`.
+        return self._state.backend
 
     def _engine_backend(self) -> EngineBackend:
         return cast(EngineBackend, self._state.backend)

@@ -11,6 +11,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/row_steps.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/ids/row_groups.h"
@@ -136,7 +137,8 @@ std::vector<std::shared_ptr<const Batch>> KeyBatches::Finish() {
 }
 
 RowsInFlight FindRowsInFlight(const HostEngine& engine,
-                              const TokenSteps& tokens, int32_t table) {
+                              const TokenSteps& tokens,
+                              const RowSteps& row_steps, int32_t table) {
   RowsInFlight found;
   const EngineConfig& config = engine.config();
   const auto visit = [&](const Batch& batch) {
@@ -154,6 +156,7 @@ RowsInFlight FindRowsInFlight(const HostEngine& engine,
   };
   engine.VisitInFlight(visit);
   tokens.VisitInFlight(visit);
+  row_steps.VisitInFlight(visit);
   std::vector<int64_t>& rows = found.pinned_rows;
   std::sort(rows.begin(), rows.end());
   rows.erase(std::unique(rows.begin(), rows.end()), rows.end());

@@ -11,6 +11,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/row_steps.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/steps/engine_config.h"
@@ -83,7 +84,8 @@ struct RowsInFlight {
 };
 
 RowsInFlight FindRowsInFlight(const HostEngine& engine,
-                              const TokenSteps& tokens, int32_t table);
+                              const TokenSteps& tokens,
+                              const RowSteps& row_steps, int32_t table);
 
 }  // namespace layoutmap
 

@@ -177,6 +177,7 @@ TEST_F(KeyBatchesTest, InvalidBatchesAreRejectedByFeature) {
 TEST_F(KeyBatchesTest, RowsOfStepsInFlightAreReported) {
   Trainer trainer(config_);
   TokenSteps tokens(&trainer.engine());
+  RowSteps row_steps(&trainer.engine());
   KeyBatches batches;
   const auto enqueue = [&](bool training, int32_t step) {
     ASSERT_TRUE(Make({{{4}, {1}, {2}}, {{3}, {1}, {2}}}, &batches).ok());
@@ -191,7 +192,7 @@ TEST_F(KeyBatchesTest, RowsOfStepsInFlightAreReported) {
     }
   };
   const auto find = [&] {
-    return FindRowsInFlight(trainer.engine(), tokens, 0);
+    return FindRowsInFlight(trainer.engine(), tokens, row_steps, 0);
   };
   EXPECT_EQ(find().oldest_step, INT32_MAX);
   enqueue(true, 5);
@@ -220,8 +221,9 @@ TEST_F(KeyBatchesTest, RowsOfRunningCallsStayInUseAfterAReset) {
     Trainer trainer(config_);
     HostEngine& engine = trainer.engine();
     TokenSteps tokens(&engine);
+    RowSteps row_steps(&engine);
     const auto oldest = [&] {
-      return FindRowsInFlight(engine, tokens, 0).oldest_step;
+      return FindRowsInFlight(engine, tokens, row_steps, 0).oldest_step;
     };
     const auto made = [&](int32_t step) {
       KeyBatches batches;

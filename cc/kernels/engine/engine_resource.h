@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/engine/host_engine.h"
+#include "cc/core/engine/row_steps.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/rows/changed_rows.h"
 #include "cc/core/steps/engine_config.h"
@@ -65,11 +66,13 @@ class EngineResource : public tensorflow::ResourceBase {
       : engine_(std::move(engine)),
         vocabulary_buckets_(std::move(vocabulary_buckets)),
         tokens_(engine_.get()),
+        row_steps_(engine_.get()),
         changed_(NumRows(engine_->config())),
         buffers_(2 * engine_->config().num_replicas) {}
 
   HostEngine& engine() { return *engine_; }
   TokenSteps& tokens() { return tokens_; }
+  RowSteps& row_steps() { return row_steps_; }
   ActivationBuffers& buffers() { return buffers_; }
   ChangedRows& changed() { return changed_; }
   // Returns the number of buckets of the full vocabulary of a table, or 0 if
@@ -125,6 +128,7 @@ class EngineResource : public tensorflow::ResourceBase {
   std::unique_ptr<HostEngine> engine_;
   std::vector<int64_t> vocabulary_buckets_;
   TokenSteps tokens_;
+  RowSteps row_steps_;
   ChangedRows changed_;
   ActivationBuffers buffers_;
   SettledMemory memory_;

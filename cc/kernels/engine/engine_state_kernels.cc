@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/core/engine/row_steps.h"
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/steps/step.h"
 #include "cc/kernels/engine/engine_resource.h"
@@ -28,6 +29,7 @@ class ResetHostEngineOp : public Kernel {
     OP_REQUIRES_OK(ctx, GetEngine(ctx, &engine));
     engine->engine().Reset();
     engine->tokens().Reset();
+    engine->row_steps().Reset();
   }
 };
 
@@ -47,8 +49,9 @@ class RetireHostEngineOp : public Kernel {
     // The engine is retired before the check, so that no step can begin after
     // the check.
     engine->Retire(why);
-    if (why.empty() || !(engine->engine().HasStepsInFlight() ||
-                         engine->tokens().IsApplying())) {
+    if (why.empty() ||
+        !(engine->engine().HasStepsInFlight() ||
+          engine->tokens().IsApplying() || engine->row_steps().IsApplying())) {
       return;
     }
     engine->Retire("");
@@ -88,9 +91,14 @@ class DescribeHostEngineOp : public Kernel {
     OP_REQUIRES_OK(ctx, SetFeatureCounts(ctx, d.features));
     OP_REQUIRES_OK(ctx, SetTableCounts(ctx, d.tables));
     const TokenSteps& tokens = engine->tokens();
-    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "num_open", tokens.NumOpen()));
-    OP_REQUIRES_OK(
-        ctx, SetVector<int64_t>(ctx, "num_followed", tokens.NumFollowed()));
+    const RowSteps& row_steps = engine->row_steps();
+    std::vector<int64_t> num_open = tokens.NumOpen();
+    std::vector<int64_t> num_followed = tokens.NumFollowed();
+    // Only engines with one replica have row steps.
+    num_open[0] += row_steps.NumOpen();
+    num_followed[0] += row_steps.NumRecorded();
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "num_open", num_open));
+    OP_REQUIRES_OK(ctx, SetVector<int64_t>(ctx, "num_followed", num_followed));
   }
 
  private:

@@ -11,9 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/row_type.h"
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/marks.h"
+#include "cc/core/engine/row_steps.h"
 #include "cc/core/engine/token_steps.h"
+#include "cc/core/ids/ragged_ids.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/steps/step.h"
@@ -246,6 +250,78 @@ class ApplyFollowedOp : public GradientsOp {
   }
 };
 
+class ApplyRecordedOp : public GradientsOp {
+ public:
+  explicit ApplyRecordedOp(OpKernelConstruction* ctx) : GradientsOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dense", &is_dense_));
+  }
+
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& resource,
+                     int32_t) override {
+    const HostEngine& engine = resource.engine();
+    const EngineConfig& config = engine.config();
+    const Tensor* rows;
+    const Tensor* gradients;
+    TF_RETURN_IF_ERROR(GetInput(ctx, "rows", 1, &rows));
+    TF_RETURN_IF_ERROR(GetInput(ctx, "gradients", 2, &gradients));
+    TF_RETURN_IF_ERROR(CheckInputs(config, *rows, *gradients));
+    HostEngine::Step update;
+    TF_RETURN_IF_ERROR(
+        ReadHyperparameters(ctx, config, &update.hyperparameters));
+    FeatureInput<int64_t> input;
+    input.form = Form::kDense;
+    input.ids = View<int64_t>(*rows);
+    input.num_samples = input.ids.size();
+    std::shared_ptr<const Batch> batch;
+    TF_RETURN_IF_ERROR(
+        ToTf(engine.MakeBatch(std::vector<FeatureInput<int64_t>>{input},
+                              TfParallelFor(ctx), &batch)));
+    update.batches = {batch};
+    BatchGradients of_rows;
+    of_rows.features = {View<float>(*gradients)};
+    update.gradients = {of_rows};
+    RowSteps::Gradient gradient;
+    gradient.rows = input.ids;
+    gradient.values = of_rows.features[0];
+    gradient.is_dense = is_dense_;
+    RowSteps& steps = resource.row_steps();
+    std::vector<int64_t> records;
+    TF_RETURN_IF_ERROR(ToTf(steps.BeginApply(gradient, &records)));
+    return RunAndFinish(
+        [&] {
+          PrepareTables(config, update.batches, TfParallelFor(ctx),
+                        &update.tables);
+          return RunUpdate(ctx, resource, update);
+        },
+        [&](bool updated) {
+          steps.FinishApply(records, update.tables, updated);
+        });
+  }
+
+ private:
+  absl::Status CheckInputs(const EngineConfig& config, const Tensor& rows,
+                           const Tensor& gradients) const {
+    if (config.tables.size() != 1 || config.features.size() != 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The engine must have one table and one feature. Received: ",
+          config.tables.size(), " tables and ", config.features.size(),
+          " features"));
+    }
+    const TableSpec& table = config.tables[0];
+    if (gradients.dim_size(1) != table.dim ||
+        gradients.dim_size(0) != rows.NumElements() ||
+        (is_dense_ && rows.NumElements() != table.partition.num_rows())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "The gradient of table '", table.name, "' must have shape [",
+          is_dense_ ? table.partition.num_rows() : rows.NumElements(), ", ",
+          table.dim, "]. Received: shape ", gradients.shape().DebugString()));
+    }
+    return absl::OkStatus();
+  }
+
+  bool is_dense_;
+};
+
 class LandUpdateOp : public GradientsOp {
  public:
   explicit LandUpdateOp(OpKernelConstruction* ctx) : GradientsOp(ctx) {
@@ -310,9 +386,9 @@ class ReadMarksOp : public Kernel {
     OP_REQUIRES_OK(ctx, CheckSize("marks", *marks, kMarkSize));
     OP_REQUIRES_OK(ctx, ctx->input_list("issued", &tensors));
     OP_REQUIRES(ctx, static_cast<int>(numbers_.size()) == tensors.size(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`numbers` must have ", tensors.size(),
-                    " values. Received: ", numbers_.size())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("`numbers` must have ", tensors.size(),
+                                 " values. Received: ", numbers_.size())));
     std::vector<Mark> values(tensors.size());
     std::vector<IssuedMark> issued;
     for (int i = 0; i < tensors.size(); ++i) {
@@ -344,6 +420,7 @@ LM_REGISTER_KERNEL("IssueMark", IssueMarkOp);
 LM_REGISTER_KERNEL("ReadMarks", ReadMarksOp);
 LM_REGISTER_KERNEL("FollowStep", FollowStepOp);
 LM_REGISTER_KERNEL("ApplyFollowed", ApplyFollowedOp);
+LM_REGISTER_KERNEL("ApplyRecorded", ApplyRecordedOp);
 LM_REGISTER_KERNEL("LandUpdate", LandUpdateOp);
 
 }  // namespace

@@ -286,8 +286,8 @@ class KeysOp : public Kernel {
         }
       }
       TF_RETURN_IF_ERROR(table.vocabulary.NextStep(&table.step.number));
-      RowsInFlight in_flight =
-          FindRowsInFlightOf(resource.engine(), resource.tokens(), sharing);
+      RowsInFlight in_flight = FindRowsInFlightOf(
+          resource.engine(), resource.tokens(), resource.row_steps(), sharing);
       table.pinned_rows = std::move(in_flight.pinned_rows);
       for (int64_t& row : table.pinned_rows) {
         row += table.vocabulary.buckets().first_row();

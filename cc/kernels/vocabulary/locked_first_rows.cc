@@ -59,10 +59,12 @@ absl::Status LockFirstSlots(tensorflow::OpKernelContext* ctx,
 
 RowsInFlight FindRowsInFlightOf(const HostEngine& engine,
                                 const TokenSteps& tokens,
+                                const RowSteps& row_steps,
                                 const std::vector<int32_t>& tables) {
   RowsInFlight found;
   for (const int32_t table : tables) {
-    const RowsInFlight here = FindRowsInFlight(engine, tokens, table);
+    const RowsInFlight here =
+        FindRowsInFlight(engine, tokens, row_steps, table);
     found.oldest_step = std::min(found.oldest_step, here.oldest_step);
     found.pinned_rows.insert(found.pinned_rows.end(), here.pinned_rows.begin(),
                              here.pinned_rows.end());

@@ -39,6 +39,7 @@ absl::Status LockFirstSlots(tensorflow::OpKernelContext* ctx,
 // Returns the rows in flight of all tables that share a vocabulary.
 RowsInFlight FindRowsInFlightOf(const HostEngine& engine,
                                 const TokenSteps& tokens,
+                                const RowSteps& row_steps,
                                 const std::vector<int32_t>& tables);
 
 }  // namespace layoutmap

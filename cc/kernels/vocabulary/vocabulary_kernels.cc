@@ -175,8 +175,8 @@ class EvictKeysOp : public Kernel {
                      Span<const int64_t> keys,
                      std::vector<KeyOfRow>* evicted) const {
     const HeldBuckets& buckets = vocabulary.buckets();
-    RowsInFlight in_flight =
-        FindRowsInFlightOf(resource.engine(), resource.tokens(), sharing);
+    RowsInFlight in_flight = FindRowsInFlightOf(
+        resource.engine(), resource.tokens(), resource.row_steps(), sharing);
     for (int64_t& row : in_flight.pinned_rows) row += buckets.first_row();
     VocabularyStep step;
     TF_RETURN_IF_ERROR(vocabulary.NextStep(&step.number));

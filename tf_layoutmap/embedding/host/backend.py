@@ -596,6 +596,36 @@ class HostBackend:
             self._spec.tables, is_first=self._replicas.is_first_here(replica)
         )
 
+    @property
+    def has_row_steps(self) -> bool:
+        """Whether lookups can return the rows of keys; see `open_rows`."""
+        return (
+            not self._is_pipelined
+            and not self._replicas.has_processes
+            and self._replicas.num_replicas == 1
+        )
+
+    def open_rows(self, features: Any) -> host_engine.RowLookup:
+        """Opens a lookup whose gradients the caller holds."""
+        # The reader unpacks packed batches of keys.
+        inputs: Any = self._reader.read_features(features, None)
+        return self._started.open_rows(inputs)
+
+    def record_gradient(self, rows: tf.Tensor) -> tf.Tensor:
+        """Records the gradient of open lookups; see `HostEngine`."""
+        return self._started.record_gradient(rows)
+
+    def apply_recorded(
+        self, rows: tf.Tensor, gradients: tf.Tensor, *, is_dense: bool
+    ) -> None:
+        """Applies a gradient of recorded gradients; see `HostEngine`."""
+        self._started.apply_recorded(
+            rows,
+            gradients,
+            step_gradients.hyperparameters(self._spec.tables),
+            is_dense=is_dense,
+        )
+
     def flush(self) -> None:
         """Applies the pending pipelined update, if any."""
         if self._is_pipelined and self.engine is not None:

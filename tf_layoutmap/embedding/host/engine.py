@@ -245,6 +245,21 @@ class OpenLookup(NamedTuple):
     tokens: dict[int, tf.Tensor]
 
 
+class RowLookup(NamedTuple):
+    """An open lookup whose gradients the caller holds.
+
+    Attributes:
+      engine: Handle of the engine, as a tensor in the graph of the lookup.
+      token: Scalar int64 token.
+      rows: `[num_samples]` int64, the row of each sample. -1 if the sample has
+        no key, or if its key has no row.
+    """
+
+    engine: tf.Tensor
+    token: tf.Tensor
+    rows: tf.Tensor
+
+
 class HostEngine:
     """The host engine of one embedding, with its steps in flight.
 
@@ -453,10 +468,7 @@ class HostEngine:
             are rows of keys, the vocabulary step in which the keys got their
             rows, otherwise 0.
         """
-        engine = self._handle
-        graph = tf.compat.v1.get_default_graph()
-        if not tf.executing_eagerly() and hasattr(graph, "capture"):
-            engine = graph.capture(engine)
+        engine = self._captured_handle()
         arguments = {"engine": engine, "replica": tf.cast(replica, tf.int32)}
         with tf.device(self._handle.device):
             # If all tables have closed vocabularies, the batch can be packed.
@@ -480,6 +492,76 @@ class HostEngine:
                     else vocabulary_steps,
                 )
         return OpenLookup(engine, {replica: token})
+
+    def _captured_handle(self) -> tf.Tensor:
+        """Returns the handle as a tensor in the current graph."""
+        graph = tf.compat.v1.get_default_graph()
+        if not tf.executing_eagerly() and hasattr(graph, "capture"):
+            return graph.capture(self._handle)
+        return self._handle
+
+    def open_rows(
+        self, features: Sequence[embedding_inputs.FeatureIds]
+    ) -> RowLookup:
+        """Opens a lookup whose gradients the caller holds.
+
+        The rows of the lookup stay assigned to their keys until the gradient is
+        applied or discarded. The engine must have one replica and one feature.
+
+        Args:
+          features: Batch with at most one key per sample.
+        """
+        engine = self._captured_handle()
+        with tf.device(self._handle.device):
+            token, rows, evicted = ops.open_rows(
+                engine=engine,
+                **batch_inputs(features, of_keys=True),
+                **self._keys.arguments(features),
+            )
+            self._keys.report_evicted(engine, evicted)
+            self._keys.keep_strings(features, True)
+        return RowLookup(engine, token, rows)
+
+    def record_gradient(self, rows: tf.Tensor) -> tf.Tensor:
+        """Records the gradient of open lookups.
+
+        Args:
+          rows: `[num_rows]` int64, rows of a sparse gradient. Empty if the
+            gradient is dense.
+
+        Returns:
+          The same rows, which identify the gradient in `apply_recorded`.
+        """
+        with tf.device(self._handle.device):
+            return ops.record_gradient(engine=self._handle, rows=rows)
+
+    def apply_recorded(
+        self,
+        rows: tf.Tensor,
+        gradients: tf.Tensor,
+        hyperparameters: Sequence[tf.Tensor],
+        *,
+        is_dense: bool,
+    ):
+        """Applies a gradient that was computed from recorded gradients.
+
+        Args:
+          rows: `[num_rows]` int64, the row of each gradient.
+          gradients: `[num_rows, dim]` float32. The gradients of equal rows are
+            summed.
+          hyperparameters: As for `apply`.
+          is_dense: Whether `rows` are all rows of the table, in order.
+        """
+        with tf.device(self._handle.device):
+            ops.apply_recorded(
+                engine=self._handle,
+                replica=tf.constant(0),
+                rows=rows,
+                gradients=gradients,
+                hyperparameters=list(hyperparameters),
+                dense=is_dense,
+                **self._variables_to_update(),
+            )
 
     def look_up(self, replica: int, lookup: OpenLookup) -> list[tf.Tensor]:
         """Returns the activations of an open lookup, one per feature."""

@@ -14,10 +14,17 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
+from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.base import steps, tables, weight_files
+from tf_layoutmap.layers.base import (
+    row_gradients,
+    steps,
+    tables,
+    weight_files,
+)
+from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.vocabulary import (
     evicted,
     first_values,
@@ -39,6 +46,7 @@ class KeyTable:
 
     Attributes:
       embedding: The `tlm.TPUEmbedding` that holds the table.
+      access: Access to `embedding`.
       layer_name: Name of the layer.
       table_names: Empty, because the layer itself is the only table.
     """
@@ -73,6 +81,7 @@ class KeyTable:
         self.layer_name = layer
         self.table_names: list[str] = []
         self._is_built = False
+        self._open_rows: row_gradients.OpenRows | None = None
         self._dim = dim
         self._optimizer = optimizer
         self._mask_zero = mask_zero
@@ -103,13 +112,31 @@ class KeyTable:
             partitioner=partition.FixedShardsPartitioner(num_shards),
             vocabularies={_TABLE: own_settings},
         )
-        self._access = LayerAccess(self.embedding)
+        self.access = LayerAccess(self.embedding)
         self._config = table
 
-    def build(self) -> None:
-        """Creates the variables of the table."""
+    def build(
+        self,
+        row_class: type[row_gradients.OpenRows] | None = row_gradients.OpenRows,
+    ) -> None:
+        """Creates the variables of the table.
+
+        Args:
+          row_class: Class of `open_rows`. None: the gradient of the table is
+            always a mark.
+        """
         self.embedding.build()
         self._is_built = True
+        if row_class is not None and self.access.has_row_steps:
+            self._open_rows = row_class.of_table(self)
+
+    @property
+    def open_rows(self) -> Any:
+        """The rows as a source of gradients. None: gradients are marks."""
+        found = self._open_rows
+        if found is not None:
+            found.update_rows()
+        return found
 
     @property
     def settings(self) -> OpenVocabulary:
@@ -166,12 +193,27 @@ class KeyTable:
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
+        open_rows = self.open_rows
+        if open_rows is not None:
+            if not (is_trained and open_rows.is_recorded()):
+                return self.rows_of(keys)
+            self.access.check_can_train(self.layer_name)
+            return self._shaped_like(
+                keys, open_rows.look_up(self._samples(keys))
+            )
         if not is_trained or not steps.may_be_recorded(
             marks_variable, None, adds_keys=True
         ):
             return self.rows_of(keys)
-        self._access.check_can_train(self.layer_name)
-        record_gradients, found = self._access.open(self._samples(keys), None)
+        if routing_checks.in_vectorized_map():
+            # TensorFlow would drop the gradient function of the mark.
+            raise NotImplementedError(
+                "With several replicas or over servers, a table with an open "
+                "vocabulary cannot be trained in `tf.vectorized_map`; call the "
+                f"layer with all keys. Received: layer {self.layer_name!r}."
+            )
+        self.access.check_can_train(self.layer_name)
+        record_gradients, found = self.access.open(self._samples(keys), None)
         (rows,) = steps.connect_mark(
             record_gradients,
             tf.convert_to_tensor(marks_variable),
@@ -186,6 +228,24 @@ class KeyTable:
         tables.watch_table(self.embedding)
         return self._shaped_like(keys, self.embedding(ids))
 
+    def rows_in(
+        self, table: Any, keys: tf.Tensor | stored_keys.StoredKeys
+    ) -> tf.Tensor:
+        """Returns the rows of keys in another table, and adds no key.
+
+        Args:
+          table: `[num_rows, dim]`, a table with the rows of this table.
+          keys: Keys of any shape, int64, strings or `StoredKeys`.
+        """
+        rows = serving_embedding_lookup(
+            self._samples(keys),
+            None,
+            {self._config: table},
+            self.access.feature_config,
+            vocabularies=self.embedding.vocabularies,
+        )
+        return self._shaped_like(keys, rows)
+
     def open(self, keys: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Runs a training step of the vocabulary without a gradient tape.
 
@@ -196,10 +256,8 @@ class KeyTable:
           The rows, and a function that stores the gradients of the rows and
           returns their mark.
         """
-        self._access.check_can_train(self.layer_name)
-        record_gradients, (found,) = self._access.open(
-            self._samples(keys), None
-        )
+        self.access.check_can_train(self.layer_name)
+        record_gradients, (found,) = self.access.open(self._samples(keys), None)
 
         def store_gradients(gradients: tf.Tensor) -> tf.Tensor:
             return record_gradients([tf.reshape(gradients, [-1, self._dim])])
@@ -239,21 +297,29 @@ class KeyTable:
     @property
     def mark_shape(self) -> tuple[int, ...]:
         """Shape of the mark weight."""
-        return self._access.mark_shape
+        return self.access.mark_shape
 
     @property
     def variable_device(self) -> str:
         """Device of the mark weight."""
-        return self._access.variable_device
+        return self.access.variable_device
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas of each step."""
-        return self._access.num_replicas
+        return self.access.num_replicas
 
-    def apply(self, sum_of_marks: tf.Tensor) -> None:
-        """Applies the gradients of the lookups that the marks identify."""
-        self._access.apply_marks(sum_of_marks)
+    def apply(self, sum_of_marks: Any) -> None:
+        """Applies the gradients of the lookups that the marks identify.
+
+        Args:
+          sum_of_marks: Sum of marks, or the gradient of `open_rows`.
+        """
+        open_rows = self.open_rows
+        if open_rows is None:
+            self.access.apply_marks(sum_of_marks)
+        else:
+            open_rows.apply_to_rows(sum_of_marks)
         if self.num_replicas == 1:
             self._optimizer.iterations.assign_add(1)
             return

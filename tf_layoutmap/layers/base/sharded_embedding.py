@@ -515,6 +515,9 @@ class EmbeddingCore(LayerBase):
                 self.compute_dtype,
             )
         ids = self._ids(inputs)
+        passed = self._passed_table()
+        if passed is not None:
+            return tf.cast(self._rows_in(passed, ids), self.compute_dtype)
         if self._key_table is not None:
             return self._rows_of_keys(ids)
         placeholder = placeholders.placeholder_of(self)
@@ -526,10 +529,37 @@ class EmbeddingCore(LayerBase):
         assert self._key_table is not None
         return tf.cast(
             self._key_table.look_up(
-                keys, self._marks_variable(), is_trained=self.trainable
+                keys,
+                self._marks_variable(),
+                is_trained=self.trainable and not self._is_stateless(),
             ),
             self.compute_dtype,
         )
+
+    def _passed_table(self) -> list[Any] | None:
+        """Returns the shards of the table that a stateless call passes.
+
+        None if the call uses the table of the layer.
+        """
+        return None
+
+    def _is_stateless(self) -> bool:
+        """Whether the current call must not change the layer."""
+        return False
+
+    def _rows_in(self, shards: list[Any], ids: Any) -> tf.Tensor:
+        """Returns the rows of `ids` in a table that a call passes."""
+        if self._key_table is not None:
+            (table,) = shards
+            return self._key_table.rows_in(table, ids)
+        if self.optimizer and self.embeddings_regularizer is not None:
+            distinct, _ = tf.unique(tf.reshape(ids, [-1]))
+            self.add_loss(
+                self.embeddings_regularizer(
+                    tables.stock_gather(shards, distinct, self.name)
+                )
+            )
+        return tables.stock_gather(shards, ids, self.name)
 
     def _is_traced_for_shapes(self) -> bool:
         """Whether only the shape of the call's result is used."""

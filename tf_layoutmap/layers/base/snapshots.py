@@ -26,19 +26,27 @@ class _MarksWithTables(np.ndarray):
     tables: dict[str, np.ndarray] | None = None
 
 
-def marks_with_tables(one: StepCommitHook) -> np.ndarray:
-    """Returns zeros of `mark_shape` that hold a copy of the tables.
+def marks_with_tables(
+    one: StepCommitHook, value: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns the value of a weight, which holds a copy of the tables.
 
     If this process cannot copy the tables, the result holds no copy.
+
+    Args:
+      one: The tables.
+      value: Value of the weight. By default, zeros of `mark_shape`.
     """
+    if value is None:
+        value = np.zeros(one.mark_shape, np.float32)
     if not one.has_copies:
-        return np.zeros(one.mark_shape, np.float32)
+        return value
     store: dict[str, Any] = {}
     one.save(store)
     # The array owns its memory. A view of the array, such as the result of
     # `np.asarray`, therefore has the array as its base.
-    marks = _MarksWithTables(one.mark_shape, np.float32)
-    marks.fill(0.0)
+    marks = _MarksWithTables(value.shape, np.float32)
+    marks[...] = value
     marks.tables = {key: np.array(value) for key, value in store.items()}
     return marks
 

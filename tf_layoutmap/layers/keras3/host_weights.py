@@ -84,6 +84,9 @@ class TableWeight(TrainsItself, keras.Variable):
 
     @property
     def value(self):
+        passed = keras_private.stateless_value(self)
+        if passed is not None:
+            return passed
         # The planner passes a placeholder.
         if self._value is None or backend_ops.is_planning.get():
             return super().value

@@ -134,6 +134,9 @@ class TakesGradients:
         """Returns the error message for a step without a gradient."""
         raise NotImplementedError
 
+    def check_accumulation(self, optimizer: Any) -> None:
+        """Raises an error if accumulated gradients are not supported."""
+
 
 class TrainsItself(TakesGradients):
     """A mixin for a `keras.Variable` that a `RowOptimizer` trains.
@@ -163,6 +166,7 @@ class TrainsItself(TakesGradients):
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
             return self._write(value)
+        check_not_stateless(self.path)
         scale = optimizer.loss_scale_factor
         self._optimizer.update(unscaled(value, scale))
         return value
@@ -222,6 +226,16 @@ class TrainsItself(TakesGradients):
         if step is None or not isinstance(self._optimizer, FollowsModel):
             return contextlib.nullcontext()
         return self._optimizer.applying(step)
+
+
+def check_not_stateless(path: str) -> None:
+    """Raises an error in a `StatelessScope`, which must change no variable."""
+    if keras_private.in_stateless_scope():
+        raise NotImplementedError(
+            "An optimizer must not be applied in a keras.StatelessScope if a "
+            "table trains itself, because the table is updated in place; apply "
+            f"the gradients outside of the scope. Received: weight {path!r}."
+        )
 
 
 def unscaled(gradient: Any, scale: float | None) -> Any:
@@ -288,7 +302,7 @@ def add_variable(
     **kwargs: Any,
 ) -> Any:
     """Creates a scalar instead of a gradient accumulator for a table."""
-    if not isinstance(reference_variable, TrainsItself):
+    if not isinstance(reference_variable, TakesGradients):
         return original(optimizer, reference_variable, *args, **kwargs)
     # Optimizers require one variable per weight. This variable is never used.
     return optimizer.add_variable((), name="unused")
@@ -329,8 +343,10 @@ def overwrite_or_accumulate(
             if isinstance(variable, TrainsItself):
                 with variable.applying(step):
                     variable.accumulate(gradient, steps, is_last, position)
-            else:
-                rest.append((gradient, variable))
+                continue
+            if isinstance(variable, TakesGradients):
+                variable.check_accumulation(optimizer)
+            rest.append((gradient, variable))
         grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     return original(optimizer, grads, trainable_variables)
 

@@ -35,6 +35,7 @@ from tf_layoutmap.layers.keras3 import (
     process_fit,
 )
 from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
+from tf_layoutmap.layers.keras3.key_table_weight import KeyTableWeight
 from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
@@ -225,7 +226,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         context, owner, _ = mesh_context.context_of_new_variable()
         if context is None:
             table.build()
-            self._marks = StepWeight(table)
+            self._marks = (
+                StepWeight(table)
+                if table.open_rows is None
+                else KeyTableWeight(table)
+            )
             return
         if context.mesh.num_local_devices() < context.mesh.size:
             raise NotImplementedError(
@@ -236,7 +241,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         with mesh_context.activated(None), tf.device(tables.HOST):
-            table.build()
+            table.build(None)
         keys = self._mesh_keys = MeshKeys(table)
         self._marks = mesh_keys.MeshStepWeight(keys, context, owner)
 
@@ -349,7 +354,28 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return self.path or self.name
 
     def _is_abstract(self) -> bool:
-        return keras_private.is_abstract()
+        return keras_private.is_symbolic()
+
+    def _is_stateless(self) -> bool:
+        return keras_private.is_stateless()
+
+    def _passed_table(self) -> list[Any] | None:
+        if not keras_private.is_stateless():
+            return None
+        weights: list[Any] = (
+            [self._marks]
+            if self._key_table is not None
+            else [self._embeddings]
+            if self.optimizer or self._is_on_mesh
+            else self._shard_weights
+        )
+        passed = [keras_private.stateless_value(one) for one in weights]
+        if all(one is None for one in passed):
+            return None
+        return [
+            weight.value if one is None else one
+            for weight, one in zip(weights, passed)
+        ]
 
     def _marks_variable(self) -> tf.Variable:
         return self._marks.value
@@ -404,6 +430,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 f"{self.name!r})."
             )
         ids = self._ids(ids)
+        passed = self._passed_table()
+        if passed is not None:
+            return tf.cast(self._rows_in(passed, ids), self.compute_dtype)
         placeholder = placeholders.placeholder_of(self)
         if placeholder is not None:
             return tf.cast(placeholder(ids), self.compute_dtype)

@@ -22,7 +22,11 @@ from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.keras3 import process_fit
-from tf_layoutmap.layers.keras3.row_optimizer import TakesGradients
+from tf_layoutmap.layers.keras3.row_optimizer import (
+    TakesGradients,
+    check_not_stateless,
+    unscaled,
+)
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
@@ -37,7 +41,7 @@ class StepWeight(TakesGradients, keras.Variable):
     applies the step to the tables.
     """
 
-    def __init__(self, steps: StepCommitHook):
+    def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
         """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
         # An initializer is passed instead of a value, because Keras creates the
@@ -45,7 +49,7 @@ class StepWeight(TakesGradients, keras.Variable):
         super().__init__(
             keras.initializers.Zeros(),
             shape=steps.mark_shape,
-            name="marks",
+            name=name,
             dtype="float32",
             autocast=False,
         )
@@ -91,6 +95,14 @@ class StepWeight(TakesGradients, keras.Variable):
                 )
             self._steps.load(copied)
             return value
+        self.check_accumulation(optimizer)
+        check_not_stateless(self.path)
+        scale = optimizer.loss_scale_factor
+        self._steps.apply(unscaled(value, scale))
+        return value
+
+    def check_accumulation(self, optimizer: Any) -> None:
+        """Raises an error if the optimizer accumulates gradients."""
         steps = getattr(optimizer, "gradient_accumulation_steps", None)
         if steps:
             raise ValueError(
@@ -99,9 +111,6 @@ class StepWeight(TakesGradients, keras.Variable):
                 f"Received: gradient_accumulation_steps={steps} (layer "
                 f"{self._steps.layer_name!r})."
             )
-        scale = optimizer.loss_scale_factor
-        self._steps.apply(value if scale is None else value / scale)
-        return value
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         # The saved value of this weight is always zero. The value is not

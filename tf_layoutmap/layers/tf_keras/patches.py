@@ -203,8 +203,7 @@ def legacy_create(
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
     """Raises an error if a legacy .h5 file would omit tables of a layer."""
-    weights = original(layer)
-    for one in weights:
+    for one in layer.weights:
         missing = (
             one.unlisted_tables() if isinstance(one, SelfTrained) else None
         )
@@ -215,7 +214,7 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
                 "or .keras if it is not sharded over processes. Received: "
                 f"layer {layer.name!r}."
             )
-    return weights
+    return original(layer)
 
 
 def _without_self_trained(variables: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -17,6 +18,8 @@ from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
+    row_gradients,
+    snapshots,
     sparse_ids,
     steps,
     tables,
@@ -87,6 +90,63 @@ class TrainedTable(SelfTrained, ShardedVariable):
         self.apply_gradient(gradient)
 
 
+class OpenTable(SelfTrained, row_gradients.OpenRows):
+    """A table with an open vocabulary, whose gradient contains its rows."""
+
+    # tf_keras reads this attribute of every weight.
+    constraint = None
+
+    _table: key_table.KeyTable
+
+    @classmethod
+    def of_table(cls, table: Any) -> OpenTable:
+        """Creates the weight of a built table."""
+        patches.ensure("tf_keras_self_training")
+        found = super().of_table(table)
+        # The method `compile` of tf_keras reads this attribute of every weight.
+        found._distribute_strategy = strategy_in_scope()
+        return found
+
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
+        return steps.missing_gradient_message(
+            self._table.layer_name, self._table.table_names
+        )
+
+    def unlisted_tables(self) -> str:
+        """Returns why the keys of the table are not weights."""
+        return "with an open vocabulary"
+
+    def apply_gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
+        """Applies a step to the table.
+
+        The model's optimizer calls this method.
+        """
+        self._table.apply(gradient)
+
+    def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
+        """Applies a step to the table, in the same way as `apply_gradient`."""
+        del optimizer
+        self.apply_gradient(gradient)
+
+    def numpy(self, **kwargs: Any) -> np.ndarray:
+        """Returns the rows, with a copy of the keys, for `get_weights`."""
+        return snapshots.marks_with_tables(self._table, super().numpy(**kwargs))
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Restores the table from the copy that an array holds.
+
+        Raises:
+          RuntimeError: If the array is not a result of `numpy`.
+        """
+        del args, kwargs
+        copied = snapshots.tables_in(value)
+        if copied is None:
+            raise RuntimeError(steps.set_weights_error(self._table.layer_name))
+        self._table.load(copied)
+        return self
+
+
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")
 class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     """Looks up ids in a sharded table, like `tf_keras.layers.Embedding`.
@@ -154,8 +214,15 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             )
         if self._key_table is not None:
             with tf.init_scope():
-                self._key_table.build()
-                self._marks = StepVariable.create(self._key_table)
+                self._key_table.build(row_class=OpenTable)
+                marks = StepVariable.create(self._key_table)
+            if self._key_table.open_rows is None:
+                self._marks = marks
+            else:
+                # Checkpoints of earlier versions contain a mark weight.
+                self.__dict__["_marks"] = marks
+                self._track_trackable(marks, "_marks")
+                self._trainable_weights.append(self._key_table.open_rows)
             super().build(input_shape)
             return
         table = self._make_table()

@@ -1,0 +1,138 @@
+// Stores lookups of keys whose gradients the caller holds. The gradients of
+// TokenSteps are stored by the engine instead.
+//
+//   Open        keys -> token                a lookup, possibly without
+//   gradient Mark        token                        its gradient is being
+//   computed Record      rows of a gradient           the gradient of the
+//   marked lookups BeginApply  gradient -> its records      a step of an
+//   optimizer
+//
+// The caller may apply any operation to a gradient between `Record` and
+// `BeginApply`. The rows of a lookup stay assigned to their keys until the
+// gradient is applied or discarded. `BeginApply` finds the lookups of a
+// gradient by the memory of its rows. If the caller has computed new rows, for
+// example because it added several gradients, `BeginApply` compares the rows
+// with the rows of all recorded gradients.
+
+#ifndef TF_LAYOUTMAP_CORE_ENGINE_ROW_STEPS_H_
+#define TF_LAYOUTMAP_CORE_ENGINE_ROW_STEPS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cc/core/base/status.h"
+#include "cc/core/base/views.h"
+#include "cc/core/engine/host_engine.h"
+#include "cc/core/steps/step.h"
+
+namespace layoutmap {
+
+class RowSteps {
+ public:
+  // Maximum number of open lookups, and maximum number of recorded gradients
+  // that wait for an update.
+  static constexpr int64_t kMaxOpen = 64;
+  // An update of a lookup discards all lookups that are more than `kKeptBehind`
+  // lookups older, and their gradients.
+  static constexpr int64_t kKeptBehind = 8;
+
+  // The rows of a recorded gradient.
+  struct RecordedRows {
+    Span<const int64_t> rows;
+    // Owns the memory of `rows`. Returns whether another object uses this
+    // memory, too.
+    std::function<bool()> is_shared;
+  };
+
+  // A gradient of the table.
+  struct Gradient {
+    // The row of each gradient row. If `is_dense`, all rows of the table.
+    Span<const int64_t> rows;
+    // [rows.size(), dim].
+    Span<const float> values;
+    bool is_dense = false;
+  };
+
+  // The lookups and updates are added to the counts of `engine`, which must
+  // outlive this object and have one table and one replica.
+  explicit RowSteps(HostEngine* engine) : engine_(engine) {}
+
+  // Stores a checked batch and returns its token, which is larger than all
+  // earlier tokens.
+  Status Open(std::shared_ptr<const Batch> batch, int64_t* token);
+
+  // Removes the newest lookup, as if it had not been opened. Returns an error
+  // if a newer lookup was opened, or if an update has discarded this lookup.
+  Status TakeBack(int64_t token);
+
+  // Marks a lookup whose gradient is being computed.
+  Status Mark(int64_t token);
+
+  // Stores the rows of the gradient of all lookups that were marked since the
+  // last call.
+  void Record(RecordedRows rows);
+
+  // Finds the records that a gradient was computed from. If the gradient was
+  // applied already, or if rows that it contains may belong to other keys by
+  // now, returns an error. The caller must then run the update and call
+  // `FinishApply`.
+  Status BeginApply(const Gradient& gradient, std::vector<int64_t>* records);
+  void FinishApply(const std::vector<int64_t>& records,
+                   const std::vector<TableStep>& tables, bool updated);
+
+  // Calls `visit(batch)` for the batches of all lookups whose rows must stay
+  // assigned to their keys.
+  void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
+
+  // Discards all lookups and gradients.
+  void Reset();
+
+  // Returns whether an update is running.
+  bool IsApplying() const;
+  // These functions return the number of open lookups, and the number of
+  // gradients that wait for an update.
+  int64_t NumOpen() const;
+  int64_t NumRecorded() const;
+
+ private:
+  using Lookups = std::map<int64_t, std::shared_ptr<const Batch>>;
+
+  struct RecordedGradient {
+    RecordedRows rows;
+    // The lookups of the gradient, by token. Empty after the gradient was
+    // applied or discarded.
+    Lookups lookups;
+    bool is_waiting = true;
+    bool is_applied = false;
+  };
+
+  Status FindLocked(int64_t token, std::shared_ptr<const Batch>* batch) const;
+  Status Expired(const std::string& what) const;
+  Status FindRecords(const Gradient& gradient,
+                     std::vector<int64_t>* records) const;
+  // Stops the wait of a gradient for its update.
+  void Finish(RecordedGradient* record, bool is_applied);
+  // Removes records whose rows no other object uses any more.
+  void RemoveUnused();
+
+  HostEngine* const engine_;
+  // Guards the members below.
+  mutable std::mutex mutex_;
+  int64_t next_token_ = 1;
+  Lookups open_;
+  Lookups marked_;
+  int64_t next_record_ = 0;
+  std::map<int64_t, RecordedGradient> records_;
+  int64_t num_applying_ = 0;
+  // The batches of running updates.
+  mutable BatchesInUse in_use_;
+};
+
+}  // namespace layoutmap
+
+#endif  // TF_LAYOUTMAP_CORE_ENGINE_ROW_STEPS_H_
