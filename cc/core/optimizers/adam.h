@@ -30,7 +30,8 @@ struct Adam {
 
   template <typename V>
   void operator()(V g, V* p, V* slots) const {
-    (*this)(g, g * g, p, slots);
+    const V squares = g * g;
+    (*this)(g, squares, p, slots);
   }
 
   // `squares` replaces g^2 in a rule that squares each gradient of a row.

@@ -105,8 +105,7 @@ Status CheckHyperparameters(Optimizer optimizer, const std::string& table,
   }
   const bool is_ftrl =
       optimizer == Optimizer::kFtrl || optimizer == Optimizer::kFtrlPerId;
-  if (is_ftrl && rate == 0 &&
-      hyperparameters[kFtrlMultiplyLinearByLr] == 0) {
+  if (is_ftrl && rate == 0 && hyperparameters[kFtrlMultiplyLinearByLr] == 0) {
     return InvalidArgument(where +
                            "FTRL divides by the learning rate, which must be "
                            "above 0 unless multiply_linear_by_learning_rate "
