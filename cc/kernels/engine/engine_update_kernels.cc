@@ -310,9 +310,9 @@ class ReadMarksOp : public Kernel {
     OP_REQUIRES_OK(ctx, CheckSize("marks", *marks, kMarkSize));
     OP_REQUIRES_OK(ctx, ctx->input_list("issued", &tensors));
     OP_REQUIRES(ctx, static_cast<int>(numbers_.size()) == tensors.size(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "`numbers` must have ", tensors.size(),
-                    " values. Received: ", numbers_.size())));
+                absl::InvalidArgumentError(
+                    absl::StrCat("`numbers` must have ", tensors.size(),
+                                 " values. Received: ", numbers_.size())));
     std::vector<Mark> values(tensors.size());
     std::vector<IssuedMark> issued;
     for (int i = 0; i < tensors.size(); ++i) {
