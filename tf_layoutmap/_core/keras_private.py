@@ -345,7 +345,7 @@ def is_abstract() -> bool:
 
 
 def is_symbolic() -> bool:
-    """Returns whether a symbolic call computes only shapes; see `is_abstract`."""
+    """Returns whether a symbolic call infers shapes; see `is_abstract`."""
     return function_traces.depends_on(in_symbolic_scope)
 
 

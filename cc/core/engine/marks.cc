@@ -75,8 +75,8 @@ Identity IdentityValues(int64_t number) {
       const uint64_t pair = (bits >> (32 + shift)) & 1 ? 1 : 2;
       mantissa = (mantissa & ~(uint64_t{3} << shift)) | pair << shift;
     }
-    const double value = std::ldexp(1.0 + std::ldexp(mantissa, -23),
-                                    kExponents[i]);
+    const double value =
+        std::ldexp(1.0 + std::ldexp(mantissa, -23), kExponents[i]);
     // Each identity has positive and negative values.
     values[i] = i == 1 || bits >> 63 ? -value : value;
   }
@@ -160,8 +160,8 @@ Mark IssueMark(Span<const int64_t> numbers, Span<const float> coordinates) {
   // The last coordinate is corrected, so that the norm of the mark is exact.
   float& last = mark[CoordinateOf(number)];
   if (!std::isfinite(square)) return mark;
-  const double rest = numbers.size() > 1 ? static_cast<double>(last) * last
-                                         : norm * norm;
+  const double rest =
+      numbers.size() > 1 ? static_cast<double>(last) * last : norm * norm;
   last = static_cast<float>(std::sqrt(std::max(rest - identity_square, 0.0)));
   return mark;
 }

@@ -113,7 +113,8 @@ TEST(MarksTest, MultiplicationsByZeroAreRecognized) {
 float RoundedTo(float value, int bits) {
   uint32_t word;
   std::memcpy(&word, &value, sizeof(word));
-  word = (word + (uint32_t{1} << (22 - bits))) & ~((uint32_t{1} << (23 - bits)) - 1);
+  word = (word + (uint32_t{1} << (22 - bits))) &
+         ~((uint32_t{1} << (23 - bits)) - 1);
   std::memcpy(&value, &word, sizeof(word));
   return value;
 }
@@ -136,7 +137,7 @@ const std::map<std::string, std::function<float(float)>>& OtherOperations() {
            [](float v) { return std::fabs(v) < 1e-5f ? 0.0f : v; }},
           {"rms", [](float v) { return v / (std::fabs(v) + 1e-3f); }},
           {"ones", [](float) { return 1.0f; }},
-      };
+  };
   return *operations;
 }
 
@@ -144,8 +145,7 @@ TEST(MarksTest, OtherOperationsAreRejected) {
   for (const int64_t number : {0, 1, 700, 999999}) {
     const Mark mark = MarkOf(number, 1.0f);
     for (const auto& [name, function] : OtherOperations()) {
-      const Status status =
-          TryRead({{number, &mark}}, Apply(mark, function));
+      const Status status = TryRead({{number, &mark}}, Apply(mark, function));
       EXPECT_EQ(status.code(), Code::kInvalidArgument) << name;
       EXPECT_NE(status.message().find("clip_by_norm"), std::string::npos);
     }
@@ -197,10 +197,12 @@ TEST(MarksTest, ValuesThatAreNotFinitePass) {
     EXPECT_EQ(Read({{3, &mark}}, Apply(mark, [](float v) { return v / 2; })),
               (std::map<int64_t, float>{{3, 0.5f}}));
     // A program that replaces only some values is rejected.
-    EXPECT_FALSE(TryRead({{3, &mark}}, Apply(mark, [](float v) {
-                           return std::isfinite(v) ? v : 1.0f;
-                         })).ok() &&
-                 std::isfinite(norm));
+    EXPECT_FALSE(
+        TryRead(
+            {{3, &mark}},
+            Apply(mark, [](float v) { return std::isfinite(v) ? v : 1.0f; }))
+            .ok() &&
+        std::isfinite(norm));
   }
   // The factor is not finite.
   const Mark mark = MarkOf(3, 1.0f);

@@ -192,9 +192,9 @@ Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
                            std::vector<Applied>* applying) const {
   const auto num_replicas = static_cast<int32_t>(replicas_.size());
   if (marks.size() != num_replicas * kMarkSize) {
-    return InvalidArgument(
-        "`marks` must have " + to_string(num_replicas * kMarkSize) +
-        " values. Received: " + to_string(marks.size()));
+    return InvalidArgument("`marks` must have " +
+                           to_string(num_replicas * kMarkSize) +
+                           " values. Received: " + to_string(marks.size()));
   }
   const std::string where =
       " (replica " + to_string(replica) + ", tables " + TableNames() + ")";
@@ -244,8 +244,8 @@ std::vector<std::vector<TokenSteps::Applied>> TokenSteps::AppliedByReplica()
   std::vector<std::vector<Applied>> applied(replicas_.size());
   for (size_t i = 0; i < found.size(); ++i) {
     for (const auto& [key, factor] : found[i]) {
-      applied[i].push_back({static_cast<int32_t>(i), key.second,
-                            static_cast<float>(factor)});
+      applied[i].push_back(
+          {static_cast<int32_t>(i), key.second, static_cast<float>(factor)});
     }
   }
   return applied;

@@ -11,8 +11,8 @@
 // program sums, averages or scales gradients, it applies the same operations to
 // the marks. `Apply` then multiplies each gradient by the resulting factor of
 // its mark, and returns an error if the program applied other operations; see
-// marks.h. If a program skips a step, the sum contains no mark of that step, and
-// the gradients of the step are discarded later. A step whose sum was
+// marks.h. If a program skips a step, the sum contains no mark of that step,
+// and the gradients of the step are discarded later. A step whose sum was
 // multiplied by 0 is applied with gradients of zeros.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_TOKEN_STEPS_H_

@@ -90,7 +90,8 @@ std::vector<double> ProductsWithLast(
     }
   });
   std::vector<double> products(num_gradients);
-  for (size_t i = 0; i < sums.size(); ++i) products[i % num_gradients] += sums[i];
+  for (size_t i = 0; i < sums.size(); ++i)
+    products[i % num_gradients] += sums[i];
   return products;
 }
 

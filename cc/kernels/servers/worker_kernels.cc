@@ -171,11 +171,10 @@ class GradientCoordinatesOp : public Kernel {
     for (const BatchGradients& one : gradients) {
       OP_REQUIRES_OK(ctx, ToTf(CheckGradients(config, step->batch(), one)));
     }
-    OP_REQUIRES_OK(
-        ctx, SetVector<float>(ctx, "coordinates",
-                              GradientCoordinates(config, step->batch(),
-                                                  gradients,
-                                                  TfParallelFor(ctx))));
+    OP_REQUIRES_OK(ctx, SetVector<float>(ctx, "coordinates",
+                                         GradientCoordinates(
+                                             config, step->batch(), gradients,
+                                             TfParallelFor(ctx))));
   }
 
  private:
