@@ -203,7 +203,7 @@ def legacy_create(
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
     """Raises an error if a legacy .h5 file would omit tables of a layer."""
-    for one in layer.weights:
+    for one in getattr(layer, "weights", ()):
         missing = (
             one.unlisted_tables() if isinstance(one, SelfTrained) else None
         )
