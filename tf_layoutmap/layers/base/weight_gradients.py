@@ -179,4 +179,5 @@ def _gradient_of_weights(
         gains = stock_lookup.gains_of(
             table.combiner, weights, samples, num_samples
         )
-    return tape.gradient(gains, weights, output_gradients=[of_gains])
+    gradient: Any = tape.gradient(gains, weights, output_gradients=[of_gains])
+    return gradient
