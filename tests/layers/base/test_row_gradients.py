@@ -571,3 +571,26 @@ def test_a_step_in_a_stateless_scope_raises():
         np.testing.assert_array_equal(
             tf.convert_to_tensor(one.embeddings), before
         )
+
+
+@both
+@pytest.mark.parametrize(
+    "strategy",
+    [tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy],
+)
+def test_loss_scaling_under_a_strategy_trains(version, layers, strategy):
+    with strategy(
+        "/cpu:0" if strategy is tf.distribute.OneDeviceStrategy else ["/cpu:0"]
+    ).scope():
+        layer = open_layer(layers)
+        inputs = version.Input([2], dtype="int64")
+        model = version.Model(inputs, layer(inputs))
+        optimizer = version.optimizers.SGD(0.1)
+        model.compile(
+            version.optimizers.LossScaleOptimizer(optimizer)
+            if version is keras
+            else version.mixed_precision.LossScaleOptimizer(optimizer),
+            "mse",
+        )
+    model.fit(KEYS, np.ones([3, 2, DIM], np.float32), verbose=0)
+    assert int(layer.optimizer.iterations.numpy()) == 1
