@@ -155,7 +155,7 @@ OPERATIONS = {
 }
 
 
-def train(version, layer, ids, operation, *, is_function, num_steps=3):
+def train(version, layer, ids, *operations, is_function, num_steps=3):
     """Returns the norms of the gradients of all steps."""
     optimizer = version.optimizers.SGD(0.5)
     kernel = version.layers.Dense(1, kernel_initializer="ones", use_bias=False)
@@ -170,7 +170,8 @@ def train(version, layer, ids, operation, *, is_function, num_steps=3):
             loss = tf.reduce_sum(kernel(rows) * (1 + rows) * factor)
         gradients = tape.gradient(loss, weights)
         norm = tf.linalg.global_norm(gradients)
-        gradients = OPERATIONS[operation](gradients, weights)
+        for name in operations:
+            gradients = OPERATIONS[name](gradients, weights)
         optimizer.apply_gradients(zip(gradients, weights))
         return norm
 
@@ -196,6 +197,23 @@ def test_any_operation_on_gradients_equals_a_closed_table(
     ]
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_sequences_of_operations_equal_a_closed_table(seed):
+    random = np.random.default_rng(seed)
+    # These two operations require a sparse gradient.
+    sparse = [str(random.choice(["row mask", "summed rows"]))]
+    others = sorted(set(OPERATIONS) - {"row mask", "summed rows"})
+    names = sparse[: seed % 2] + [str(random.choice(others)) for _ in range(4)]
+    found = [
+        train(keras, layer, ids, *names, is_function=True)
+        for layer, ids in pair_of(tlm.layers, "adam")
+    ]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(
+            one, other, rtol=1e-5, atol=1e-6, err_msg=str(names)
+        )
 
 
 @both
@@ -571,3 +589,26 @@ def test_a_step_in_a_stateless_scope_raises():
         np.testing.assert_array_equal(
             tf.convert_to_tensor(one.embeddings), before
         )
+
+
+@both
+@pytest.mark.parametrize(
+    "strategy",
+    [tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy],
+)
+def test_loss_scaling_under_a_strategy_trains(version, layers, strategy):
+    with strategy(
+        "/cpu:0" if strategy is tf.distribute.OneDeviceStrategy else ["/cpu:0"]
+    ).scope():
+        layer = open_layer(layers)
+        inputs = version.Input([2], dtype="int64")
+        model = version.Model(inputs, layer(inputs))
+        optimizer = version.optimizers.SGD(0.1)
+        model.compile(
+            version.optimizers.LossScaleOptimizer(optimizer)
+            if version is keras
+            else version.mixed_precision.LossScaleOptimizer(optimizer),
+            "mse",
+        )
+    model.fit(KEYS, np.ones([3, 2, DIM], np.float32), verbose=0)
+    assert int(layer.optimizer.iterations.numpy()) == 1

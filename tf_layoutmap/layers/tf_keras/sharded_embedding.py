@@ -214,7 +214,13 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             )
         if self._key_table is not None:
             with tf.init_scope():
-                self._key_table.build(row_class=OpenTable)
+                # If a strategy sums gradients over replicas, its destination
+                # must be a tf.Variable, also with one replica.
+                sums_replicas = tf.distribute.has_strategy() and not isinstance(
+                    tf.distribute.get_strategy(),
+                    tf.distribute.OneDeviceStrategy,
+                )
+                self._key_table.build(None if sums_replicas else OpenTable)
                 marks = StepVariable.create(self._key_table)
             if self._key_table.open_rows is None:
                 self._marks = marks
