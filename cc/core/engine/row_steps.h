@@ -1,11 +1,10 @@
 // Stores lookups of keys whose gradients the caller holds. The gradients of
-// TokenSteps are stored by the engine instead.
+// TokenSteps are stored by the engine instead. A step consists of these calls:
 //
-//   Open        keys -> token                a lookup, possibly without
-//   gradient Mark        token                        its gradient is being
-//   computed Record      rows of a gradient           the gradient of the
-//   marked lookups BeginApply  gradient -> its records      a step of an
-//   optimizer
+// - `Open` stores a lookup, which may never get a gradient.
+// - `Mark` marks a lookup whose gradient is being computed.
+// - `Record` stores the rows of the gradient of all marked lookups.
+// - `BeginApply` finds the records of a gradient that an optimizer applies.
 //
 // The caller may apply any operation to a gradient between `Record` and
 // `BeginApply`. The rows of a lookup stay assigned to their keys until the
