@@ -108,7 +108,7 @@ def _tower(num_rows: dict[str, int], num_shards: int, prefix: str):
             DIM,
             num_shards=num_shards,
             name=f"{prefix}_{name}",
-            optimizer=tf.tpu.experimental.embedding.Adagrad(0.1),
+            optimizer="model",
         )(inputs[name])
         for name, rows in num_rows.items()
     ]
