@@ -1,8 +1,10 @@
 """Fixtures and hooks of all tests, without an import of TensorFlow."""
 
+import collections
 import gc
 import os
 import pathlib
+import resource
 import sys
 
 import hypothesis
@@ -51,6 +53,29 @@ def pytest_collection_modifyitems(config, items):
             )
         }
         items.sort(key=lambda item: files.get(item.path, 0))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter, config):
+    """Prints the slowest files and the processor time of a parallel run."""
+    if not config.getoption("numprocesses", None):
+        return
+    cases = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            cases[getattr(report, "nodeid", "")] += getattr(
+                report, "duration", 0
+            )
+    terminalreporter.section("slowest files")
+    for name, seconds in list(long_cases.of_files(cases).items())[:10]:
+        terminalreporter.line(f"{seconds:8.1f} s  {name}")
+    seconds = sum(
+        sum(resource.getrusage(who)[:2])
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    terminalreporter.line(
+        f"{seconds:8.0f} s of processor time, including child processes"
+    )
 
 
 def pytest_collection_finish():

@@ -11,7 +11,7 @@ would become outdated. Use only durations of full runs on an idle machine. Cases
 and files that did not run stay in the lists if they still exist.
 
 With `--check`, no list is written. The program fails if a slow case or a slow
-file is missing in its list, and prints the ten slowest files.
+file is missing in its list.
 """
 
 import collections
@@ -112,10 +112,7 @@ def updated(
 def main(*arguments: str) -> None:
     *options, path = arguments
     cases = durations(xml.etree.ElementTree.parse(path))
-    files = of_files(cases)
     if options == ["--check"]:
-        for name, seconds in list(files.items())[:10]:
-            print(f"{seconds:7.1f} s  {name}")
         if offenders := missing(cases):
             sys.exit(
                 "These are missing in tests/long_cases.txt and "
@@ -125,7 +122,7 @@ def main(*arguments: str) -> None:
         return
     slow = sorted(updated(read(), cases, SECONDS))
     LIST.write_text(HEAD + "".join(case + "\n" for case in slow))
-    slow_files = updated(read(FILES), files, SECONDS_OF_FILE)
+    slow_files = updated(read(FILES), of_files(cases), SECONDS_OF_FILE)
     FILES.write_text(HEAD_OF_FILES + "".join(one + "\n" for one in slow_files))
     print(f"{len(slow)} cases, {len(slow_files)} files")
 

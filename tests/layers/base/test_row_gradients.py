@@ -1,4 +1,4 @@
-"""Gradients of a table with an open vocabulary equal those of a closed table.
+"""Tables with an open vocabulary and closed tables have equal gradients.
 
 The tests apply operations to the gradient of a table before the optimizer
 applies it. The table without a vocabulary has the same rows.

@@ -384,7 +384,7 @@ class EmbeddingSteps:
     def _connect_weights(
         self, activations: Sequence[tf.Tensor], inputs: Any, weights: Any
     ) -> Sequence[tf.Tensor]:
-        """Connects the gradients of activations with those of weights.
+        """Connects the gradients of activations and of weights.
 
         Raises:
           NotImplementedError: If a tape records weights on a TPU.
