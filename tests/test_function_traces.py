@@ -231,3 +231,19 @@ def test_a_function_is_traced_again_if_a_decision_changes():
             )
     assert inner.experimental_get_tracing_count() == 2
     assert outer.experimental_get_tracing_count() == 2
+
+
+def test_concrete_functions_are_traced_once():
+    """TensorFlow copies the options of a function in each of these calls."""
+    layer = Layer()
+    function = tf.function(layer)
+    for _ in range(3):
+        function.get_concrete_function(ONE)
+        assert float(function(ONE)) == -1
+    assert layer.traces == 1
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            function.get_concrete_function(ONE)
+            value = function(ONE)
+        assert float(tape.gradient(value, layer.weight)) == 1
+    assert layer.traces == 2

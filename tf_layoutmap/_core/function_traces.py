@@ -26,7 +26,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
 
-# Attribute of graphs and of the options of functions: maps the keys of the
+# Attribute of graphs and of the captures of functions: maps the keys of the
 # decisions on which traces depend to functions that decide.
 _DECISIONS = "_layoutmap_decisions"
 
@@ -114,8 +114,10 @@ def define_function(
       kwargs: Keyword arguments of the call.
       options: TensorFlow's options of the function, which all its calls share.
     """
-    known: dict[Hashable, Any] = vars(options).setdefault(_DECISIONS, {})
-    cache = vars(options).get("function_cache")
+    # `get_concrete_function` copies the options; all copies have these objects.
+    holder = options.function_captures or options
+    known: dict[Hashable, Any] = vars(holder).setdefault(_DECISIONS, {})
+    cache = options.function_cache
     num_traces = 0 if cache is None else len(cache)
     true = _context.true = _true(known)
     try:
