@@ -158,7 +158,7 @@ def on_meshes(case: Case, meshes_of_axes: dict[str, Any]) -> list[str]:
             for mesh_name, mesh in meshes_of_axes.items():
                 layout = meshes.layout_of(mesh, *axes[wanted.ndim])
                 value = initial_values.initial_value(
-                    case.make(), wanted.shape, dtype, layout
+                    case.make(), wanted.shape, dtype, layout, name="weight"
                 )
                 if not _are_local_shards(value, wanted, layout):
                     wrong.append(

@@ -106,8 +106,8 @@ MUTATIONS = [
     Mutation(
         "wrong combiner: the divisor of sqrtn",
         "embedding/stock_lookup.py",
-        "tf.gather(tf.sqrt(squares), samples)",
-        "tf.gather(squares, samples)",
+        "root = tf.sqrt(tf.where(is_zero, tf.ones_like(total), total))",
+        "root = total",
         ("tests/embedding/test_serving.py",),
     ),
     Mutation(
@@ -127,8 +127,8 @@ MUTATIONS = [
     Mutation(
         "wrong replica: the first replica counts as the last one",
         "embedding/replicas.py",
-        "return replica % num_local == num_local - 1",
-        "return replica % num_local == 0",
+        "return replica % self.num_local == self.num_local - 1",
+        "return replica % self.num_local == 0",
         ("tests/embedding/test_replicas.py",),
     ),
     Mutation(

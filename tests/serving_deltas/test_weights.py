@@ -112,7 +112,8 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
             tlm.export(model, fresh, kind)
         loaded = tf.saved_model.load(str(fresh))
         wanted = loaded.serve(IDS).numpy()
-        before = mse(served.model.serve(IDS))
+        if number == 1:
+            before = mse(served.model.serve(IDS))
         assert served.apply(tmp_path / "deltas") == number
         found = served.model.serve(IDS).numpy()
         np.testing.assert_array_equal(found, wanted)

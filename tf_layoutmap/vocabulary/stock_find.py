@@ -54,7 +54,8 @@ def find_rows(
         )
         row = tf.tensor_scatter_nd_update(
             row,
-            left[:, tf.newaxis],
+            # `tf.vectorized_map` requires int32.
+            tf.cast(left, tf.int32)[:, tf.newaxis],
             _row_in(stored, others, num_probes - 1, tf.gather(keys, left)),
         )
     # The value that marks empty places is not a valid key.
