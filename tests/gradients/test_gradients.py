@@ -34,7 +34,9 @@ FORWARD_IN_FUNCTION = (
 def error_of(kind, runtime, way):
     """Returns words of the error that a case raises, or None."""
     if way == "vectorized_map" and kind in NOT_VECTORIZED:
-        return "vectorized_map"
+        # An evaluation on a mesh looks the keys up in the traced function.
+        on_mesh = "|in a traced function on the mesh" * kind.endswith("mesh")
+        return "vectorized_map" + on_mesh
     if "replicas" in runtime and way in FORWARD_IN_FUNCTION:
         return "inside of `strategy.run`"
     if kind == "open embedding on a mesh" and way in (
