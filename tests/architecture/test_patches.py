@@ -271,6 +271,7 @@ class Named:
     def __init__(self, name):
         self.name = name
         self.shape = ()
+        self.function_captures = self.function_cache = None
 
 
 class Plain:

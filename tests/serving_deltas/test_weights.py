@@ -95,6 +95,7 @@ def export(model, writer, folder, kind="float32"):
     ],
 )
 def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
+    VERSIONS[version][0].utils.set_random_seed(1)
     model = model_of(version, is_large=True)
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
@@ -112,13 +113,12 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
             tlm.export(model, fresh, kind)
         loaded = tf.saved_model.load(str(fresh))
         wanted = loaded.serve(IDS).numpy()
-        if number == 1:
-            before = mse(served.model.serve(IDS))
+        before = served.model.serve(IDS).numpy()
         assert served.apply(tmp_path / "deltas") == number
         found = served.model.serve(IDS).numpy()
         np.testing.assert_array_equal(found, wanted)
+        assert np.any(found != before)
     assert abs(mse(found) - mse(predict(model))) < 1e-3
-    assert mse(found) < before
     # One call applies all deltas; the weights are in their last delta.
     tlm.merge_deltas([one.path for one in writer.deltas], tmp_path / "merged")
     assert kept.apply([tmp_path / "merged"]) == 3
@@ -245,7 +245,7 @@ def test_deltas_of_tables_warn_about_other_weights(tmp_path):
         served.model.variables_of_model[0].numpy(), before
     )
     model.export(tmp_path / "2", verbose=False)
-    with pytest.warns(UserWarning, match="do not change 14 var.*_normal"):
+    with pytest.warns(UserWarning, match="do not change .* variables of .*_normal"):
         writer.mark_export(tmp_path / "2")
     with pytest.raises(ValueError, match="`weights` must be one of"):
         base_and_writer(model, tmp_path, weights="dense")
