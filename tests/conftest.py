@@ -30,6 +30,10 @@ hypothesis.settings.load_profile(
 )
 
 ROOT = pathlib.Path(__file__).parents[1]
+STAT = pathlib.Path("/proc/stat")
+SECONDS_AT_START = pytest.StashKey[float]()
+SECONDS_SPENT = pytest.StashKey[float]()
+IS_TOO_SLOW = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -39,8 +43,8 @@ def pytest_collection_modifyitems(config, items):
     When files run in parallel, starting slow files first reduces the total
     time.
     """
-    covering.mark_exhaustive(items)
     slow = set(long_cases.read())
+    covering.mark_exhaustive(items, slow)
     for item in items:
         if item.nodeid in slow:
             item.add_marker("slow")
@@ -53,6 +57,24 @@ def pytest_collection_modifyitems(config, items):
             )
         }
         items.sort(key=lambda item: files.get(item.path, 0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session):
+    session.config.stash[SECONDS_AT_START] = processor_seconds()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Fails a parallel run that exceeds its processor time."""
+    config = session.config
+    spent = processor_seconds() - config.stash[SECONDS_AT_START]
+    config.stash[SECONDS_SPENT] = spent
+    limit = os.environ.get("TF_LAYOUTMAP_PROCESSOR_SECONDS")
+    is_controller = bool(config.getoption("numprocesses", None))
+    if limit and is_controller and spent > float(limit):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        config.stash[IS_TOO_SLOW] = True
 
 
 @pytest.hookimpl(trylast=True)
@@ -69,13 +91,31 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.section("slowest files")
     for name, seconds in list(long_cases.of_files(cases).items())[:10]:
         terminalreporter.line(f"{seconds:8.1f} s  {name}")
-    seconds = sum(
-        sum(resource.getrusage(who)[:2])
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    terminalreporter.line(
-        f"{seconds:8.0f} s of processor time, including child processes"
-    )
+    spent = config.stash[SECONDS_SPENT]
+    terminalreporter.line(f"{spent:8.0f} s of processor time")
+    if config.stash.get(IS_TOO_SLOW, False):
+        limit = os.environ["TF_LAYOUTMAP_PROCESSOR_SECONDS"]
+        terminalreporter.line(
+            f"ERROR: This exceeds the limit of {limit} s. Make tests faster, "
+            "or mark cases as `exhaustive`.",
+            red=True,
+        )
+
+
+def processor_seconds() -> float:
+    """Returns the processor time of all processes on this machine, in seconds.
+
+    Processes that other processes started, such as servers of a test cluster,
+    are included. Other programs on the machine are included, too.
+    """
+    if not STAT.exists():
+        return sum(
+            sum(resource.getrusage(who)[:2])
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+    user, nice, system = STAT.read_text().split(maxsplit=4)[1:4]
+    ticks = int(user) + int(nice) + int(system)
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def pytest_collection_finish():

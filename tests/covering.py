@@ -4,14 +4,21 @@ For a test with the mark `covering(1)`, the selected cases contain each value of
 each parameter. For a test with the mark `covering(2)`, the cases contain each
 pair of values of two parameters. `tests/conftest.py` adds the mark `exhaustive`
 to all other cases. The selection is deterministic.
+
+`make test` also runs at most `NUM_SLOW_CASES` slow cases of a test without this
+mark.
 """
 
 import collections
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
+
+# Number of slow cases of a test that `make test` runs, unless marks of the test
+# say otherwise.
+NUM_SLOW_CASES = 2
 
 
 def combinations(
@@ -28,7 +35,11 @@ def combinations(
     return list(itertools.combinations(enumerate(case), size))
 
 
-def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
+def covering(
+    cases: Sequence[Sequence[Hashable]],
+    strength: int,
+    most: int | None = None,
+) -> list[int]:
     """Returns the indices of cases that together contain all combinations.
 
     Repeatedly selects the case that contains the largest number of missing
@@ -39,11 +50,15 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
     [0, 3]
     >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 2)
     [0, 1, 2, 3]
+    >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 2, most=2)
+    [0, 3]
 
     Args:
       cases: Values of the parameters, one sequence per case, all of the same
         length.
       strength: Number of values in a combination, at least 1.
+      most: Maximum number of selected cases. With fewer cases than necessary,
+        the cases do not contain all combinations.
 
     Returns:
       Indices in ascending order.
@@ -52,7 +67,7 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
     missing = set().union(*contained)
     uses = collections.Counter()
     selected = []
-    while missing:
+    while missing and len(selected) != most:
         best = max(
             range(len(cases)),
             key=lambda index: (
@@ -85,20 +100,31 @@ def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
     ]
 
 
-def mark_exhaustive(items) -> None:
-    """Marks the cases that the `covering` mark of a test does not select."""
+def mark_exhaustive(items: Sequence[Any], slow: Collection[str]) -> None:
+    """Marks the cases that `make test` does not run.
+
+    Args:
+      items: Cases that pytest has collected.
+      slow: Node ids of slow cases.
+    """
     groups = collections.defaultdict(list)
     for item in items:
-        if not hasattr(item, "callspec"):
+        if not hasattr(item, "callspec") or item.get_closest_marker(
+            "exhaustive"
+        ):
             continue
         mark = item.get_closest_marker("covering")
         if mark is not None:
-            groups[item.parent, item.originalname, mark.args].append(item)
-    for (_, _, (strength,)), group in groups.items():
+            groups[item.parent, item.originalname, *mark.args].append(item)
+        elif item.nodeid in slow:
+            groups[item.parent, item.originalname, 1, NUM_SLOW_CASES].append(
+                item
+            )
+    for (_, _, *options), group in groups.items():
         # Each case is represented by the parts of its id. Parameters of the
         # same `parametrize` mark share one part.
         cases = [item.callspec._idlist for item in group]
-        selected = set(covering(cases, strength))
+        selected = set(covering(cases, *options))
         for index, item in enumerate(group):
             if index not in selected:
                 item.add_marker("exhaustive")

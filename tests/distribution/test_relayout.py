@@ -107,7 +107,7 @@ def test_later_writes_to_the_array_do_not_change_the_tensor():
     np.testing.assert_array_equal(to_host(spread), VALUE)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "before", [(None, None), ("batch", None), ("model", None), (None, "model")]
 )

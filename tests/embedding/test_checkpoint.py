@@ -56,7 +56,7 @@ def restore(embedding, path):
     return tf.train.Checkpoint(embedding=embedding).read(path)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("num_shards", [1, 3, 4])
 @pytest.mark.parametrize("saved_shards", [1, 3])

@@ -35,7 +35,7 @@ def lookup(value, weights=None, *, combiner="sum", length=0, rows=None):
     )["x"]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", [None, [4, 3, 3], [0, 9, 1]])
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])

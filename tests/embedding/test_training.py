@@ -72,7 +72,7 @@ def test_combiners_equal_dense_training(combiner, optimizer):
     )
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("enqueue_inside", [False, True])
 @pytest.mark.parametrize("num_replicas", [1, 2])

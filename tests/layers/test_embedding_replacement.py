@@ -130,7 +130,7 @@ def version(request):
 
 
 @pytest.mark.slow
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -17,7 +17,12 @@ def items_of(strength):
             parent="file",
             originalname="test",
             callspec=types.SimpleNamespace(_idlist=list(values)),
-            get_closest_marker=lambda _: pytest.mark.covering(strength).mark,
+            nodeid="-".join(values),
+            get_closest_marker={
+                "covering": pytest.mark.covering(strength).mark
+                if strength
+                else None
+            }.get,
             marks=(marks := []),
             add_marker=marks.append,
         )
@@ -28,7 +33,7 @@ def items_of(strength):
 @pytest.mark.parametrize("strength, most", [(1, 4), (2, 13), (3, 24)])
 def test_unmarked_cases_contain_all_combinations(strength, most):
     items = items_of(strength)
-    covering.mark_exhaustive(items)
+    covering.mark_exhaustive(items, slow=())
     kept = [item.callspec._idlist for item in items if not item.marks]
     assert len(kept) <= most
     for axes in itertools.combinations(range(3), strength):
@@ -40,5 +45,16 @@ def test_unmarked_cases_contain_all_combinations(strength, most):
 
 def test_items_without_parameters_are_not_marked():
     item = types.SimpleNamespace(marks=[])
-    covering.mark_exhaustive([item])
+    covering.mark_exhaustive([item], slow=())
     assert item.marks == []
+
+
+def test_some_slow_cases_of_a_test_without_the_mark_are_kept():
+    items = items_of(None)
+    slow = {item.nodeid for item in items if "a" not in item.nodeid}
+    covering.mark_exhaustive(items, slow)
+    kept = [item for item in items if item.nodeid in slow and not item.marks]
+    assert len(kept) == covering.NUM_SLOW_CASES
+    first, second = (item.callspec._idlist for item in kept)
+    assert all(one != other for one, other in zip(first, second))
+    assert not any(item.marks for item in items if item.nodeid not in slow)

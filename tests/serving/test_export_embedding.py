@@ -42,7 +42,7 @@ def bound(report, matrix):
     )
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -97,7 +97,7 @@ def test_sequences_keep_their_positions(form, kind, tmp_path):
     assert (difference <= bound(report, matrix)).all()
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [[None], [None, 1], [None, 3], [None, 2, 2]])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
@@ -148,7 +148,7 @@ def test_16_bit_rows_are_exported_unchanged(dtype, tmp_path):
     assert report.tables[0].num_bytes == 10 * DIM * 2
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("out_of_range", ["drop", "clip"])
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])

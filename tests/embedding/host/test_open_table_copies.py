@@ -31,7 +31,7 @@ def settings():
     )
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("pipelined", [False, True])

@@ -75,7 +75,7 @@ def test_weights_of_dropped_ids_are_dropped():
     assert embedding.dequeue()["x"].numpy()[:, 0].tolist() == [4, 28, 0]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("length", [0, 2])

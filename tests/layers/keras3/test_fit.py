@@ -17,7 +17,7 @@ def compiled(model, **kwargs):
     return model
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -143,7 +143,7 @@ def test_manually_summed_gradients_are_applied_in_one_step(rule):
     models.assert_trained(layer, ref)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(

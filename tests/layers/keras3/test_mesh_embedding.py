@@ -304,7 +304,7 @@ def test_each_device_holds_only_its_rows(mesh):
             assert part.shape == (NUM_ROWS // num_parts, DIM)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("verb", ["fit", "predict", "call"])
 @pytest.mark.parametrize("bad", [NUM_ROWS, -1])
 def test_an_out_of_range_id_raises(mesh, verb, bad):

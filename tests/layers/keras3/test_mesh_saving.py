@@ -140,7 +140,7 @@ def trained_models(trainer):
     return trained
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 @pytest.mark.parametrize("save", [keras_format, weights_h5, checkpoint])
 def test_all_state_is_loaded_bitwise_equal(

@@ -12,7 +12,7 @@ from tests.layers import models
 OPTIMIZERS = (None, "adagrad")
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("num_shards", [1, 3, 10])
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ CONFIG = tf.tpu.experimental.embedding
 legacy = tf_keras.optimizers.legacy
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_shards", [1, 4])
 @pytest.mark.parametrize("run_eagerly", [False, True])

@@ -71,7 +71,7 @@ def slots_of(model, weight):
     return [v for v in model.optimizer.variables if v.shape == weight.shape]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(
     "axes",
