@@ -142,17 +142,16 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     >>> layer.embedding_tables[words].numpy().ravel().tolist()
     [0.0, 1.0, 1.0, 0.0]
 
-    The layer may be called several times in a training step. On a TPU, and with
-    an open vocabulary on parameter servers, it must be called once. The model's
-    optimizer must not accumulate gradients. If the model's optimizer scales the
-    loss, the scale is removed from the gradients of the tables. Other settings
-    of the model's optimizer (clipping, weight decay) do not affect the tables.
-    A custom loop may sum gradients and multiply them by numbers, for example
-    clip them by their norm; other operations on the gradients raise an error.
-    If a step was not applied, the next call of the layer discards the step.
-    Tables and slot variables are saved in `.keras` files, `.weights.h5` files
-    and checkpoints. A model can be saved to a `.keras` file only if the
-    learning rates are numbers.
+    The layer may be called several times in a training step, but on a TPU it
+    must be called once. The model's optimizer must not accumulate gradients. If
+    the model's optimizer scales the loss, the scale is removed from the
+    gradients of the tables. Other settings of the model's optimizer (clipping,
+    weight decay) do not affect the tables. A custom loop may sum gradients and
+    multiply them by numbers, for example clip them by their norm; other
+    operations on the gradients raise an error. If a step was not applied, the
+    next call of the layer discards the step. Tables and slot variables are
+    saved in `.keras` files, `.weights.h5` files and checkpoints. A model can be
+    saved to a `.keras` file only if the learning rates are numbers.
 
     The layer supports `OneDeviceStrategy`, `MirroredStrategy` and
     `MultiWorkerMirroredStrategy`. Create the layer and the model in
