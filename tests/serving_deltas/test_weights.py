@@ -245,7 +245,9 @@ def test_deltas_of_tables_warn_about_other_weights(tmp_path):
         served.model.variables_of_model[0].numpy(), before
     )
     model.export(tmp_path / "2", verbose=False)
-    with pytest.warns(UserWarning, match="do not change .* variables of .*_normal"):
+    with pytest.warns(
+        UserWarning, match="do not change .* variables of .*_normal"
+    ):
         writer.mark_export(tmp_path / "2")
     with pytest.raises(ValueError, match="`weights` must be one of"):
         base_and_writer(model, tmp_path, weights="dense")

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
+from tests.covering import but
 from tests.emulation import training
 
 SETTING = dict(num_cores=2, deadline=3.0)
@@ -289,7 +290,9 @@ def compiled_in_tf_keras(make, **options):
     return model
 
 
-@pytest.mark.parametrize("make", [TfKerasProduct, tf_keras_functional])
+@pytest.mark.parametrize(
+    "make", but([TfKerasProduct, tf_keras_functional], TfKerasProduct)
+)
 def test_the_layer_of_tf_keras_trains_equally(make, of_one_replica, tmp_path):
     model = compiled_in_tf_keras(make)
     model.fit(batches(), epochs=2, verbose=0)

@@ -160,7 +160,10 @@ def on_host(dataset):
     )
 
 
-@pytest.mark.parametrize("optimizer", but(OPTIMIZERS, "sgd", "adagrad", "ftrl"))
+@pytest.mark.parametrize(
+    "optimizer",
+    but(OPTIMIZERS, "sgd", "adagrad", "ftrl", "adam", "schedule"),
+)
 def test_fit_is_bitwise_equal_to_the_host_engine(optimizer):
     host, wanted = make(ONE, optimizer)
     start = tables_of(wanted)

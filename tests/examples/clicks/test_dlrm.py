@@ -37,6 +37,7 @@ def figures_of(printed):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_model_scores_between_counting_and_the_truth(first_run):
     figures = figures_of(first_run)
@@ -50,6 +51,7 @@ def test_the_model_scores_between_counting_and_the_truth(first_run):
     assert "above naive Bayes." in first_run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_report_states_that_the_data_is_synthetic(first_run):
     assert "--data is not set: the data is synthetic." in first_run
@@ -57,6 +59,7 @@ def test_report_states_that_the_data_is_synthetic(first_run):
     assert "Epoch 2/2" in first_run and "val_auc" in first_run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_exported_model_predicts_without_this_package(first_run):
     assert (
@@ -107,6 +110,7 @@ def start_again(model_dir, dim=8):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_folder_of_another_model_or_damaged_model_raises(
     error_message, first_run, model_dir, tmp_path
