@@ -3,10 +3,12 @@
 For a test with the mark `covering(1)`, the selected cases contain each value of
 each parameter. For a test with the mark `covering(2)`, the cases contain each
 pair of values of two parameters. `tests/conftest.py` adds the mark `exhaustive`
-to all other cases. The selection is deterministic.
+to all other cases. The selection is deterministic. With the mark `covering(1,
+4)`, at most four cases are selected. With the mark `covering(None)`, all cases
+are selected.
 
-`make test` also runs at most `NUM_SLOW_CASES` slow cases of a test without this
-mark.
+Of a test without this mark, `make test` runs all fast cases and at most
+`NUM_SLOW_CASES` slow cases.
 """
 
 import collections
@@ -114,6 +116,8 @@ def mark_exhaustive(items: Sequence[Any], slow: Collection[str]) -> None:
         ):
             continue
         mark = item.get_closest_marker("covering")
+        if mark is not None and mark.args == (None,):
+            continue
         if mark is not None:
             groups[item.parent, item.originalname, *mark.args].append(item)
         elif item.nodeid in slow:

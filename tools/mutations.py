@@ -12,8 +12,8 @@ changes the file, runs a few tests without the cases that are marked
 If no test fails, the mutation has "survived", and a new test is needed to
 detect it. Each selection of tests must first pass without a mutation.
 
-The program changes only Python code. The last mutations in the list are in
-Python functions that have the same results as C++ code.
+Mutations of C++ code are in files below `cc/core/`. Bazel runs their tests,
+which do not require TensorFlow.
 """
 
 import argparse
@@ -27,7 +27,23 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).parents[1]
-COPIED = ("tf_layoutmap", "tests", "tools", "benchmarks", "examples", "docs")
+COPIED = (
+    "tf_layoutmap",
+    "tests",
+    "tools",
+    "benchmarks",
+    "examples",
+    "docs",
+    "cc",
+    "third_party",
+)
+COPIED_FILES = (
+    "pytest.ini",
+    "BUILD",
+    "WORKSPACE",
+    "MODULE.bazel",
+    ".bazelrc",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +52,11 @@ class Mutation:
 
     Attributes:
       kind: Description of the mistake.
-      file: Path below `tf_layoutmap/`.
+      file: Path below `tf_layoutmap/`, or a path of a C++ file.
       old: Text to replace, which occurs once in the file.
       new: Text that replaces `old`.
-      tests: Arguments of pytest that select the tests to run.
+      tests: Arguments of pytest that select the tests to run; for a C++ file,
+        targets of Bazel.
     """
 
     kind: str
@@ -51,6 +68,15 @@ class Mutation:
     @property
     def name(self) -> str:
         return f"{self.file}: {self.kind}"
+
+    @property
+    def path(self) -> str:
+        """Path below the root of the project."""
+        return self.file if self.is_native else f"tf_layoutmap/{self.file}"
+
+    @property
+    def is_native(self) -> bool:
+        return self.file.startswith("cc/")
 
 
 MUTATIONS = [
@@ -355,18 +381,124 @@ MUTATIONS = [
         "if not paddings[i].all()",
         ("tests/layout/ops/test_independent_dims.py", "-k", "padding"),
     ),
+    Mutation(
+        "off by one: a step in flight may lose its oldest row",
+        "cc/core/vocabulary/evict_keys.cc",
+        "return last_step >= step.oldest_in_flight ||",
+        "return last_step > step.oldest_in_flight ||",
+        ("//cc/core:vocabulary/admit_keys_test",),
+    ),
+    Mutation(
+        "repeated key: an evicted key is reported twice",
+        "cc/core/vocabulary/evict_keys.cc",
+        """if (bucket.keys[lane] == kEmptyKey) return true;
+      Free(bucket, lane);""",
+        "Free(bucket, lane);",
+        ("//cc/core:vocabulary/admit_keys_test",),
+    ),
+    Mutation(
+        "swapped: float16 rows of new keys are written as bfloat16",
+        "cc/core/vocabulary/first_rows.cc",
+        "first.row_type == RowType::kBfloat16 ? ToBfloat16 : ToFloat16",
+        "first.row_type == RowType::kBfloat16 ? ToFloat16 : ToBfloat16",
+        ("//cc/core:vocabulary/first_rows_test",),
+    ),
+    Mutation(
+        "lost maximum: a written key gets an older step",
+        "cc/core/vocabulary/write_keys.cc",
+        "std::max(bucket.last_step[lane], written.last_steps[i])",
+        "written.last_steps[i]",
+        ("//cc/core:vocabulary/write_keys_test",),
+    ),
+    Mutation(
+        "wrong weight: an unused key is never sampled",
+        "cc/core/vocabulary/sample_keys.cc",
+        "block.keys[lane] == kEmptyKey ? 0 : std::max(block.count[lane], 1)",
+        "block.keys[lane] == kEmptyKey ? 0 : block.count[lane]",
+        ("//cc/core:vocabulary/sample_keys_test",),
+    ),
+    Mutation(
+        "off by one: a closure outside of the window is accepted",
+        "cc/core/servers/applied_closures.cc",
+        "if (token.number >= first + kWindow) {",
+        "if (token.number > first + kWindow) {",
+        ("//cc/core:servers/applied_closures_test",),
+    ),
+    Mutation(
+        "lost state: a new epoch keeps the closures of the old one",
+        "cc/core/servers/applied_closures.cc",
+        """    std::fill(state_.begin() + kNumCounts, state_.end(), 0);
+""",
+        "",
+        ("//cc/core:servers/applied_closures_test",),
+    ),
+    Mutation(
+        "wrong rounding: bfloat16 values are truncated",
+        "cc/core/servers/wire.cc",
+        "const auto sum = static_cast<uint32_t>(magnitude) + 0x7fff + is_odd;",
+        "const auto sum = static_cast<uint32_t>(magnitude) + 0 * is_odd;",
+        ("//cc/core:servers/wire_test",),
+    ),
+    Mutation(
+        "wrong count: a key that is used twice counts once",
+        "cc/core/served_keys/key_pieces.cc",
+        "uses.insert(uses.end(), requested.times[i], requested.keys[i]);",
+        "uses.insert(uses.end(), 1, requested.keys[i]);",
+        ("//cc/core:served_keys/key_pieces_test",),
+    ),
+    Mutation(
+        "lost check: a lookup may skip earlier lookups of its step",
+        "cc/core/served_keys/fetched_steps.cc",
+        "if (token.call == num_calls) return Status();",
+        "if (token.call >= num_calls) return Status();",
+        ("//cc/core:served_keys/fetched_steps_test",),
+    ),
+    Mutation(
+        "wrong shard: a row at the start of a shard goes to the one before",
+        "cc/core/exchange/contributions.cc",
+        "std::upper_bound(offsets.begin(), offsets.end() - 1, row)",
+        "std::lower_bound(offsets.begin(), offsets.end() - 1, row)",
+        ("//cc/core:exchange/contributions_test",),
+    ),
+    Mutation(
+        "wrong head: the gains of a message are not announced",
+        "cc/core/exchange/contributions.cc",
+        "(part.gains.empty() ? 0u : kHasGains)",
+        "0u",
+        ("//cc/core:exchange/contributions_test",),
+    ),
+    Mutation(
+        "wrong count: a repeated key is requested with its first use only",
+        "cc/core/exchange/key_requests.cc",
+        "++found->times[first];",
+        "",
+        ("//cc/core:exchange/key_requests_test",),
+    ),
 ]
 
 
-def run(tests: tuple[str, ...], folder: pathlib.Path, seconds: int) -> int:
-    """Returns the exit code of pytest, or 124 if `seconds` have passed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
-    selection = ["-m", "not exhaustive", "-x", "-q", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+def run(mutation: Mutation, folder: pathlib.Path, seconds: int) -> int:
+    """Runs the tests of a mutation.
+
+    Returns:
+      The exit code of pytest, 1 if a native test fails, or 124 if `seconds`
+      have passed.
+    """
+    if mutation.is_native:
+        bazel = shutil.which("bazel") or shutil.which("bazelisk") or "bazel"
+        command = [bazel, "test", *mutation.tests]
+    else:
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+        command = [*pytest, "-m", "not exhaustive", "-x", "-q", *mutation.tests]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "PYTHON_BIN_PATH": sys.executable,
+    }
     with open(folder / "log.txt", "w") as log:
         try:
-            return subprocess.run(
-                [*command, *selection],
+            code = subprocess.run(
+                command,
                 cwd=folder,
                 env=environment,
                 stdout=log,
@@ -376,29 +508,31 @@ def run(tests: tuple[str, ...], folder: pathlib.Path, seconds: int) -> int:
             ).returncode
         except subprocess.TimeoutExpired:
             return 124
+    # Bazel ends with 3 if a test fails, and with 1 if a build fails.
+    return {3: 1, 1: 2}.get(code, code) if mutation.is_native else code
 
 
 def outcome_of(
     mutation: Mutation, folder: pathlib.Path, seconds: int, passing: dict
 ) -> str:
     """Returns "killed", "survived", or the reason for a missing result."""
-    path = folder / "tf_layoutmap" / mutation.file
+    path = folder / mutation.path
     source = path.read_text()
     if source.count(mutation.old) != 1:
         return f"the text occurs {source.count(mutation.old)} times"
     if mutation.tests not in passing:
-        passing[mutation.tests] = run(mutation.tests, folder, seconds)
+        passing[mutation.tests] = run(mutation, folder, seconds)
     if passing[mutation.tests] != 0:
-        return f"pytest ends with {passing[mutation.tests]} without it"
+        return f"tests end with {passing[mutation.tests]} without it"
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
-        code = run(mutation.tests, folder, seconds)
+        code = run(mutation, folder, seconds)
     finally:
         path.write_text(source)
     # Other exit codes mean that the mutation itself is wrong, for example that
-    # the changed module cannot be imported.
+    # the changed file cannot be imported or compiled.
     known = {0: "survived", 1: "killed", 124: "killed (deadline)"}
-    return known.get(code, f"pytest ends with {code}")
+    return known.get(code, f"tests end with {code}")
 
 
 def main() -> int:
@@ -425,7 +559,8 @@ def main() -> int:
                 folder / name,
                 ignore=shutil.ignore_patterns("__pycache__"),
             )
-        shutil.copy(ROOT / "pytest.ini", folder)
+        for name in COPIED_FILES:
+            shutil.copy(ROOT / name, folder)
         for mutation in chosen:
             start = time.monotonic()
             outcomes.append(

@@ -41,6 +41,7 @@ def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.covering(None)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if snippets(page)],

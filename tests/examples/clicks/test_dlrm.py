@@ -133,6 +133,7 @@ def test_batch_size_that_replicas_do_not_divide_raises(start):
     assert "--batch_size must be a multiple of --replicas" in ended.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_values_as_they_come_are_learned_too(capsys, tmp_path, monkeypatch):
     def run_small(epochs):

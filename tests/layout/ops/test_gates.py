@@ -211,6 +211,7 @@ def test_meshes_of_other_shapes(name, sizes):
 
 # The masks of Keras 3 depend only on seeds.
 @pytest.mark.slow
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     ("make", "x", "axes"),
     [
