@@ -13,6 +13,7 @@ Of a test without this mark, `make test` runs all fast cases and at most
 
 import collections
 import itertools
+import zlib
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -41,12 +42,14 @@ def covering(
     cases: Sequence[Sequence[Hashable]],
     strength: int,
     most: int | None = None,
+    first: int = 0,
 ) -> list[int]:
     """Returns the indices of cases that together contain all combinations.
 
     Repeatedly selects the case that contains the largest number of missing
     combinations. If several cases contain equally many, it selects the case
-    whose values were selected least often, and then the first case.
+    whose values were selected least often, and then the next case, counted
+    from case `first`.
 
     >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 1)
     [0, 3]
@@ -54,6 +57,8 @@ def covering(
     [0, 1, 2, 3]
     >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 2, most=2)
     [0, 3]
+    >>> covering([("a", 0), ("a", 1), ("b", 0), ("b", 1)], 1, most=1, first=2)
+    [2]
 
     Args:
       cases: Values of the parameters, one sequence per case, all of the same
@@ -61,6 +66,7 @@ def covering(
       strength: Number of values in a combination, at least 1.
       most: Maximum number of selected cases. With fewer cases than necessary,
         the cases do not contain all combinations.
+      first: Number of the preferred case, modulo the number of cases.
 
     Returns:
       Indices in ascending order.
@@ -75,7 +81,7 @@ def covering(
             key=lambda index: (
                 len(contained[index] & missing),
                 -sum(uses[value] for value in enumerate(cases[index])),
-                -index,
+                -((index - first) % len(cases)),
             ),
         )
         missing -= contained[best]
@@ -124,11 +130,14 @@ def mark_exhaustive(items: Sequence[Any], slow: Collection[str]) -> None:
             groups[item.parent, item.originalname, 1, NUM_SLOW_CASES].append(
                 item
             )
-    for (_, _, *options), group in groups.items():
+    for (_, name, *options), group in groups.items():
         # Each case is represented by the parts of its id. Parameters of the
         # same `parametrize` mark share one part.
         cases = [item.callspec._idlist for item in group]
-        selected = set(covering(cases, *options))
+        # Several tests with the same parameters use different values.
+        first = zlib.crc32(name.encode())
+        strength, most, *_ = *options, None
+        selected = set(covering(cases, strength, most, first))
         for index, item in enumerate(group):
             if index not in selected:
                 item.add_marker("exhaustive")

@@ -7,6 +7,9 @@ import tf_keras
 import tf_layoutmap as tlm
 from tf_layoutmap.planning import search
 
+# `make test` does not run each case with each version of Keras.
+pytestmark = pytest.mark.covering(1)
+
 VERSIONS = {"keras": keras, "tf_keras": tf_keras}
 
 

@@ -9,6 +9,9 @@ import tf_keras
 import tf_layoutmap as tlm
 from tf_layoutmap._core import patches
 
+# `make test` does not run each case with each version of Keras.
+pytestmark = pytest.mark.covering(1)
+
 VERSIONS = {"keras": keras, "tf_keras": tf_keras}
 NUM_ROWS, DIM, LENGTH = 50, 4, 3
 RULES = ("SGD", "Adagrad")
@@ -130,7 +133,7 @@ def version(request):
 
 
 @pytest.mark.slow
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_shards", [1, 3])

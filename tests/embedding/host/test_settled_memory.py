@@ -86,8 +86,8 @@ def test_a_table_moved_to_large_pages_trains_equally(tmp_path):
     path = tf.train.Checkpoint(embedding=embedding).write(str(tmp_path / "c"))
     [unmoved] = embedding.embedding_tables.values()
     train(embedding, 12)
-    # The engine tries to move a table only once. The system refuses if it has no
-    # free large page at that time.
+    # The engine tries to move a table only once. The system refuses if it then
+    # has no free large page.
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if not moves_memory():

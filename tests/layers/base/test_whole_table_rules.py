@@ -7,6 +7,9 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 
+# `make test` does not run each case with each version of Keras.
+pytestmark = pytest.mark.covering(1)
+
 tf_keras = pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
 )
@@ -51,7 +54,7 @@ INITIALIZERS = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("name", INITIALIZERS)
 def test_initial_values_equal_embedding_for_any_number_of_shards(
     keras_version, name
@@ -184,7 +187,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_equal_embedding_for_any_number_of_shards(
@@ -193,7 +196,7 @@ def test_rules_equal_embedding_for_any_number_of_shards(
     assert_as_embedding(*keras_version, RULES[rule], OPTIMIZERS[optimizer])
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("rule", ["rows", "own"])
 def test_rules_of_one_shard_equal_embedding(keras_version, rule):
     assert_as_embedding(

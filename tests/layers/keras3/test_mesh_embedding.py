@@ -13,6 +13,9 @@ from tests.layers import models
 from tests.layers.models import weighted_sum
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 
+# `make test` runs each test with one mesh.
+pytestmark = pytest.mark.covering(1, 1)
+
 dtensor = tf.experimental.dtensor
 rules = tf.tpu.experimental.embedding
 
@@ -85,7 +88,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_is_bitwise_equal_to_a_table_on_the_host(mesh, rule):
     host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
@@ -115,7 +118,7 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize(
     "optimizer",
     but(FOLLOWED, "adagrad", "adam", "momentum", "rmsprop", "adamw, clipnorm"),
@@ -219,7 +222,7 @@ def test_only_rows_of_the_batch_change(mesh):
     assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_trains_the_table(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
@@ -304,7 +307,7 @@ def test_each_device_holds_only_its_rows(mesh):
             assert part.shape == (NUM_ROWS // num_parts, DIM)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("verb", ["fit", "predict", "call"])
 @pytest.mark.parametrize("bad", [NUM_ROWS, -1])
 def test_an_out_of_range_id_raises(mesh, verb, bad):
@@ -355,7 +358,7 @@ by_files = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")]
@@ -423,7 +426,7 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
         served.serve(np.full([1, LENGTH], NUM_ROWS))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", [None, (None, "model")])
 def test_the_models_optimizer_trains_a_table_without_an_optimizer(mesh, axes):
     host, meshed = model_of(None), on_mesh(mesh, None, axes)
@@ -483,7 +486,7 @@ def accumulating(steps):
     return keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("steps", [2, 3])
 def test_accumulated_gradients_are_those_of_a_table_on_the_host(
@@ -523,7 +526,7 @@ def test_batches_of_accumulated_gradients_may_grow(mesh, scale):
     assert_same_tables(host, meshed)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
@@ -560,7 +563,7 @@ def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
     assert_same_tables(host, meshed)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]
@@ -661,7 +664,7 @@ CONSTRAINTS = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("steps", [None, 2])
@@ -702,7 +705,7 @@ REGULARIZERS = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 @pytest.mark.parametrize("calls", [1, 2])

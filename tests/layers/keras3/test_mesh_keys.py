@@ -11,6 +11,9 @@ import tf_layoutmap as tlm
 from tests.layers.models import weighted_sum
 from tests.layout.meshes import layout_of, mesh_of
 
+# `make test` runs each test with one mesh.
+pytestmark = pytest.mark.covering(1, 1)
+
 dtensor = tf.experimental.dtensor
 rules = tf.tpu.experimental.embedding
 
@@ -120,7 +123,7 @@ RULES = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [np.int64, str])
 @pytest.mark.parametrize("calls", [1, 2])
@@ -174,7 +177,7 @@ def lstm_model(dtype="int64", **options):
     return keras.Model(inputs, keras.layers.Dense(1, name="top")(x))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("dtype", [np.int64, str])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("weighted", [True, False])
@@ -247,7 +250,7 @@ def test_two_tables_use_the_same_keys(mesh):
         assert_same_tables(host, meshed, name)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_16_bit_activations_train_in_the_same_way(mesh, policy):
     x, y = data(4 * BATCH)
@@ -436,7 +439,7 @@ def test_evict_and_resize_and_on_evict(mesh):
         np.testing.assert_array_equal(first.rows, second.rows)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("file", ["keras", "weights.h5", "checkpoint"])
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]

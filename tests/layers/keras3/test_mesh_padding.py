@@ -10,6 +10,9 @@ from tests.layers import models
 from tests.layers.models import weighted_sum
 from tests.layout.meshes import layout_of, mesh_of
 
+# `make test` runs each test with one mesh.
+pytestmark = pytest.mark.covering(1, 1)
+
 rules = tf.tpu.experimental.embedding
 
 DIM, LENGTH, BATCH = 4, 3, 8
@@ -74,7 +77,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_training_is_bitwise_equal_to_a_table_on_the_host(mesh, num_rows, rule):
@@ -89,7 +92,7 @@ def test_training_is_bitwise_equal_to_a_table_on_the_host(mesh, num_rows, rule):
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_public_values_exclude_the_padding(mesh, num_rows, capsys):
     meshed = on_mesh(mesh, num_rows)
@@ -138,7 +141,7 @@ def test_an_id_in_the_padding_raises(mesh, bad):
     np.testing.assert_array_equal(table_of(meshed).embeddings.numpy(), before)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_weights_are_set_and_assigned(mesh, num_rows):
     meshed = on_mesh(mesh, num_rows)
@@ -155,7 +158,7 @@ def test_weights_are_set_and_assigned(mesh, num_rows):
     np.testing.assert_array_equal(weight.numpy(), (values + 1) * 2)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("way", ["checkpoint", "weights.h5", "keras"])
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_files_exclude_the_padding(mesh, num_rows, way, tmp_path):
@@ -198,7 +201,7 @@ def test_files_exclude_the_padding(mesh, num_rows, way, tmp_path):
         assert_same_tables(again, meshed)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize(
     "initializer", ["uniform", "zeros", "glorot_uniform", "truncated_normal"]
 )
@@ -218,7 +221,7 @@ def test_a_table_too_small_for_its_mesh_raises():
         table_of(on_mesh(mesh_of(batch=1, model=4), 2)).embeddings.numpy()
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("export", ["keras", "tlm"])
 def test_exports_exclude_the_padding(mesh, export, tmp_path):
     meshed = on_mesh(mesh, 21)
