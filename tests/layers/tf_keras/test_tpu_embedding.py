@@ -15,6 +15,9 @@ import tf_layoutmap as tlm
 from tests import strategies
 from tests.layers.keras3 import test_tpu_embedding_replicas as keras3
 
+# The tests of Keras 3 run more cases of the same code.
+pytestmark = pytest.mark.covering(1, 2)
+
 tf_keras = pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
 )
@@ -140,6 +143,7 @@ def with_dense():
     )
 
 
+@pytest.mark.exhaustive
 def test_dense_weights_of_replicas_train_with_the_tables():
     models = [compiled(strategies.mirrored(n), make=with_dense) for n in (1, 2)]
     x, y = keras3.batches()
@@ -166,6 +170,7 @@ def test_dense_weights_of_replicas_train_with_the_tables():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
@@ -354,6 +359,7 @@ def test_a_saved_model_resumes_training(suffix, num_shards, tmp_path):
     keras3.assert_same(embedding_of(again), of_keras_3())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_16_bit_rows_equal_those_of_keras_3_and_are_saved(suffix, tmp_path):
     expected = keras3.compiled(
@@ -510,6 +516,7 @@ def test_a_table_without_a_gradient_raises(optimizer, make):
     model.fit(x["user"], y, verbose=0)
 
 
+@pytest.mark.exhaustive
 def test_packed_batches_train_equal_tables():
     def make():
         ids = tf_keras.Input([10], dtype="int64")

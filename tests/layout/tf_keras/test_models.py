@@ -16,6 +16,9 @@ from tf_layoutmap.layout.replication import retrace
 # The scope supports tf_keras only if the program has imported it.
 import tf_keras  # isort: skip
 
+# The tests of Keras 3 run more cases of the same code.
+pytestmark = pytest.mark.covering(1, 1)
+
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(36, 8)).astype(np.float32)
 IMAGES = RNG.normal(size=(36, 8, 8, 3)).astype(np.float32)
@@ -379,6 +382,7 @@ def convolutions():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
 def test_convolutions_with_sharded_kernels_match_a_single_device():
     outputs, inputs = (None, None, None, "model"), (None, None, "model", None)
@@ -482,6 +486,7 @@ def test_optimizer_matches_a_single_device(name):
     assert slots or name == "SGD"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
@@ -497,6 +502,7 @@ def test_200_steps_match_a_single_device(mesh):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_mixed_bfloat16_is_close_to_a_single_device():
     tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")

@@ -75,6 +75,7 @@ RANDOM = {
 }
 
 
+@pytest.mark.covering(1, 2)
 @each_mesh
 @pytest.mark.parametrize("seed", [{}, {"seed": 3}], ids=["global", "seed"])
 @pytest.mark.parametrize("name", RANDOM)
@@ -105,11 +106,13 @@ RECURRENT = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layer_draws_the_numbers_of_a_single_device(name):
     assert_same(lambda: model_with(RECURRENT[name]()), MESHES[1], losses)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "layer",
     [
@@ -162,6 +165,7 @@ def compile_again(model):
     return first + losses(model)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "run", [evaluate_between, train_on_batches, evaluate_first, compile_again]
 )
