@@ -395,7 +395,7 @@ def test_a_sharding_callback_splits_the_checkpoint_file(grid, tmp_path):
     np.testing.assert_array_equal(again.numpy(), grid)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("bad_id", [-1, 6, 100])
 @pytest.mark.parametrize("placement", ["div", "mod", "columns"])
 @pytest.mark.parametrize("num_shards", [1, 2])

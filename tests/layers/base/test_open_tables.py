@@ -60,6 +60,7 @@ def data(most=40, seed=0, dtype=str):
     )
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_fit_accepts_string_ids(tmp_path, version, layer_class):
     model, layer = model_of(version, layer_class)
@@ -105,7 +106,7 @@ def test_loading_a_table_with_ids_into_an_open_vocabulary_raises(
         counted.load_weights(tmp_path / "model.weights.h5")
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize("form", ["integers", "strings", "dataset", "packed"])
 def test_replicas_train_the_same_keys_as_one_device(version, layer_class, form):
@@ -233,7 +234,7 @@ def test_a_resized_table_is_saved_with_its_new_size(
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_checkpoint_continues_training_with_replicas(

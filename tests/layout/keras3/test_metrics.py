@@ -126,7 +126,7 @@ def metrics_without_a_mesh(from_classes):
     return run_with_metrics(pairs.plain(classifier), from_classes)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["model", "batch"])
 @pytest.mark.filterwarnings("ignore:You are passing weight as")
@@ -185,6 +185,7 @@ def losses_without_a_mesh():
     return run_with_losses(pairs.plain(output_for_each_loss))
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["whole", "model"])
 def test_every_loss_of_keras_matches_a_single_device(axes):

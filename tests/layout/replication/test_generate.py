@@ -192,6 +192,7 @@ def loops(monkeypatch):
     return found
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BACKBONES)
 def test_tokens_equal_those_of_one_device(name):
@@ -204,6 +205,7 @@ def test_tokens_equal_those_of_one_device(name):
         )
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_choose_the_tokens_of_one_device(sampler):
