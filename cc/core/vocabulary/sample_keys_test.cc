@@ -1,5 +1,7 @@
 #include "cc/core/vocabulary/sample_keys.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <numeric>
 #include <vector>
@@ -83,6 +85,29 @@ TEST(SampleKeysTest, WeightsAreCounts) {
   std::iota(keys.begin(), keys.end(), 0);
   CountKeys(one.layout(), Counted(one), keys, UnevenFor(3), counts);
   EXPECT_EQ(by_count.total, std::accumulate(counts.begin(), counts.end(), 0));
+}
+
+TEST(SampleKeysTest, KeysWithoutUsesAreSampled) {
+  TestVocabulary one(4000, VocabularyPolicy());
+  Admit(&one);
+  const ShardedView<int32_t>& count = one.state().count;
+  for (size_t s = 0; s < count.shards.size(); ++s) {
+    std::fill_n(count.shards[s],
+                count.partition->shard_size(s) * kKeysPerBucket, 0);
+  }
+  VocabularyPolicy decaying;
+  decaying.half_life_steps = 1;
+  for (const VocabularyPolicy& policy : {VocabularyPolicy(), decaying}) {
+    CountedKeys counted = Counted(one);
+    counted.policy = policy;
+    Samples found(500);
+    found.total =
+        SampleKeys(counted, SampleBy::kCount, {3, 4}, SerialFor, found.keys,
+                   found.rows, found.weights);
+    EXPECT_EQ(found.total, 1000);
+    EXPECT_EQ(found.weights, std::vector<int64_t>(500, 1));
+    EXPECT_EQ(found.rows, one.Find(found.keys));
+  }
 }
 
 TEST(SampleKeysTest, AnEmptyVocabularyHasNoSamples) {
