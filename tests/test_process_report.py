@@ -70,6 +70,7 @@ def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     assert facts["Self-check"].startswith("ok: 4 of 4 reads returned")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_failed_self_check_exits_with_1():
     # DTensor reads this switch once. `import tf_layoutmap` does not change
@@ -84,6 +85,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
     assert "TensorFlow:     2.21" in ended.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "missing, sentence",

@@ -48,12 +48,14 @@ def run(before="", enable="", distribution="keras.distribution.DataParallel()"):
     return done.stderr.count("shards nothing before"), done.stdout
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import keras"])
 def test_a_distribution_without_effect_causes_one_warning(before):
     assert run(before) == (1, "[]\n")
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("enable", "distribution", "groups"),
@@ -75,6 +77,7 @@ def test_a_distribution_with_an_effect_causes_no_warning(
     assert set(groups) <= set(eval(printed))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_disable_leaves_no_replaced_name():
     switch = (

@@ -98,6 +98,7 @@ def train(make, lora):
     return model, history, np.asarray(written)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     ("make", "layouts", "lora", "sharded"),
     [

@@ -59,6 +59,7 @@ print([one.name for one in spec.tables])
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_tables_have_the_same_order_in_every_process():
     orders = {

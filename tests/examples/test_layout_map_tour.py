@@ -41,6 +41,7 @@ def test_outputs_and_a_plot_are_committed(committed):
     assert "bytes per device" in "".join(map(text_of, committed))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow  # Starts a Jupyter kernel, which imports TensorFlow.
 def test_cells_print_the_committed_outputs(committed):
     executed = code_cells(run_notebook.run(NOTEBOOK))

@@ -84,6 +84,7 @@ def assert_training_continues_alike(first, second):
         variable.assign(value)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_h5_weights_move_between_meshes(written, tmp_path, writer, reader):
     path = tmp_path / "model.weights.h5"
@@ -98,6 +99,7 @@ def test_h5_weights_move_between_meshes(written, tmp_path, writer, reader):
     pairs.assert_same_weights(source, model, rtol=0, atol=0)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.filterwarnings("ignore:.*nested container")
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_keras_format_moves_between_meshes(written, tmp_path, writer, reader):

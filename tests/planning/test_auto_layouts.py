@@ -19,6 +19,7 @@ def losses_without_mesh(make):
     return models.losses(models.compiled(make()))
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "make", [models.mlp, models.transformer], ids=["mlp", "transformer"]
 )
@@ -246,6 +247,7 @@ def test_slot_variables_of_a_table_get_the_planned_layout():
     )
 
 
+@pytest.mark.exhaustive
 def test_recurrent_models_are_planned_in_a_scope():
     expected = losses_without_mesh(models.recurrent)
     keras.utils.set_random_seed(1)

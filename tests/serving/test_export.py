@@ -94,6 +94,7 @@ def test_a_single_layer_is_exported(tmp_path):
     np.testing.assert_array_equal(served.serve([[3, 0]]), wanted)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_non_finite_row_raises_and_leaves_no_files(
     kind, tmp_path, monkeypatch

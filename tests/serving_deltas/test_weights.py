@@ -85,6 +85,7 @@ def export(model, writer, folder, kind="float32"):
     return folder
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     ("version", "kind"),
     [
@@ -337,6 +338,7 @@ def test_a_model_that_was_trained_before_the_mark_raises(tmp_path):
         writer.mark_export(tmp_path / "1")
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("at_once", [None, False])
 def test_calls_in_a_block_see_all_weights_of_one_delta(at_once, tmp_path):
     model = model_of()

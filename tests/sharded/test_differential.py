@@ -39,6 +39,7 @@ def examples(by_default, explored):
 
 # The tests of both routes together run 2 * (5 * 170 + 300) = 2,300 steps, or
 # 17,200 steps with TF_LAYOUTMAP_EXPLORE=1.
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @examples(5, 40)
 @given(tables(), st.integers(0, 2**16))
@@ -46,6 +47,7 @@ def test_any_program_of_reads_and_writes_equals_numpy(table, seed):
     assert Program(table[1], seed, is_traced=False).run(170) == 170
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @examples(1, 6)
 @given(tables(), st.integers(0, 2**16))

@@ -289,6 +289,7 @@ def test_one_checkpoint_is_complete_after_any_file_operation(
 
 
 # Starts a process with TensorFlow, and kills many copies of the process.
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_process_leaves_one_complete_checkpoint(
     replaced, written, tmp_path

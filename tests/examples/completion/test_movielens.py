@@ -89,6 +89,7 @@ def test_missing_tensorflow_datasets_error_names_the_remedy(monkeypatch):
         movielens.read_movielens()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_program_runs_on_mocked_ratings(tmp_path, monkeypatch, capsys):
     tfds = pytest.importorskip("tensorflow_datasets")

@@ -183,6 +183,7 @@ def test_too_few_positions_raise(error_message, tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_cluster_trains_what_this_process_measures_and_exports(
     sources, tmp_path

@@ -63,7 +63,7 @@ def rows_by_key(layer):
     ).numpy()
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
@@ -117,7 +117,7 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
             one.fit(ids, labels, verbose=0, shuffle=False)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_only_fit_inserts_keys(version, layers, dtype):
@@ -182,6 +182,7 @@ def test_steps_equal_those_of_a_tpu_embedding(version, layers):
     )
 
 
+@pytest.mark.covering(1, 1)
 @both
 def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
     model, layer = model_of(version, layers, num_shards=3)
@@ -221,6 +222,7 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
         assert int(other.optimizer.iterations) == 8
 
 
+@pytest.mark.covering(1, 2)
 @both
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 @pytest.mark.parametrize("capacity", [3000, 16])
@@ -270,6 +272,7 @@ def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
         closed.load_weights(tmp_path / "open.weights.h5")
 
 
+@pytest.mark.covering(1, 1)
 @both
 def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
     model, _ = model_of(version, layers, unknown="row", num_shards=3)
@@ -291,6 +294,7 @@ def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
         assert b"LayoutMap>" not in graph
 
 
+@pytest.mark.covering(1, 1)
 @both
 def test_the_padding_value_is_not_a_key(version, layers):
     layer = layer_of(layers, mask=True, optimizer=tpu.SGD(1.0))
@@ -472,6 +476,7 @@ def test_sparse_ids_equal_padded_ids(version, layers):
         assert not found[3][1].any() and found[3][0, 0].any()
 
 
+@pytest.mark.covering(1, 2)
 @both
 @pytest.mark.parametrize("dtype", ["string", "int64"])
 @pytest.mark.parametrize("mask", [False, True])
@@ -566,6 +571,7 @@ def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     assert layer.vocabulary.stats() == stats
 
 
+@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_early_stopping_restores_the_best_table(version, layers, num_replicas):
@@ -640,6 +646,7 @@ def test_setting_weights_without_the_vocabulary_raises(version, layers):
         model.set_weights(copies)
 
 
+@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_two_replicas_train_the_same_table_as_one(version, layers, dtype):

@@ -563,7 +563,7 @@ def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
     assert_same_tables(host, meshed)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]

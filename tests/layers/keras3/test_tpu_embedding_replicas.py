@@ -195,6 +195,7 @@ def test_sharded_tables_are_bitwise_equal_with_replicas():
     assert_same(embedding_of(model), with_one_replica())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "num_replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)]

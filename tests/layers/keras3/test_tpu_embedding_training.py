@@ -189,7 +189,7 @@ def fit(make, layer, **options):
     return model, history.history["loss"]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
@@ -225,6 +225,7 @@ def open_lookups(layer):
     return found["open"], found["followed"]
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("make", MODELS)
 def test_evaluation_and_prediction_enqueue_nothing(make):
     layer = tpu_layer()

@@ -49,6 +49,7 @@ def test_gradients_of_a_repeated_id_are_summed_before_squaring(rule):
     models.assert_trained(layer, ref)
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -319,6 +320,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
     model, layer = tfk.make_model(None, num_shards=4)

@@ -75,6 +75,7 @@ SENTENCES = np.array(
 
 
 # Slow, because each case compiles two models for fit, evaluate and predict.
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make, x", [(columns_model, DATA), (sentences_model, SENTENCES)]

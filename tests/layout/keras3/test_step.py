@@ -27,6 +27,7 @@ def both(run, make=pairs.dense_model, **options):
     return second
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "sizes",
     [

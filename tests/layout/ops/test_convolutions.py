@@ -225,6 +225,7 @@ CASES = {
 }
 
 
+@pytest.mark.covering(1, 8)
 @pytest.mark.parametrize("name", CASES)
 def test_layer_matches_a_single_device(name):
     make, shape, axes = CASES[name]

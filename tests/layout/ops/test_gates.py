@@ -181,6 +181,7 @@ def test_layer_matches_a_single_device_and_gathers_no_weights(name):
     assert_trains_alike(make, x, axes)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -210,6 +211,7 @@ def test_meshes_of_other_shapes(name, sizes):
 
 
 # The masks of Keras 3 depend only on seeds.
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(

@@ -293,6 +293,7 @@ print("sharded", *sharded)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_compiled_functions_gather_no_weight(tmp_path):
     # TensorFlow reads these variables when it is imported.

@@ -200,6 +200,7 @@ def test_fit_evaluate_and_predict_match_a_single_device(make):
     assert_alike(first(FEATURES).numpy(), second(FEATURES).numpy())
 
 
+@pytest.mark.exhaustive
 def test_names_contain_models_and_list_indices():
     model = on_mesh(
         Nested,
@@ -411,6 +412,7 @@ def normalized_images():
     )
 
 
+@pytest.mark.exhaustive
 def test_batch_normalization_of_images_matches_a_single_device():
     # The fused op of the layer ended the process.
     assert_trains_alike(
@@ -433,6 +435,7 @@ def test_strict_map_raises_instead_of_gathering_rows():
         )
 
 
+@pytest.mark.exhaustive
 def test_step_that_cannot_be_sharded_is_fully_replicated(monkeypatch):
     monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
 
@@ -648,6 +651,7 @@ class HostTensors(layers.Layer):
         return x @ self.table + tf.cast(self.mask[2], x.dtype)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("eager", [False, True])
 def test_host_tensors_of_layers_are_copied_to_the_mesh(eager):
     def make():
@@ -689,6 +693,7 @@ def test_assigning_a_host_variable_in_a_step_raises():
     assert layer.hidden.count.numpy() == 1
 
 
+@pytest.mark.exhaustive
 def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__

@@ -177,6 +177,7 @@ def test_seeded_layer_draws_the_numbers_of_a_single_device(run):
     )
 
 
+@pytest.mark.exhaustive
 def test_new_metrics_change_the_seeds_as_on_a_single_device():
     def run(model):
         first = losses(model)
