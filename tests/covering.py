@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-# Number of slow cases of a test that `make test` runs, unless marks of the test
-# say otherwise.
-NUM_SLOW_CASES = 2
+# Number of slow cases of a test that `make test` runs, unless the test has the
+# mark `covering`.
+NUM_SLOW_CASES = 1
 
 
 def combinations(

@@ -19,6 +19,7 @@ MESHES = {
 
 
 # Each case compares 8 shapes and dtypes with 3 layouts on 3 meshes.
+@pytest.mark.covering(1, 10)
 @pytest.mark.parametrize("name", CASES)
 def test_values_on_a_mesh_match_one_device(name):
     found = initial_values.on_meshes(
@@ -28,6 +29,7 @@ def test_values_on_a_mesh_match_one_device(name):
     assert found == []
 
 
+@pytest.mark.covering(1, 10)
 @pytest.mark.parametrize("name", CASES)
 def test_values_in_shards_match_one_device(name):
     assert initial_values.in_shards(CASES[name]) == []

@@ -123,7 +123,7 @@ def results_of(model, case):
 
 # Slow, because each case compiles a model for `fit`, `evaluate` and `predict`.
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=settings.default.max_examples // 50, deadline=None)
 @given(cases())
 def test_a_random_model_trains_as_on_the_host(case):
     """The table is float32, and DTensor sums in another order."""

@@ -771,6 +771,7 @@ def test_batch_axis_may_have_any_name():
     pairs.assert_alike(pairs.fit(pairs.plain(pairs.dense_model)), history)
 
 
+@pytest.mark.exhaustive
 def test_autotune_is_off_only_for_arrays_on_a_mesh(monkeypatch):
     seen = []
     iterate = tf.data.Dataset.__iter__

@@ -71,6 +71,7 @@ def test_gradients_are_accumulated_over_batches():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_jit_compile_does_not_change_results():
     def run(model):
         model.compile(
@@ -308,6 +309,7 @@ def test_callbacks_write_the_same_files_as_a_single_device(tmp_path):
     pairs.assert_same_weights(kept["plain"], kept["mesh"])
 
 
+@pytest.mark.exhaustive
 def test_interrupted_training_resumes_at_the_same_epoch(tmp_path):
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

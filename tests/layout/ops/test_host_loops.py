@@ -123,6 +123,7 @@ def host(results):
 MAKERS = [autograph_while, two_loops, over_a_range, method]
 
 
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("is_in_default_mesh", [False, True])
 def test_loop_matches_a_single_device(maker, is_in_default_mesh, no_warning):
