@@ -1,6 +1,9 @@
-"""Each guide begins with the task that it describes."""
+"""Each guide begins with its task; two guides have details on other pages."""
 
 import pathlib
+import re
+
+import pytest
 
 GUIDES = pathlib.Path(__file__).parents[2] / "docs" / "guides"
 
@@ -16,3 +19,12 @@ def test_each_guide_begins_with_a_task():
         for name, text in first_paragraphs.items()
         if not text.startswith("This guide shows how to ")
     ]
+
+
+@pytest.mark.parametrize("name", ["several_processes", "open_vocabulary"])
+def test_a_guide_with_reference_pages_is_short(name):
+    text = (GUIDES / f"{name}.md").read_text()
+    assert len(text.split()) <= 1_500
+    assert len(re.findall(r"!\[[^\]]+\]\(\.\./images/", text)) == 1
+    assert re.findall(r"^## (.*)", text, re.M)[-1] == "Limits"
+    assert len(set(re.findall(r"\(\.\./reference/(\w+)\.md", text))) >= 4
