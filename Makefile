@@ -190,10 +190,11 @@ $(VENV)/.docs_packages: $(VENV)/.develop
 	touch $@
 
 .PHONY: docs
-docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/.
+docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/, and checks its pages in a browser.
 	rm -rf site jupyter_execute
 	$(RUN) -m sphinx --fresh-env --fail-on-warning --keep-going --quiet \
 	    docs site
+	$(RUN) -m tools.page_widths site
 	@echo "Open site/index.html in a browser."
 
 .PHONY: wheel

@@ -79,7 +79,9 @@ def run(
     )
 
     keras.utils.set_random_seed(seed)
-    options = dict(steps=steps, batch_size=batch_size, seed=seed)
+    options = dict(
+        steps=steps, batch_size=batch_size, seed=seed, say=report.say
+    )
     report.table(
         "Data: synthetic, generated in memory",
         ["", ""],
@@ -101,6 +103,7 @@ def run(
     features = features_of(shop, shop.training)
     counts = item_counts(shop)
     shares = np.maximum(counts, 1) / counts.sum()
+    report.say("Training the retrieval model:")
     retrieval, user_tower, item_tower = build_retrieval(shop, num_shards)
     train(
         retrieval,
@@ -139,6 +142,7 @@ def run(
         numbers=["recall@10", "recall@100"],
     )
 
+    report.say("Training the ranking model:")
     ranking = build_ranking(shop, num_shards)
     train(ranking, features, shop.training.purchases, **options)
     labels = shop.held_out.purchases

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -132,6 +134,25 @@ def item_counts(shop: Shop) -> np.ndarray:
     return np.bincount(shop.training.items, minlength=shop.num_items)
 
 
+class _Progress(keras.callbacks.Callback):
+    """Prints the step and the mean loss of the epoch, six times in a run."""
+
+    def __init__(self, steps: int, say: Callable[[str], None]):
+        super().__init__()
+        self._steps = steps
+        self._say = say
+        self._done = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Prints a line after each sixth of the steps."""
+        self._done += 1
+        if self._done * 6 // self._steps > (self._done - 1) * 6 // self._steps:
+            loss = (logs or {})["loss"]
+            self._say(
+                f"  step {self._done:,} of {self._steps:,}: loss {loss:.3f}"
+            )
+
+
 def train(
     model: keras.Model,
     features: dict[str, np.ndarray],
@@ -140,6 +161,7 @@ def train(
     steps: int,
     batch_size: int,
     seed: int,
+    say: Callable[[str], None] = lambda line: None,
 ) -> float:
     """Trains for a number of steps and returns the mean loss of the last half.
 
@@ -151,6 +173,7 @@ def train(
       steps: Number of training steps, at least 2.
       batch_size: Views in a step.
       seed: Seed of the order of the examples.
+      say: Function that prints a line of progress, about six times in total.
     """
     examples = (features,) if labels is None else (features, labels)
     dataset = (
@@ -169,7 +192,12 @@ def train(
     # epoch is the mean over the second half of the steps.
     half = steps // 2
     history = model.fit(
-        dataset, epochs=2, steps_per_epoch=half, verbose=0, shuffle=False
+        dataset,
+        epochs=2,
+        steps_per_epoch=half,
+        callbacks=[_Progress(2 * half, say)],
+        verbose=0,
+        shuffle=False,
     )
     return history.history["loss"][-1]
 

@@ -1,6 +1,6 @@
 """Counts the modules of the package whose functions run in common calls.
 
-    python -m tools.modules_passed
+    python tools/modules_passed.py
 
 The fewer modules a call uses, the fewer files a developer has to open to
 understand the call. A module is counted if one of its functions is called. All
@@ -21,6 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Python adds only the folder of this file to its search path.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import keras
 import numpy as np

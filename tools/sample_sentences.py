@@ -1,6 +1,6 @@
 """Prints random sentences from the documentation, docstrings and comments.
 
-    python -m tools.sample_sentences --count 60 --seed 27
+    python tools/sample_sentences.py --count 60 --seed 27
 
 Give the sentences to a reader without knowledge of the project. The reader
 marks each sentence that needs a second reading. At most 5 of 100 sentences may
@@ -8,7 +8,12 @@ be marked.
 """
 
 import argparse
+import pathlib
 import random
+import sys
+
+# Python adds only the folder of this file to its search path.
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from tests.project import texts
 

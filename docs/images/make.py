@@ -1,11 +1,12 @@
-"""Draws the pictures of README.md and of examples/README.md.
+"""Draws the pictures of README.md, examples/README.md and two guides.
 
     python docs/images/make.py
 
 The program runs the snippet of README.md and writes `shards.svg`: the rows of a
 table on four devices. All numbers in the picture come from the snippet. Then
-the program runs the tutorial and writes its loss curves to `losses.svg`.
-Requires matplotlib, which the extra `docs` installs.
+the program runs the tutorial and writes its loss curves to `losses.svg`. The
+pictures of the guides are in `guide_pictures.py`. Requires matplotlib, which
+the extra `docs` installs.
 """
 
 import contextlib
@@ -19,16 +20,12 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+import guide_pictures  # noqa: E402
 import matplotlib  # noqa: E402
+from guide_pictures import COLORS, EDGE, EMPTY  # noqa: E402
 from matplotlib import patches, pyplot  # noqa: E402
 
 from tf_layoutmap.layout.mesh import transfer  # noqa: E402
-
-# These colors have enough contrast with white for text in the color and for
-# white text on the color.
-COLORS = ("#1f5fa8", "#b3541e", "#2f7d4f", "#7a3e9d")
-EMPTY = "#eef1f5"
-EDGE = "#4a5568"
 
 
 def run_snippet() -> tuple[dict[str, Any], list[int]]:
@@ -146,6 +143,9 @@ def main() -> None:
     )
     save(figure, "shards.svg")
     save(run_tutorial()["figure_of_losses"], "losses.svg")
+    save(guide_pictures.draw_placements(), "placements.svg")
+    steps = guide_pictures.run_vocabulary()
+    save(guide_pictures.draw_vocabulary(steps), "vocabulary.svg")
 
 
 if __name__ == "__main__":

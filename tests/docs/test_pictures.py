@@ -1,16 +1,23 @@
 """The committed pictures match the pages that show them."""
 
+import importlib
 import pathlib
 import re
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "shards.svg"
 
 
+def texts_of(picture: pathlib.Path) -> list[str]:
+    """Returns the texts, which Matplotlib also writes as comments."""
+    return re.findall(r"<!-- (.*?) -->", picture.read_text())
+
+
 def test_the_picture_of_the_readme_shows_its_numbers():
     readme = (ROOT / "README.md").read_text()
-    # Matplotlib writes each text of an SVG file as a comment, too.
-    texts = re.findall(r"<!-- (.*?) -->", PICTURE.read_text())
+    texts = texts_of(PICTURE)
     numbers = re.findall(r"bytes_per_device\)  # (\d+)", readme)
     assert len(numbers) == 2
     for number in numbers:
@@ -30,3 +37,20 @@ def test_pictures_are_small():
         for path in PICTURE.parent.iterdir()
         if path.suffix in (".svg", ".png")
     )
+
+
+def test_the_picture_of_a_vocabulary_matches_a_new_run(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(PICTURE.parent))
+    steps = importlib.import_module("guide_pictures").run_vocabulary()
+    assert [step.evicted for step in steps] == [[], [], [], ["hen"]]
+    shown = [
+        text
+        for text in texts_of(PICTURE.parent / "vocabulary.svg")
+        if text.startswith("row ")
+    ]
+    assert shown == [
+        f"row {row}: {key or 'free'}"
+        for step in steps
+        for row, key in enumerate(step.rows)
+    ]

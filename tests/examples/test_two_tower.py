@@ -68,6 +68,26 @@ def test_another_view_of_the_same_item_is_not_a_negative_example():
     )
 
 
+def test_training_prints_its_progress():
+    model = pytest.importorskip("two_tower_model")
+    keras = model.keras
+    user = keras.Input([1], name="user")
+    small = keras.Model({"user": user}, keras.layers.Dense(1)(user))
+    small.compile("sgd", "mse")
+    lines = []
+    model.train(
+        small,
+        {"user": np.ones([64, 1], np.float32)},
+        np.ones([64, 1], np.float32),
+        steps=12,
+        batch_size=8,
+        seed=1,
+        say=lines.append,
+    )
+    steps = [re.findall(r"step (\d+) of 12: loss \d\.\d{3}", x) for x in lines]
+    assert steps == [["2"], ["4"], ["6"], ["8"], ["10"], ["12"]]
+
+
 @pytest.mark.parametrize("module", ["two_tower_data", "two_tower_model"])
 def test_examples_in_docstrings_pass(module):
     found = doctest.testmod(pytest.importorskip(module))

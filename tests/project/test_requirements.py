@@ -69,6 +69,13 @@ def test_the_version_is_defined_in_one_file():
     assert newest == _version.__version__
 
 
+def test_the_metadata_names_the_author_of_the_documentation():
+    conf = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+    author = re.search(r'^author = "(.*)"$', conf, re.M).group(1)
+    (listed,) = PROJECT["authors"]
+    assert listed["name"].lower() == author.lower()
+
+
 def test_all_files_list_the_same_python_versions():
     files = [
         "README.md",

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.mesh import transfer
 
@@ -58,3 +59,32 @@ def test_error_for_an_unsharded_tensor_is_raised_unchanged():
 
     with pytest.raises(tf.errors.UnimplementedError, match="as it is"):
         transfer.numpy_of(original, tf.constant(1.0))
+
+
+def device_mesh():
+    return tlm.distribution.DeviceMesh(
+        (2, 2), ["batch", "model"], [f"cpu:{i}" for i in range(4)]
+    )
+
+
+def test_custom_loops_accept_the_names_of_keras_distribution():
+    mesh = device_mesh()
+    layout = tlm.distribution.TensorLayout(("batch", None), mesh)
+    value = np.arange(8, dtype=np.float32).reshape(4, 2)
+    tensor = tlm.layout.to_mesh(value, layout)
+    assert tf.experimental.dtensor.fetch_layout(tensor) == layout.to_dtensor()
+    with tlm.layout.default_mesh(mesh):
+        doubled = tf.function(lambda x: x + x)(tensor)
+    assert np.array_equal(tlm.layout.to_host(doubled), 2 * value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: tlm.layout.to_mesh(np.ones([2, 2]), ("batch", None)),
+        lambda: tlm.layout.default_mesh("cpu:0").__enter__(),
+    ],
+)
+def test_another_type_of_layout_or_mesh_raises(call):
+    with pytest.raises(TypeError, match="must be a .*dtensor"):
+        call()

@@ -326,7 +326,9 @@ _trace: ThreadValue[tuple[Mesh | None, str | None]] = ThreadValue((None, None))
 
 
 @contextlib.contextmanager
-def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
+def default_mesh(
+    mesh: device_mesh.AnyMesh, batch_dim: str | None = None
+) -> Iterator[None]:
     """Sets the default mesh of DTensor and traces functions for this mesh.
 
     Use this context manager around the step of a custom training loop. Unlike
@@ -340,9 +342,14 @@ def default_mesh(mesh: Mesh, batch_dim: str | None = None) -> Iterator[None]:
     ```
 
     Args:
-      mesh: `dtensor.Mesh`.
+      mesh: `tlm.distribution.DeviceMesh`, `keras.distribution.DeviceMesh` or
+        `dtensor.Mesh`.
       batch_dim: Mesh axis that shards batches; None if they are replicated.
+
+    Raises:
+      TypeError: If `mesh` has another type.
     """
+    mesh = device_mesh.to_dtensor_mesh(mesh)
     prepare_process(mesh)
     error = None
     errors.complete_groups(mesh)

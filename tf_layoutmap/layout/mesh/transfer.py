@@ -18,11 +18,12 @@ TensorFlow 2.21, at least on the CPU:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import checks
 from tf_layoutmap.layout.mesh import errors, shard_shapes, tracing
 from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
@@ -119,33 +120,55 @@ def _padded(part: Any, num_rows: int) -> Any:
         return tf.pad(part, padding)
 
 
-def to_mesh(value: TensorLike, layout: Layout) -> tf.Tensor:
+class ToDTensor(Protocol):
+    """A `tlm.distribution.TensorLayout`, which is defined above this module."""
+
+    def to_dtensor(self) -> Layout:
+        """Returns the `dtensor.Layout`."""
+        ...
+
+
+def to_mesh(value: TensorLike, layout: Layout | ToDTensor) -> tf.Tensor:
     """Copies a value to a mesh.
 
     Args:
       value: numpy array or eager tensor. A tensor on this or another mesh is
         copied through the host, because TensorFlow's `copy_to_mesh` truncates
         sharded tensors.
-      layout: `dtensor.Layout` of the result.
+      layout: `tlm.distribution.TensorLayout` or `dtensor.Layout` of the result.
 
     Returns:
       An eager DTensor. The result shares no memory with `value`, unless `value`
       is on a mesh with the same layout and is returned unchanged.
 
     Raises:
+      TypeError: If `layout` has another type.
       ValueError: If `layout` does not fit the shape.
     """
-    prepare_process(layout.mesh)
+    target = _dtensor_layout(layout)
+    prepare_process(target.mesh)
     if on_mesh(value):
         value = cast("tf.Tensor", value)
-        if dtensor.fetch_layout(value) == layout:
+        if dtensor.fetch_layout(value) == target:
             return value
         value = to_host(value)
     tensor = (
         cast("tf.Tensor", value) if tf.is_tensor(value) else np.asarray(value)
     )
-    check_fits(layout, tensor.shape)
-    return padded_to_mesh(tensor, layout)
+    check_fits(target, tensor.shape)
+    return padded_to_mesh(tensor, target)
+
+
+def _dtensor_layout(layout: Layout | ToDTensor) -> Layout:
+    """Returns a layout of this package or of DTensor as a `dtensor.Layout`."""
+    if hasattr(layout, "to_dtensor"):
+        return cast("ToDTensor", layout).to_dtensor()
+    return checks.check_type(
+        "layout",
+        layout,
+        Layout,
+        "a tlm.distribution.TensorLayout or a dtensor.Layout",
+    )
 
 
 def padded_to_mesh(value: Any, layout: Layout) -> Any:
