@@ -11,7 +11,7 @@ from tensorflow.python.framework.convert_to_constants import (
     convert_variables_to_constants_v2,
 )
 
-from tests.stock.outcome import attempts, program
+from tests.stock.outcome import attempts, exhaustive_program, program
 
 SPEC = tf.TensorSpec([2], name="x")
 X = tf.constant([1.0, 3.0])
@@ -37,7 +37,7 @@ def gradient_of(function, x=X):
     return [y, tape.gradient(y, x)]
 
 
-@program
+@exhaustive_program
 def custom_gradients():
     def concrete(f=reversed_gradient):
         return tf.function(f).get_concrete_function(SPEC)

@@ -513,7 +513,7 @@ def operations_of_keras():
     )
 
 
-@program
+@exhaustive_program
 def fine_tuned():
     model, _ = trained(keras, dense, numbers(8, 4))
     embedding = keras.layers.Embedding(7, 4)

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from tests.stock.of_keras import Y, dense, numbers
-from tests.stock.outcome import attempts, program
+from tests.stock.outcome import attempts, exhaustive_program, program
 
 tpu = tf.tpu.experimental.embedding
 
@@ -61,7 +61,7 @@ def steps():
     )
 
 
-@program
+@exhaustive_program
 def models():
     def run(package):
         with mirrored().scope():
