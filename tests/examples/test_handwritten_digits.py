@@ -48,6 +48,7 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
         handwritten_digits.load()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_learning_curve_rises():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")

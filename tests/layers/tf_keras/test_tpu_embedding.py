@@ -16,7 +16,7 @@ from tests import strategies
 from tests.layers.keras3 import test_tpu_embedding_replicas as keras3
 
 # The tests of Keras 3 run more cases of the same code.
-pytestmark = pytest.mark.covering(1, 2)
+pytestmark = pytest.mark.covering(1, 1)
 
 tf_keras = pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras==2.21.*"
