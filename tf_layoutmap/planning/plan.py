@@ -328,6 +328,7 @@ class Plan(partition.PartitionerByName):
             },
             "use_seconds": dict(problem.use_seconds),
             "sum_share": problem.sum_share,
+            "is_limited": problem.is_limited,
             "items": [
                 {
                     **{
@@ -392,6 +393,7 @@ class Plan(partition.PartitionerByName):
             values["shared_costs"],
             dict(values["use_seconds"]),
             values["sum_share"],
+            values.get("is_limited", True),
         )
         return cls(
             Solution(
