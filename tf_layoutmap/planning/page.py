@@ -90,22 +90,22 @@ def device_rows(plan: Any) -> list[list[str]]:
     """
     parts = _part_names(plan.solution.seconds())
     # Without `memory`, the budgets are the memory of the plan itself.
-    limit = ["budget", "used"] if plan.solution.problem.is_limited else []
-    rows = [["device", "items", "memory", *limit, "step", *parts]]
+    is_limited = plan.solution.problem.is_limited
+    names = ["budget", "used"] if is_limited else []
+    rows = [["device", "items", "memory", *names, "step", *parts]]
     for devices in _groups(plan):
         first = devices[0]
         used = plan.solution.total_memory[first]
         budget = plan.solution.problem.budgets[first]
         seconds = plan.solution.seconds()[first]
+        share = f"{used / budget:.1%}" if budget else "-"
+        limits = [format_bytes(budget), share] if is_limited else []
         rows.append(
             [
                 _name(plan, devices),
                 f"{len(_stored(plan, first)):,}",
                 format_bytes(used),
-                *[
-                    format_bytes(budget),
-                    f"{used / budget:.1%}" if budget else "-",
-                ][: len(limit)],
+                *limits,
                 format_time(math.fsum(seconds.values())),
                 *(format_time(seconds.get(part, 0.0)) for part in parts),
             ]

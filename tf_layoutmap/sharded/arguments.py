@@ -374,7 +374,7 @@ def _number_of_shards(
         )
     if num_shards is not None:
         partitioner = FixedShardsPartitioner(num_shards)
-    checks.check_partitioner(partitioner, f"table {name!r}")
+    partitioner = checks.check_partitioner(partitioner, f"table {name!r}")
     options = {"axis": axis} if axis else {}
     counts = partitioner(tf.TensorShape(shape), dtype, **options)
     if not isinstance(counts, Sequence):
