@@ -339,7 +339,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         ]
         shown = [*tables[:5], *["..."] * (len(tables) > 5)]
         return (
-            f"<{type(self).__name__} of {len(tables)} tables "
+            f"<{type(self).__name__} of {len(tables)} "
+            f"table{'s' * (len(tables) != 1)} "
             f"({'; '.join(shown)})>"
         )
 
