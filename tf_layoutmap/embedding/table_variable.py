@@ -359,19 +359,22 @@ def _create_in_blocks(
     An initializer that computes only all rows needs this copy, but no other.
     """
     num_rows, dim = value.cut.sizes[value.shard], value.shape[1]
-    first = value.block(0, min(num_rows, 1))
-    full = value() if first is None else None
+    full = value() if value.block(0, 1) is None else None
     variable = tf_private.ResourceVariable(
         tf.zeros([num_rows, dim], dtype),
         trainable=trainable,
         name=name,
         distribute_strategy=strategy_in_scope(),
     )
-    shards = Shards([variable], partition.RowPartition.div(num_rows, 1), name)
+    shards = Shards(
+        [variable], partition.RowPartition.div(num_rows, 1), table.name
+    )
     step = max(_BLOCK_BYTES // (4 * dim), 1)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
-        rows = value.block(start, stop) if full is None else full[start:stop]
+        rows: Any = (
+            value.block(start, stop) if full is None else full[start:stop]
+        )
         routing.scatter(
             shards,
             "update",
