@@ -26,7 +26,7 @@ from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 HOST = "/device:CPU:0"
 # Bytes of the float32 values that are cast to the storage dtype at a time.
-_BLOCK_BYTES = 1 << 24
+_BLOCK_BYTES = 1 << 22
 
 
 def create(
