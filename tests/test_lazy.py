@@ -1,5 +1,6 @@
 """Public names of the package are imported on first use."""
 
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -10,6 +11,7 @@ import types
 import pytest
 
 import tf_layoutmap
+from tf_layoutmap._core import lazy
 
 
 def test_pure_modules_do_not_import_tensorflow():
@@ -248,3 +250,96 @@ def test_a_public_name_hides_no_module(name):
         if ":" in home:
             assert not (folder / public).exists(), public
             assert not (folder / f"{public}.py").exists(), public
+
+
+def registered(keras):
+    registry = keras.saving.get_custom_objects()
+    return {name for name in registry if name.startswith("tf_layoutmap>")}
+
+
+def test_all_classes_of_saved_models_are_registered_lazily(monkeypatch):
+    """A class that only its own module registers is not found in a new process.
+
+    `import tf_layoutmap` passes the table of classes to `register_classes`.
+    """
+    tables = []
+    monkeypatch.setattr(lazy, "register_classes", tables.append)
+    spec = importlib.util.find_spec("tf_layoutmap")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    for keras, layers in (
+        (pytest.importorskip("keras"), "layers"),
+        (pytest.importorskip("tf_keras"), "layers.tf_keras"),
+    ):
+        module = importlib.import_module(f"tf_layoutmap.{layers}")
+        for name in module.__all__:
+            getattr(module, name)
+        importlib.import_module("tf_layoutmap.layers.keras3.stock_adagrad")
+        homes = tables[0][keras.__name__]
+        assert {f"tf_layoutmap>{one.split(':')[1]}" for one in homes} == (
+            registered(keras)
+        )
+        for home in homes:
+            name, _, kind = home.partition(":")
+            assert hasattr(importlib.import_module(name), kind)
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_the_import_of_keras_registers_classes(
+    is_imported, tmp_path, monkeypatch
+):
+    (tmp_path / "keras_for_test.py").write_text(
+        "import types\n"
+        "found = {}\n"
+        "saving = types.SimpleNamespace(get_custom_objects=lambda: found)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "keras_for_test", raising=False)
+    if is_imported:
+        importlib.import_module("keras_for_test")
+    lazy.register_classes({"keras_for_test": ["tests.test_lazy:Saved"]})
+    module = importlib.import_module("keras_for_test")
+    assert "exec_module" not in vars(module.__loader__)
+    (name,) = module.found
+    assert name == "tf_layoutmap>Saved"
+    loaded = module.found[name].from_config({"value": 3})
+    assert type(loaded).__name__ == "Saved" and loaded.value == 3
+
+
+class Saved:
+    def __init__(self, value):
+        self.value = value
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+
+@pytest.mark.parametrize("version", ["keras", "tf_keras"])
+def test_keras_loads_a_layer_by_its_lazy_registration(version, tmp_path):
+    keras = pytest.importorskip(version)
+    layers = tf_layoutmap.layers
+    layers = layers if version == "keras" else layers.tf_keras
+    model = keras.Sequential(
+        [
+            keras.Input([2], dtype="int64"),
+            layers.ShardedEmbedding(4, 2, optimizer="sgd"),
+        ]
+    )
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    kind = layers.ShardedEmbedding
+    registry = keras.saving.get_custom_objects()
+    name = "tf_layoutmap>ShardedEmbedding"
+    registry.pop(name)
+    try:
+        lazy.register_classes({version: [f"{kind.__module__}:{kind.__name__}"]})
+        assert registry[name] is not kind
+        assert type(keras.models.load_model(path).layers[-1]) is kind
+    finally:
+        registry[name] = kind
+
+
+def test_embedding_suggests_the_sharded_embedding():
+    with pytest.raises(AttributeError, match=r"layers.ShardedEmbedding'\?$"):
+        tf_layoutmap.layers.Embedding  # noqa: B018

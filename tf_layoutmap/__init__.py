@@ -20,6 +20,29 @@ _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
 # effect before `tlm.distribution.enable()`.
 _distribution_notice.start()
 
+# Registers the classes that a saved model can contain, so that
+# `keras.models.load_model` finds them. They are imported when they are loaded.
+_lazy.register_classes(
+    {
+        "keras": [
+            "tf_layoutmap.layers.keras3.dot_interaction:DotInteraction",
+            "tf_layoutmap.layers.keras3.row_optimizer:RowOptimizer",
+            "tf_layoutmap.layers.keras3.sharded_embedding:KeyMask",
+            "tf_layoutmap.layers.keras3.sharded_embedding:ShardedEmbedding",
+            "tf_layoutmap.layers.keras3.stock_adagrad:StockAdagrad",
+            "tf_layoutmap.layers.keras3.stock_embedding:ReplacedEmbedding",
+            "tf_layoutmap.layers.keras3.tpu_embedding:TPUEmbedding",
+        ],
+        "tf_keras": [
+            "tf_layoutmap.layers.tf_keras.dot_interaction:DotInteraction",
+            "tf_layoutmap.layers.tf_keras.row_optimizer:RowOptimizer",
+            "tf_layoutmap.layers.tf_keras.sharded_embedding:ShardedEmbedding",
+            "tf_layoutmap.layers.tf_keras.stock_embedding:ReplacedEmbedding",
+            "tf_layoutmap.layers.tf_keras.tpu_embedding:TPUEmbedding",
+        ],
+    }
+)
+
 # Maps each public name to its location. A name is imported when a program first
 # uses it.
 _HOMES = {

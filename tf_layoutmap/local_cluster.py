@@ -24,6 +24,7 @@ import collections
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -369,6 +370,11 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(
             "A program must follow: python -m tf_layoutmap.local_cluster "
             "--ps 2 --workers 2 -- python train.py. Received: none."
+        )
+    if shutil.which(argv[1]) is None:
+        sys.exit(
+            "The program must be an executable file, or a command in PATH. "
+            f"Received: {argv[1]!r}."
         )
     sys.exit(run(argv[1:], _PS.value, _WORKERS.value, _RESTART.value))
 

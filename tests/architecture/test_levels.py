@@ -33,6 +33,7 @@ LEVELS = {
     "_core.placeholders": 0,
     "_core.private_names": 0,
     "_core.requirements": 0,
+    "_core.user_warnings": 0,
     "local_cluster": 0,
     "partition": 0,
     "vocabulary.open_vocabulary": 0,

@@ -4,9 +4,11 @@ import subprocess
 import sys
 import textwrap
 
+import keras
 import pytest
 
 from tests.processes import ROOT
+from tf_layoutmap._core import distribution_notice
 
 _SECONDS = 120
 
@@ -94,3 +96,18 @@ def test_disable_leaves_no_replaced_name():
         "\ngc.collect()\n"
     )
     assert run("", warned + switch) == (1, "[]\n")
+
+
+def test_the_warning_points_at_the_program(monkeypatch):
+    monkeypatch.setattr(distribution_notice, "_warned", False)
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(
+            devices=keras.distribution.list_devices("cpu")[:1]
+        )
+    )
+    try:
+        with pytest.warns(UserWarning, match="shards nothing before") as caught:
+            distribution_notice._check("stop", {})
+    finally:
+        keras.distribution.set_distribution(None)
+    assert [one.filename for one in caught] == [__file__]

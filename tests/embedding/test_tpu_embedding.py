@@ -679,3 +679,10 @@ def test_a_learning_rate_of_none_raises():
     activations = embedding.dequeue()
     with pytest.raises(ValueError, match="Received: None .table 'words'"):
         embedding.apply_gradients(activations)
+
+
+def test_the_representation_names_the_tables():
+    words = tpu.TableConfig(4, 2, name="words")
+    embedding = tlm.TPUEmbedding(tpu.FeatureConfig(words), tpu.SGD(1.0))
+    shown = "<TPUEmbedding of 1 table (words: 4 x 2 float32, sgd)>"
+    assert repr(embedding) == shown

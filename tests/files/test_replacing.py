@@ -193,3 +193,13 @@ def test_tensorflow_errors_become_os_errors(error, number):
                 "/job:a/device:CPU:0}} x.data; why [Op:SaveV2]",
             )
     assert one.value.errno == number
+
+
+def test_names_with_a_prefix_are_found_in_a_folder_with_any_name(tmp_path):
+    folder = tmp_path / r"a[b]*?\c"
+    folder.mkdir()
+    for name in ("x-1", "x-[2]", "y-1"):
+        (folder / name).write_text("")
+    prefix = str(folder / "x-")
+    assert files.with_prefix(prefix) == [f"{prefix}1", f"{prefix}[2]"]
+    assert files.with_prefix(str(tmp_path / "missing" / "x")) == []

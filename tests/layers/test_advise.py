@@ -1,6 +1,8 @@
 """`python -m tf_layoutmap advise` prints a report and changes nothing."""
 
 import json
+import pathlib
+import re
 
 import keras
 import pytest
@@ -44,14 +46,23 @@ def test_the_model_of_a_function_is_described(tmp_path, monkeypatch, capsys):
     assert not layer["is_replaced"] and "5,000 rows" in layer["reason"]
 
 
-def test_another_target_raises_an_error():
-    with pytest.raises(ValueError, match="a .keras file or module:function"):
-        advise.load_model("model")
-
-
-def test_a_missing_file_raises_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="does not exist"):
-        advise.load_model(str(tmp_path / "missing.keras"))
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("model", "a .keras file or module:function"),
+        ("missing.keras", "does not exist"),
+        ("text.keras", "must be a file that `model.save`"),
+        ("no_such_module:make", "found no module 'no_such_module'"),
+        ("tests.layers.test_advise:modle_of", "Did you mean.*model_of"),
+    ],
+)
+def test_another_target_prints_an_error(
+    target, words, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("text.keras").write_text("text")
+    assert command.main(["advise", target]) == 1
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_an_unknown_command_returns_2(capsys):

@@ -194,3 +194,9 @@ def test_two_matches_raise_in_a_strict_map(mesh, layouts):
 
 def test_repr_shows_keys_and_axes(filled):
     assert "'.*dense.*bias': ('model',)" in repr(filled)
+
+
+def test_a_device_mesh_names_the_class_that_accepts_it():
+    mesh = tlm.distribution.DeviceMesh((1,), ["batch"], ["cpu:0"])
+    with pytest.raises(TypeError, match="tlm.distribution.LayoutMap"):
+        tlm.LayoutMap(mesh)

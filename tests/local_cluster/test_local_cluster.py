@@ -297,3 +297,8 @@ def test_shutdown_does_not_wait_for_a_restart_delay(capfd, monkeypatch):
         began = time.monotonic()
     assert "in 999 s" in printed
     assert time.monotonic() - began < 100
+
+
+def test_a_program_that_does_not_exist_raises_before_servers_start():
+    with pytest.raises(SystemExit, match="executable.*'pythonn'"):
+        local_cluster.main(["local_cluster", "pythonn"])

@@ -137,12 +137,13 @@ def test_weights_that_are_built_after_the_plan_are_reported():
 def test_memory_limits_the_plan():
     mesh = mesh_of(**SIZES)
     with (
-        pytest.raises(search.PlanDoesNotFitError, match="missing"),
+        pytest.raises(search.PlanDoesNotFitError, match="What would fit: "),
         tlm.layout_map_scope("auto", mesh=mesh, memory="1KiB"),
     ):
         models.mlp()
     with tlm.layout_map_scope("auto", mesh=mesh, memory="1GiB") as layout_map:
         models.mlp()
+    assert "batches of 32 samples" in layout_map.plan.notes[0]
     # Small matrices are faster if they are replicated.
     assert not layout_map
 

@@ -266,3 +266,24 @@ def test_print_shows_all_items():
     assert "[red]words" in output.getvalue()
     assert "A note." in output.getvalue()
     assert "users" in str(plan)
+
+
+def test_a_plan_without_a_limit_shows_no_budget():
+    limited = tables_plan(budget=111)
+    problem = dataclasses.replace(limited.solution.problem, is_limited=False)
+    plan = Plan(
+        dataclasses.replace(limited.solution, problem=problem), limited.target
+    )
+    shown = [str(plan), plan.html(), plan.why("words")]
+    assert all("budget" in one for one in [str(limited), limited.why("words")])
+    for text in shown:
+        assert "budget" not in text and "does not fit" not in text
+    assert "needs 20 bytes more on" in plan.why("words")
+    assert "pass `memory` of at least 131 bytes" in plan.why("words")
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_printed_plan_fits_80_columns():
+    plan = tables_plan(["words", "users_of_the_service"])
+    assert max(map(len, str(plan).splitlines())) <= 80
+    assert "users_of_the_service" in str(plan)

@@ -138,6 +138,17 @@ def test_float32_rows_match_the_embedding_bitwise(fuse, num_shards, tmp_path):
     assert report.tables[0].largest_error == 0
 
 
+def test_a_folder_with_characters_of_patterns_is_written(tmp_path):
+    embedding = one_table()
+    folder = tmp_path / r"a[b]*?\c"
+    tlm.export(embedding, folder)
+    # TensorFlow cannot load a model from such a folder.
+    folder.rename(tmp_path / "moved")
+    served = tf.saved_model.load(tmp_path / "moved")
+    ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
+    np.testing.assert_array_equal(served.serve(ids)["x"], embedding(ids)["x"])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_16_bit_rows_are_exported_unchanged(dtype, tmp_path):
     embedding = one_table(table_dtypes=dtype)

@@ -131,3 +131,24 @@ def test_the_next_call_removes_the_files_of_a_killed_process(written, tmp_path):
     other.mkdir()
     tlm.update_export(written / "model", written / "deltas", tmp_path / "new")
     assert sorted(os.listdir(tmp_path)) == ["new", other.name]
+
+
+def test_the_copy_of_a_read_only_export_is_writable(written, tmp_path):
+    """The folders of images of containers are often read-only."""
+    source = tmp_path / "source"
+    shutil.copytree(written / "model", source)
+    everything = [source, *source.rglob("*")]
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        assert tlm.update_export(source, written / "deltas", tmp_path / "new")
+    finally:
+        for path in everything:
+            path.chmod(0o755)
+    assert cases.stored(tmp_path / "new") == cases.stored(written / "fresh_3")
+    assert all(
+        path.stat().st_mode & 0o200 for path in (tmp_path / "new").rglob("*")
+    )
+    assert [
+        path.name for path in tmp_path.iterdir() if "partial" in path.name
+    ] == []

@@ -442,3 +442,29 @@ def test_xla_with_integer_tables_raises(grid):
                 lambda bad_id=bad_id: table.sparse_read([bad_id]),
                 jit_compile=True,
             )()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("version", ["keras", "tf_keras"])
+def test_keras_optimizers_train_the_table_itself(grid, version, traced):
+    """Clipping by norm requires the gradient of the full table."""
+    optimizers = pytest.importorskip(version).optimizers
+
+    def trained(variable):
+        optimizer = optimizers.Adam(0.5, clipnorm=0.1)
+        optimizer.build([variable])
+
+        def step():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(variable, [5, 1, 5]) ** 2)
+            gradient = tape.gradient(loss, variable)
+            optimizer.apply_gradients([(gradient, variable)])
+
+        run = tf.function(step, autograph=False) if traced else step
+        run()
+        run()
+        return variable.numpy()
+
+    np.testing.assert_allclose(
+        trained(make_table(grid, [4, 2])), trained(tf.Variable(grid)), rtol=1e-6
+    )

@@ -1,11 +1,14 @@
 """Tests the values and the memory use of initial rows."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory
+from tf_layoutmap.embedding import table_variable
 from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
@@ -46,6 +49,44 @@ def test_creation_allocates_memory_for_one_table(num_shards):
         )
     )
     assert extra < 1.5 * 4 * shape[0] * shape[1]
+
+
+@pytest.mark.skipif(
+    not peak_memory.is_available(), reason="counts memory as Linux does"
+)
+def test_creating_16_bit_rows_does_not_copy_all_rows():
+    shape = (1 << 19, 64)  # 64 MiB
+    embedding = tlm.TPUEmbedding(
+        tpu.FeatureConfig(tpu.TableConfig(*shape, name="t")),
+        tpu.SGD(0.1),
+        table_dtypes="bfloat16",
+    )
+    gc.collect()
+    extra = peak_memory.extra_bytes(embedding.build)
+    assert extra < 2 * 2 * shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4 * 4 * 7, 1 << 24])
+def test_16_bit_rows_are_rounded_initial_values(block_bytes, monkeypatch):
+    monkeypatch.setattr(table_variable, "_BLOCK_BYTES", block_bytes)
+    embedding = tlm.TPUEmbedding(
+        tpu.FeatureConfig(
+            tpu.TableConfig(
+                50, 4, tf.random_uniform_initializer(seed=2), name="t"
+            )
+        ),
+        tpu.SGD(0.1),
+        table_dtypes="bfloat16",
+        partitioner=tlm.partitioners.FixedShardsPartitioner(3),
+    )
+    embedding.build()
+    (table,) = embedding.embedding_tables.values()
+    expected = tf.cast(
+        tf.random_uniform_initializer(seed=2)((50, 4)), "bfloat16"
+    )
+    np.testing.assert_array_equal(
+        tf.convert_to_tensor(table), tf.cast(expected, tf.float32)
+    )
 
 
 @pytest.mark.parametrize("least_size", [1, 1 << 22])

@@ -67,6 +67,32 @@ def check_int(
     return number
 
 
+def check_partitioner(partitioner: Any, where: str | None = None) -> Any:
+    """Returns a partitioner; raises an error if it is a class, or not callable.
+
+    >>> check_partitioner(int, "table 'ads'")
+    Traceback (most recent call last):
+    TypeError: Argument `partitioner` must be an object, such as \
+FixedShardsPartitioner(2), not a class. Received: partitioner=<class 'int'> \
+(table 'ads').
+
+    Args:
+      partitioner: Received value.
+      where: As in `message`.
+
+    Raises:
+      TypeError: If `partitioner` is a class or is not callable.
+    """
+    if isinstance(partitioner, type):
+        requirement = (
+            "an object, such as FixedShardsPartitioner(2), not a class"
+        )
+        raise TypeError(message("partitioner", requirement, partitioner, where))
+    if not callable(partitioner):
+        raise TypeError(message("partitioner", "callable", partitioner, where))
+    return partitioner
+
+
 def check_one_of(
     argument: str,
     value: Any,

@@ -9,8 +9,9 @@ while a model is created.
 
 import gc
 import sys
-import warnings
 from typing import Any
+
+from tf_layoutmap._core import user_warnings
 
 # The attribute that marks distributions that have an effect on TensorFlow.
 EFFECTIVE = "_context_if_set_in_keras"
@@ -47,11 +48,9 @@ def _check(phase: str, info: dict[str, int]) -> None:
     stop()
     _warned = True
     if keras.backend.backend() == "tensorflow":
-        warnings.warn(
+        user_warnings.warn(
             "On the TensorFlow backend, keras.distribution shards nothing "
             "before `tf_layoutmap.distribution.enable()`. Received: "
             f"{type(value).__name__} as the current distribution. Call "
             "`tf_layoutmap.distribution.enable()` before the model is created.",
-            UserWarning,
-            stacklevel=2,
         )

@@ -51,6 +51,25 @@ def os_errors(path: str) -> Iterator[None]:
         raise OSError(error_number(error), message, path) from None
 
 
+def with_prefix(prefix: str) -> list[str]:
+    """Returns the paths that start with `prefix`, which is not a pattern.
+
+    `tf.io.gfile.glob` would interpret `[`, `]`, `*`, `?` and a backslash in the
+    names of folders.
+
+    Args:
+      prefix: Path of a folder, and the start of the names in this folder.
+    """
+    folder, start = os.path.split(prefix)
+    if not tf.io.gfile.isdir(folder or "."):
+        return []
+    return [
+        os.path.join(folder, name)
+        for name in sorted(tf.io.gfile.listdir(folder or "."))
+        if name.startswith(start)
+    ]
+
+
 def make_parent(path: str) -> None:
     """Creates the parent folder of a path if it does not exist.
 

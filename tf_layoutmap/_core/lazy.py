@@ -1,4 +1,4 @@
-"""Lazy imports of public names, and deprecated names of methods.
+"""Lazy imports of public names and Keras classes, and deprecated names.
 
 A public name is imported when it is first used. Therefore, `import
 tf_layoutmap` is fast, and modules that do not require TensorFlow can be used
@@ -24,7 +24,7 @@ import difflib
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_layoutmap._core import requirements
@@ -75,9 +75,15 @@ def exports(
     return get, names
 
 
+# Names of other packages, and the public names that correspond to them, if the
+# most similar name is another one.
+_MEANINGS = {"Embedding": "ShardedEmbedding"}
+
+
 def _advice(package: str, homes: dict[str, str], name: str) -> str:
     """Returns a sentence that suggests a similar name or lists all names."""
     known = {_simplified(one): one for one in homes}
+    name = _MEANINGS.get(name, name)
     if "." not in package and not name.startswith("_"):
         # Modules of this package are also searched. For example,
         # `tlm.layers.ShardedEmbedding` is suggested for `tlm.ShardedEmbedding`.
@@ -95,6 +101,82 @@ def _advice(package: str, homes: dict[str, str], name: str) -> str:
 
 def _simplified(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+class _RegisteredClass:
+    """Stands for a class of this package in Keras' registry.
+
+    Keras creates objects of registered classes by `from_config`. When the class
+    is imported, it replaces this object in the registry.
+    """
+
+    def __init__(self, home: str):
+        self._home = home
+
+    def __repr__(self) -> str:
+        return self._home.replace(":", ".")
+
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Imports the class, and creates an object of it."""
+        module, _, name = self._home.partition(":")
+        return getattr(importlib.import_module(module), name).from_config(
+            config
+        )
+
+
+def register_classes(homes: Mapping[str, Sequence[str]]) -> None:
+    """Registers classes with Keras that are imported when they are loaded.
+
+    If Keras is not imported yet, its import registers the classes. Importing
+    this package therefore does not import Keras.
+
+    Args:
+      homes: Location of each class, `"module:class"`, by the name of the Keras
+        package: `"keras"` or `"tf_keras"`.
+    """
+    waiting: dict[str, Sequence[str]] = {}
+    for name, classes in homes.items():
+        # The attribute is missing while Keras is being imported.
+        if hasattr(sys.modules.get(name), "saving"):
+            _register(sys.modules[name], classes)
+        else:
+            waiting[name] = classes
+    if waiting:
+        sys.meta_path.insert(0, _RegisteringFinder(waiting))
+
+
+def _register(keras: Any, classes: Sequence[str]) -> None:
+    registry = keras.saving.get_custom_objects()
+    for home in classes:
+        name = home.partition(":")[2]
+        registry.setdefault(f"tf_layoutmap>{name}", _RegisteredClass(home))
+
+
+class _RegisteringFinder:
+    """Finder of modules that registers classes after the import of Keras."""
+
+    def __init__(self, waiting: dict[str, Sequence[str]]):
+        self._waiting = waiting
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Returns the spec that the other finders find for Keras."""
+        classes = self._waiting.pop(name, None)
+        if classes is None:
+            return None
+        others = (one for one in sys.meta_path if one is not self)
+        specs = (one.find_spec(name, path, target) for one in others)
+        spec = next((one for one in specs if one is not None), None)
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_register(module: Any) -> None:
+                del loader.exec_module
+                execute(module)
+                _register(module, classes)
+
+            loader.exec_module = execute_and_register
+        return spec
 
 
 _REMOVED_IN = "0.2"

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -54,6 +54,41 @@ def servers_know_our_ops() -> bool:
     scope.
     """
     return tf.distribute.get_strategy() in _with_our_ops
+
+
+def check_no_replicas(user: str) -> None:
+    """Checks that the strategy in scope does not split batches over replicas.
+
+    Args:
+      user: What requires unsplit batches, for the message.
+
+    Raises:
+      RuntimeError: If the strategy in scope has several replicas.
+    """
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        raise RuntimeError(
+            "A mesh must be used outside of the scope of a tf.distribute "
+            "strategy with several replicas, because an axis of the mesh "
+            f"shards batches. Received: {type(strategy).__name__} with "
+            f"{strategy.num_replicas_in_sync} replicas ({user}). Remove "
+            "`strategy.scope()`, or create and compile the model before it."
+        )
+
+
+def handle_of(variable: Any) -> tf.Tensor:
+    """Returns the handle of a variable, in any context of its strategy.
+
+    Args:
+      variable: A `tf.Variable`, or a distributed variable. Outside of replicas,
+        TensorFlow returns no handle of a distributed variable, also if the
+        strategy has only one replica.
+    """
+    if isinstance(variable, tf.distribute.DistributedValues):
+        copies = cast("Any", variable).values
+        if len(copies) == 1:
+            return copies[0].handle
+    return variable.handle
 
 
 def warn_of_wrong_sums(strategy: Any = None) -> None:

@@ -1,8 +1,8 @@
 """Warnings that point at the line of the user's program."""
 
+import inspect
 import os
 import re
-import sys
 import warnings
 
 # Frames of this package, and of libraries, are not code of the user.
@@ -23,7 +23,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
       category: Class of the warning.
     """
     level, caller_level = 1, None
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
     while frame is not None:
         level += 1
         path = frame.f_code.co_filename

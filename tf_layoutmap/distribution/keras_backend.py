@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import distribution_notice, keras_private, patches
@@ -120,7 +119,7 @@ def context_if_set(original: Callable[..., Any], distribution: Any) -> Any:
     del original
     context = vars(distribution).get(_CONTEXT)
     if context is None:
-        _check_devices(distribution.device_mesh)
+        device_mesh_lib.check_devices(distribution.device_mesh)
         context = parallel.context_of_keras_distribution(distribution)
         vars(distribution)[_CONTEXT] = context
     return context
@@ -203,7 +202,7 @@ def process_id(original: Callable[..., Any]) -> int:
 def to_backend_mesh(original: Callable[..., Any], device_mesh: Any) -> Mesh:
     """Returns the `dtensor.Mesh` of a DeviceMesh."""
     del original
-    _check_devices(device_mesh)
+    device_mesh_lib.check_devices(device_mesh)
     return device_mesh_lib.to_dtensor_mesh(device_mesh)
 
 
@@ -260,28 +259,3 @@ def init_dataset_adapter(
     if isinstance(distribution, keras_private.Distribution):
         distribution = None
     original(adapter, dataset, class_weight, distribution)
-
-
-def _check_devices(device_mesh: Any) -> None:
-    """Checks that all devices of a DeviceMesh exist.
-
-    Raises:
-      ValueError: If a device does not exist. The message starts with the
-        message that Keras raises on JAX.
-    """
-    if isinstance(device_mesh, Mesh) or dtensor.num_clients() > 1:
-        return
-    names = [str(name).lower() for name in np.ravel(device_mesh.devices)]
-    kinds = {name.partition(":")[0] for name in names} & {"cpu", "gpu", "tpu"}
-    existing = [
-        name for kind in kinds for name in device_mesh_lib.list_devices(kind)
-    ]
-    missing = [name for name in names if name not in existing]
-    if missing:
-        raise ValueError(
-            f"Device not found: {missing[0]}. All devices of a DeviceMesh must "
-            f"be in keras.distribution.list_devices(). Received: {names}, and "
-            f"TensorFlow has {existing}. To split a CPU into several devices, "
-            "call tf.config.set_logical_device_configuration at the start of "
-            "the program."
-        )

@@ -8,6 +8,7 @@ scope with the same arguments as for a `tf.Variable`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -20,9 +21,12 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded import initial_value as sharded_initial_value
-from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.sharded.routing import routing
+from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
 HOST = "/device:CPU:0"
+# Bytes of the float32 values that are cast to the storage dtype at a time.
+_BLOCK_BYTES = 1 << 22
 
 
 def create(
@@ -103,15 +107,7 @@ def create(
                     )
     shards = []
     for shard, shard_name in enumerate(_shard_names(name, cut.num_shards)):
-        value = functools.partial(
-            sharded_initial_value.of_shard,
-            bound,
-            shape,
-            tf.float32,
-            cut,
-            shard,
-            table.name,
-        )
+        value = _ShardValue(bound, shape, cut, shard, table.name)
         if is_drawn_there:
             value = functools.partial(drawn.__getitem__, shard)
         initial_value = (
@@ -150,6 +146,33 @@ def create(
     return shards[0] if len(shards) == 1 else ShardedVariable(shards, name=name)
 
 
+@dataclasses.dataclass(frozen=True)
+class _ShardValue:
+    """Function that returns the initial value of a shard, in float32."""
+
+    initializer: Any
+    shape: tuple[int, int]
+    cut: partition.RowPartition
+    shard: int
+    table: str
+
+    def __call__(self) -> tf.Tensor:
+        return sharded_initial_value.of_shard(
+            self.initializer,
+            self.shape,
+            tf.float32,
+            self.cut,
+            self.shard,
+            self.table,
+        )
+
+    def block(self, start: int, stop: int) -> tf.Tensor | None:
+        """Returns rows of the shard, or None if only all rows can be drawn."""
+        return sharded_initial_value.block_of_shard(
+            self.initializer, self.shape, self.cut, self.shard, start, stop
+        )
+
+
 def _create_one_shard(
     table: config.TableSpec,
     name: str,
@@ -164,16 +187,12 @@ def _create_one_shard(
     """Creates one shard, or one row if the shard does not exist."""
     own = None
     for shard in range(cut.num_shards):
-        if shard != only and sharded_initial_value.skip_shard(initializer):
-            continue
-        value = sharded_initial_value.of_shard(
-            initializer,
-            (table.num_rows, dim),
-            tf.float32,
-            cut,
-            shard,
-            table.name,
+        value = _ShardValue(
+            initializer, (table.num_rows, dim), cut, shard, table.name
         )
+        if not sharded_initial_value.skip_shard(initializer):
+            # The value of a shard depends on the order of these calls.
+            value = value()
         if shard == only:
             own = value
     return _create_variable(
@@ -301,6 +320,13 @@ def _create_variable(
     """
     del unused
     value = values.get(id(initial_value), initial_value)
+    if (
+        storage_dtype != "float32"
+        and isinstance(value, _ShardValue)
+        and device is None
+        and tf.executing_eagerly()
+    ):
+        return _create_in_blocks(table, storage_dtype, value, name, trainable)
     with _device(device if is_drawn_there else None):
         if callable(value):
             value: Any = value()
@@ -319,6 +345,43 @@ def _create_variable(
             name=name,
             distribute_strategy=strategy_in_scope(),
         )
+
+
+def _create_in_blocks(
+    table: config.TableSpec,
+    dtype: str,
+    value: _ShardValue,
+    name: str | None,
+    trainable: bool | None,
+) -> Any:
+    """Creates a variable of 16-bit rows without a float32 copy of all rows.
+
+    An initializer that computes only all rows needs this copy, but no other.
+    """
+    num_rows, dim = value.cut.sizes[value.shard], value.shape[1]
+    full = value() if value.block(0, 1) is None else None
+    variable = tf_private.ResourceVariable(
+        tf.zeros([num_rows, dim], dtype),
+        trainable=trainable,
+        name=name,
+        distribute_strategy=strategy_in_scope(),
+    )
+    shards = Shards(
+        [variable], partition.RowPartition.div(num_rows, 1), table.name
+    )
+    step = max(_BLOCK_BYTES // (4 * dim), 1)
+    for start in range(0, num_rows, step):
+        stop = min(start + step, num_rows)
+        rows: Any = (
+            value.block(start, stop) if full is None else full[start:stop]
+        )
+        routing.scatter(
+            shards,
+            "update",
+            tf.range(start, stop, dtype=tf.int64),
+            _cast_rows(table, rows, dtype),
+        )
+    return variable
 
 
 def _device(device: str | None):

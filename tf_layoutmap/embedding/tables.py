@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import freed_gradients, tf_private
+from tf_layoutmap._core import checks, freed_gradients, tf_private
 from tf_layoutmap.embedding import table_variable
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_variable import HOST, shards_of
@@ -148,6 +148,7 @@ def _num_shards(
 ) -> int:
     if partitioner is None:
         return 1
+    checks.check_partitioner(partitioner, f"table {table.name!r}")
     shape = tf.TensorShape([table.num_rows, table.dim])
     parts = [
         int(part)

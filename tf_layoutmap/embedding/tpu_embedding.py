@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import literals, placeholders
+from tf_layoutmap._core import checks, literals, placeholders
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import (
     inputs,
@@ -231,11 +231,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 f"Argument `wire_dtype` must be one of {_WIRE_DTYPES}. "
                 f"Received: {wire_dtype!r}."
             )
-        if partitioner is not None and not callable(partitioner):
-            raise TypeError(
-                "Argument `partitioner` must be a callable of `shape` and "
-                f"`dtype`, or None. Received: {partitioner!r}."
-            )
+        if partitioner is not None:
+            checks.check_partitioner(partitioner)
         strategy_replicas = replicas.Replicas()
         over_processes = embedding_backend.read_over_processes(
             over_processes, order, strategy_replicas.has_processes
@@ -331,6 +328,21 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             # All processes must create the tables together. All processes run
             # the constructor, so the constructor creates the tables.
             self.build()
+
+    def __repr__(self) -> str:
+        if "_state" not in vars(self):
+            return super().__repr__()
+        tables = [
+            f"{one.name}: {one.num_rows} x {one.dim} {one.dtype}, "
+            + (one.optimizer.name if one.optimizer else "no optimizer")
+            for one in self._state.spec.tables
+        ]
+        shown = [*tables[:5], *["..."] * (len(tables) > 5)]
+        return (
+            f"<{type(self).__name__} of {len(tables)} "
+            f"table{'s' * (len(tables) != 1)} "
+            f"({'; '.join(shown)})>"
+        )
 
     @_no_autograph
     def build(

@@ -1,15 +1,15 @@
 """`python -m tf_layoutmap advise`: reports what `shard_embeddings` would do."""
 
 import argparse
-import importlib
+import functools
 import json
 import pathlib
-import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_layoutmap.layers.embedding_replacement import shard_embeddings
+from tf_layoutmap.planning import command
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -57,52 +57,61 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def load_model(target: str) -> Any:
-    """Returns the model of a `.keras` file or of `module:function`.
+def find_model(target: str) -> Callable[[], Any]:
+    """Returns a function that returns the model of `target`.
 
     Args:
-      target: Path of a file, or the module and name of a function without
-        arguments. Modules of the current directory can be imported.
+      target: Path of a `.keras` file, or `module:function` with a function
+        without required arguments. Modules of the current directory can be
+        imported.
 
     Raises:
-      ValueError: If `target` is neither of both.
+      ValueError: If `target` is neither of both, or if the file is not a model.
       FileNotFoundError: If the file does not exist.
     """
     if target.endswith(".keras"):
-        return _load_file(pathlib.Path(target))
-    module, colon, function = target.partition(":")
-    if not colon or not module or not function:
+        return _find_file(pathlib.Path(target))
+    if ":" not in target:
         raise ValueError(
             "The model must be a .keras file or module:function. Received: "
             f"{target!r}."
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    return getattr(importlib.import_module(module), function)()
+    return command.find_function(target)
 
 
-def _load_file(path: pathlib.Path) -> Any:
+def _find_file(path: pathlib.Path) -> Callable[[], Any]:
     if not path.is_file():
         raise FileNotFoundError(f"The model file does not exist: {path}.")
-    with zipfile.ZipFile(path) as archive:
-        version = json.loads(archive.read("metadata.json"))["keras_version"]
-    if version.startswith("2."):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            metadata = json.loads(archive.read("metadata.json"))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(
+            "The model must be a file that `model.save` of Keras wrote. "
+            f"Received: {path} ({error})."
+        ) from error
+    if metadata["keras_version"].startswith("2."):
         import tf_keras
 
-        # Registers the class of replaced layers.
-        import tf_layoutmap.layers.tf_keras  # noqa: F401
-
-        return tf_keras.models.load_model(path)
+        return functools.partial(tf_keras.models.load_model, path)
     import keras
 
-    return keras.models.load_model(path)
+    return functools.partial(keras.models.load_model, path)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the report of a model and returns the exit status."""
+    """Prints the report of a model and returns the exit status.
+
+    The status is 1 if the model is not found.
+    """
     options = read_arguments(arguments)
+    try:
+        create = find_model(options.model)
+    except (OSError, ValueError) as error:
+        return command.failed(error)
+    # Errors of the function have a traceback.
     report = shard_embeddings(
-        load_model(options.model),
+        create(),
         min_rows=options.min_rows,
         optimizer=options.optimizer,
         rules_by_row=options.rules_by_row,

@@ -66,7 +66,8 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
                 "mesh",
                 mesh,
                 dtensor.Mesh,
-                "a tf.experimental.dtensor.Mesh or None",
+                "a tf.experimental.dtensor.Mesh or None; "
+                "tlm.distribution.LayoutMap accepts a DeviceMesh",
             )
         prepare_process(mesh)
         self._default_mesh = mesh

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import user_warnings
+from tf_layoutmap._core import strategies, user_warnings
 from tf_layoutmap.layout.mesh import atomic_step, errors, tracing, transfer
 from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.processes.checks import ProcessChecks
@@ -135,6 +135,7 @@ class MeshStep:
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step for a host batch; returns its results on the host."""
+        strategies.check_no_replicas(f"model {self.model.name!r} on a mesh")
         mesh, batch_dim = self.context.mesh, self.context.batch_dim
         is_first = not self._is_prepared
         num_before = self.num_variables() if is_first else 0

@@ -9,12 +9,23 @@ from typing import Any, TypeVar
 
 import keras
 
-from tf_layoutmap._core import checks, keras_private, lazy, literals, patches
+from tf_layoutmap._core import (
+    checks,
+    keras_private,
+    lazy,
+    literals,
+    patches,
+    strategies,
+)
 from tf_layoutmap.layout import dtensor_switches
 from tf_layoutmap.layout.keras3.context import MeshContext, activated
 from tf_layoutmap.layout.keras_map import as_table
 from tf_layoutmap.layout.layout_table import LayoutTable
-from tf_layoutmap.layout.mesh.device_mesh import Mesh, prepare_process
+from tf_layoutmap.layout.mesh.device_mesh import (
+    Mesh,
+    check_devices,
+    prepare_process,
+)
 
 # The type of the map that is passed to the scope. The scope yields the same
 # map.
@@ -55,6 +66,8 @@ def prepared_context(
     """
     context = MeshContext(layout_map, batch_dim)
     context.batch_dim = _batch_dim(context.mesh, batch_dim)
+    strategies.check_no_replicas("layout_map_scope")
+    check_devices(context.mesh)
     prepare_process(context.mesh)
     dtensor_switches.check_process(context.mesh)
     patches.ensure("keras3")

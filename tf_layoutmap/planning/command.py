@@ -248,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
         function = find_function(options.model)
         pins = read_pins(options.pin)
     except ValueError as error:
-        return _failed(error)
+        return failed(error)
     # Errors of the function have a traceback.
     model = function()
     try:
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         reasons = [plan.why(name) for name in options.why]
     except (TypeError, ValueError) as error:
-        return _failed(error)
+        return failed(error)
     plan.print()
     for reason in reasons:
         print(reason)
@@ -279,10 +279,11 @@ def main(arguments: Sequence[str]) -> int:
         if options.html:
             plan.save_html(options.html)
     except OSError as error:
-        return _failed(error)
+        return failed(error)
     return 0
 
 
-def _failed(error: Exception) -> int:
+def failed(error: Exception) -> int:
+    """Prints an error to stderr; returns the exit status 1."""
     print(error, file=sys.stderr)
     return 1

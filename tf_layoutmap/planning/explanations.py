@@ -32,6 +32,8 @@ class Alternative:
         shorter than with the selected choice; None if there is none.
       is_above: Whether the choice is faster above the threshold. If False, it
         is faster below the threshold.
+      is_limited: Whether the caller set the budgets. If False, the budgets are
+        the memory of the plan.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Alternative:
     refused: str | None
     threshold: float | None = None
     is_above: bool = True
+    is_limited: bool = True
 
     @property
     def fits(self) -> bool:
@@ -94,6 +97,7 @@ def _alternative(
         choice.refused,
         threshold,
         threshold is None or threshold >= item.amount,
+        solution.problem.is_limited,
     )
 
 
@@ -255,11 +259,18 @@ def _about(
             f"; a step would take {format_time(other.step_seconds)} instead of "
             f"{format_time(step)}"
         )
-        found.append(
-            f"{title}, which does not fit: {other.missing_bytes:,} bytes are "
-            f"missing on {other.device!r}{faster}. It would fit with a "
-            f"budget of {other.needed_bytes:,} bytes."
-        )
+        if other.is_limited:
+            found.append(
+                f"{title}, which does not fit: {other.missing_bytes:,} bytes "
+                f"are missing on {other.device!r}{faster}. It would fit with a "
+                f"budget of {other.needed_bytes:,} bytes."
+            )
+        else:
+            found.append(
+                f"{title}, which needs {other.missing_bytes:,} bytes more on "
+                f"{other.device!r} than this plan{faster}. To allow it, pass "
+                f"`memory` of at least {other.needed_bytes:,} bytes."
+            )
     elif math.isclose(other.step_seconds, step, rel_tol=1e-6):
         found.append(
             f"{title}, which takes {format_time(other.item_seconds)} instead of"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -329,10 +329,13 @@ class _Reader:
                 for name, spread in spreads.items()
             },
         )
+        is_limited = memory is not None
         if memory is None:
             memory = budgets.default_memory(problem, pins, _SMALL)
         return dataclasses.replace(
-            problem, budgets=budgets.read_budgets(memory, num_devices)
+            problem,
+            budgets=budgets.read_budgets(memory, num_devices),
+            is_limited=is_limited,
         )
 
     def _signature(self, group: Group) -> tuple:
@@ -542,21 +545,51 @@ def plan_model(
     `search.solve`.
     """
     sizes, _ = _axes_of_mesh(mesh, batch_dim)
-    notes: list[str] = []
-    problem = problem_of_model(
-        model,
-        mesh,
-        memory,
-        optimizer,
-        batch_size or 32,
-        batch_dim=batch_dim,
-        pins=pins,
-        costs=costs,
-        inputs=inputs,
-        length=length,
-        notes=notes,
-    )
-    return Plan(search.solve(problem, pins), Target("mesh", sizes), notes)
+    batch_size = batch_size or 32
+    notes = [f"The plan assumes batches of {batch_size:,} samples."]
+
+    def build(
+        used: Any = mesh,
+        rule: Any = optimizer,
+        samples: int = batch_size,
+        found: list[str] | None = None,
+    ) -> Problem:
+        return problem_of_model(
+            model,
+            used,
+            memory,
+            rule,
+            samples,
+            batch_dim=batch_dim,
+            pins=pins,
+            costs=costs,
+            inputs=inputs,
+            length=length,
+            notes=found,
+        )
+
+    def suggest() -> Iterator[str]:
+        last = list(sizes)[-1]
+
+        def larger(size: int) -> Problem:
+            return build({**sizes, last: size})
+
+        size = search.fewest(larger, sizes[last], pins, highest=64)
+        if size is not None:
+            found = Target("mesh", {**sizes, last: size})
+            yield f"{found}"
+        if search.fits(build(rule="sgd"), pins):
+            yield "the optimizer SGD"
+        samples = batch_size // 2
+        lowest = sizes.get("batch", sizes.get("data", 1))
+        while samples >= lowest:
+            if search.fits(build(samples=samples), pins):
+                yield f"batches of {samples:,} samples (batch_size={samples})"
+                return
+            samples //= 2
+
+    solution = search.solve(build(found=notes), pins, suggest=suggest)
+    return Plan(solution, Target("mesh", sizes), notes)
 
 
 def check_layouts(

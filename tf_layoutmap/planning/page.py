@@ -89,19 +89,23 @@ def device_rows(plan: Any) -> list[list[str]]:
     Devices that store the same items are one group.
     """
     parts = _part_names(plan.solution.seconds())
-    rows = [["device", "items", "memory", "budget", "used", "step", *parts]]
+    # Without `memory`, the budgets are the memory of the plan itself.
+    is_limited = plan.solution.problem.is_limited
+    names = ["budget", "used"] if is_limited else []
+    rows = [["device", "items", "memory", *names, "step", *parts]]
     for devices in _groups(plan):
         first = devices[0]
         used = plan.solution.total_memory[first]
         budget = plan.solution.problem.budgets[first]
         seconds = plan.solution.seconds()[first]
+        share = f"{used / budget:.1%}" if budget else "-"
+        limits = [format_bytes(budget), share] if is_limited else []
         rows.append(
             [
                 _name(plan, devices),
                 f"{len(_stored(plan, first)):,}",
                 format_bytes(used),
-                format_bytes(budget),
-                f"{used / budget:.1%}" if budget else "-",
+                *limits,
                 format_time(math.fsum(seconds.values())),
                 *(format_time(seconds.get(part, 0.0)) for part in parts),
             ]
@@ -171,11 +175,12 @@ def _box(
             f"<li>{len(rest):,} more: "
             f"{format_bytes(sum(size for _, size in rest))}</li>"
         )
+    limit = f" of {format_bytes(budget)}" * plan.solution.problem.is_limited
     is_slowest = seconds == plan.step_seconds and len(_groups(plan)) > 1
     return (
         f'<div class="device{" slowest" * is_slowest}">'
         f"<h3>{html.escape(_name(plan, devices))}</h3>"
-        f"<p>{format_bytes(used)} of {format_bytes(budget)}</p>"
+        f"<p>{format_bytes(used)}{limit}</p>"
         f"{_bar(plan.solution.memory()[first], budget, sizes)}"
         f"<p>{format_time(seconds)} per step"
         f"{' (slowest)' * is_slowest}</p>"
@@ -231,7 +236,8 @@ def _runner_up(other: explanations.Alternative) -> str:
     if other.refused is not None:
         return f"{other.name}: not possible"
     if other.missing_bytes:
-        return f"{other.name}: {format_bytes(other.missing_bytes)} missing"
+        word = "missing" if other.is_limited else "more"
+        return f"{other.name}: {format_bytes(other.missing_bytes)} {word}"
     return f"{other.name}: {format_time(other.step_seconds)} per step"
 
 

@@ -269,16 +269,19 @@ class Plan(partition.PartitionerByName):
             console.print(text.Text(note))
 
     def __str__(self) -> str:
+        from tf_layoutmap.embedding.inspection import html_report
+
         lines = [page.title(self)]
         for rows in (page.device_rows(self), page.choice_rows(self)):
-            widths = [max(map(len, column)) for column in zip(*rows)]
-            lines.append("")
-            lines += [
-                "  ".join(
-                    cell.ljust(width) for cell, width in zip(row, widths)
-                ).rstrip()
-                for row in rows
-            ]
+            for part in html_report.split_columns(rows, 80):
+                widths = [max(map(len, column)) for column in zip(*part)]
+                lines.append("")
+                lines += [
+                    "  ".join(
+                        cell.ljust(width) for cell, width in zip(row, widths)
+                    ).rstrip()
+                    for row in part
+                ]
         return "\n".join([*lines, *([""] if self.notes else []), *self.notes])
 
     def html(self) -> str:
@@ -328,6 +331,7 @@ class Plan(partition.PartitionerByName):
             },
             "use_seconds": dict(problem.use_seconds),
             "sum_share": problem.sum_share,
+            "is_limited": problem.is_limited,
             "items": [
                 {
                     **{
@@ -392,6 +396,7 @@ class Plan(partition.PartitionerByName):
             values["shared_costs"],
             dict(values["use_seconds"]),
             values["sum_share"],
+            values.get("is_limited", True),
         )
         return cls(
             Solution(

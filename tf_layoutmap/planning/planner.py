@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.planning import search, tables
+from tf_layoutmap.planning import tables
 from tf_layoutmap.planning.costs import MachineCosts
-from tf_layoutmap.planning.plan import Plan, Target
-from tf_layoutmap.planning.problem import Problem
+from tf_layoutmap.planning.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,50 +175,15 @@ def _plan_model(
     sizes = dict(
         mesh if isinstance(mesh, Mapping) else device_mesh.axis_sizes(mesh)
     )
-
-    speed = read_costs(costs, math.prod(sizes.values()))
-    notes = [f"The plan assumes batches of {batch_size:,} samples."]
-
-    def build(
-        used: Any,
-        rule: Any = optimizer,
-        samples: int = batch_size,
-        found: list[str] | None = None,
-    ) -> Problem:
-        return keras_models.problem_of_model(
-            model,
-            used,
-            memory,
-            rule,
-            samples,
-            pins=pins,
-            costs=speed,
-            notes=found,
-        )
-
-    def suggest() -> Iterator[str]:
-        last = list(sizes)[-1]
-
-        def larger(size: int) -> Problem:
-            return build({**sizes, last: size})
-
-        size = search.fewest(larger, sizes[last], pins, highest=64)
-        if size is not None:
-            found = Target("mesh", {**sizes, last: size})
-            yield f"{found}"
-        if search.fits(build(mesh, "sgd"), pins):
-            yield "the optimizer SGD"
-        samples = batch_size // 2
-        lowest = sizes.get("batch", sizes.get("data", 1))
-        while samples >= lowest:
-            if search.fits(build(mesh, samples=samples), pins):
-                yield f"batches of {samples:,} samples (batch_size={samples})"
-                return
-            samples //= 2
-
-    problem = build(mesh, found=notes)
-    solution = search.solve(problem, pins, suggest=suggest)
-    return Plan(solution, Target("mesh", sizes), notes)
+    return keras_models.plan_model(
+        model,
+        mesh,
+        memory=memory,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        pins=pins,
+        costs=read_costs(costs, math.prod(sizes.values())),
+    )
 
 
 def read_costs(

@@ -105,6 +105,8 @@ class Problem:
       sum_share: Share of the sum of the times of all devices that a step takes
         at least, without `fixed_seconds`. The share is 0 if the devices are
         separate machines, and 1 if only one device can run at a time.
+      is_limited: Whether the caller set the budgets. If False, the budgets are
+        the memory of the plan that was selected without a limit.
     """
 
     devices: tuple[str, ...]
@@ -123,6 +125,7 @@ class Problem:
         default_factory=dict[str, float]
     )
     sum_share: float = 0.0
+    is_limited: bool = True
 
 
 def devices_of(choice: Choice, problem: Problem) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class _Unwritten(tf_private.SaveableObject):
 
 
 def _rename(prefix: str, to: str) -> None:
-    for path in tf.io.gfile.glob(f"{prefix}.*"):
+    for path in files.with_prefix(f"{prefix}."):
         tf.io.gfile.rename(path, to + path[len(prefix) :])
 
 

@@ -98,12 +98,7 @@ def update_export(
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with _staged(target) as folder:
         new = os.path.join(folder, "new")
-        shutil.copytree(
-            path,
-            new,
-            ignore=lambda parent, _: _not_copied(path, os.fspath(parent)),
-        )
-        os.mkdir(os.path.join(new, os.path.dirname(export_state.VARIABLES)))
+        _copy_without_variables(path, new)
         with _os_errors(target):
             _write_variables(path, new, found.by_key(), found.state.variables())
         state = dataclasses.replace(
@@ -119,11 +114,23 @@ def update_export(
     return state.sequence
 
 
-def _not_copied(path: str, parent: str) -> list[str]:
-    """Returns the names in a folder that are written again."""
-    if os.path.samefile(path, parent):
-        return [os.path.dirname(export_state.VARIABLES)]
-    return []
+def _copy_without_variables(path: str, new: str) -> None:
+    """Copies a SavedModel, with an empty folder instead of the variables.
+
+    The modes are not copied, because the files and folders of an image of a
+    container are read-only, and some of them are written again.
+    """
+    variables = os.path.dirname(export_state.VARIABLES)
+    for parent, folders, names in os.walk(path, followlinks=True):
+        copied = os.path.join(new, os.path.relpath(parent, path))
+        os.makedirs(copied, exist_ok=True)
+        if os.path.samefile(parent, os.path.join(path, variables)):
+            folders.clear()
+            continue
+        for name in names:
+            shutil.copyfile(
+                os.path.join(parent, name), os.path.join(copied, name)
+            )
 
 
 def _write_variables(

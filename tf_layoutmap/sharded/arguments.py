@@ -2,19 +2,29 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex, TypeAlias, TypeVar, cast
+from typing import (
+    Any,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, literals
 from tf_layoutmap.partition import FixedShardsPartitioner, RowPartition
 
 # Valid strings. A placement can also be a RowPartition, a callable or offsets.
-PLACEMENT_NAMES = ("div", "mod", "offsets")
+PLACEMENT_NAMES = get_args(literals.Placement)
 
 Placement: TypeAlias = (
-    str | Iterable[SupportsIndex] | RowPartition | Callable[..., object]
+    literals.Placement
+    | Iterable[SupportsIndex]
+    | RowPartition
+    | Callable[..., object]
 )
 """Name of a placement, offsets, a partition, or a callable of global rows."""
 
@@ -364,12 +374,7 @@ def _number_of_shards(
         )
     if num_shards is not None:
         partitioner = FixedShardsPartitioner(num_shards)
-    if not callable(partitioner):
-        raise TypeError(
-            checks.message(
-                "partitioner", "callable", partitioner, f"table {name!r}"
-            )
-        )
+    partitioner = checks.check_partitioner(partitioner, f"table {name!r}")
     options = {"axis": axis} if axis else {}
     counts = partitioner(tf.TensorShape(shape), dtype, **options)
     if not isinstance(counts, Sequence):

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import strategies, tf_private
 from tf_layoutmap.sharded.routing.checks import Shards
 
 
@@ -21,7 +21,7 @@ class ShardedVariableGradient(tf_private.CompositeTensorGradient):
 
     def get_gradient_components(self, value: Any) -> list[tf.Tensor]:
         # The tape records the handle of a shard when the shard is read.
-        return [variable.handle for variable in value.variables]
+        return [strategies.handle_of(variable) for variable in value.variables]
 
     def replace_gradient_components(
         self, value: Any, component_grads: Sequence

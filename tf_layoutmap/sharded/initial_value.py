@@ -176,6 +176,13 @@ class DrawnValue(FullValue):
             self.value()
         self._is_seed_drawn = True
 
+    def block(self, start: int, num_rows: int) -> tf.Tensor | None:
+        """Returns rows of the table; None if only all rows can be computed."""
+        self.draw_seed()
+        if self._tensor is None:
+            return None
+        return self._tensor.block([start, 0], [num_rows, *self._shape[1:]])
+
     def shard(
         self, partition: RowPartition, shard: int, axis: int
     ) -> tf.Tensor:
@@ -317,6 +324,33 @@ def of_shard(
         value = shard_of_value(value, partition, shard, axis)
     check_full_shape(value, info.shape, f"table {name!r}, shard {shard}")
     return value
+
+
+def block_of_shard(
+    initializer: Any,
+    shape: tuple[int, ...],
+    partition: RowPartition,
+    shard: int,
+    start: int,
+    stop: int,
+) -> tf.Tensor | None:
+    """Returns some rows of the initial value of one shard.
+
+    Args:
+      initializer: The result of `for_shards`.
+      shape: Shape of the full table.
+      partition: The partition of the table, with contiguous rows.
+      shard: Index of the shard.
+      start: First row of the shard that is returned.
+      stop: End of these rows.
+
+    Returns:
+      The rows. None if `initializer` cannot compute them without the other rows
+      of the shard.
+    """
+    if not isinstance(initializer, DrawnValue):
+        return None
+    return initializer.block(partition.offsets[shard] + start, stop - start)
 
 
 def is_drawn_anywhere(initializer: Any, dtype: tf.DType) -> bool:

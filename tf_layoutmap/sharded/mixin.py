@@ -145,6 +145,11 @@ class ShardedVariableMixin(
     # Properties of the table.
 
     @property
+    def constraint(self) -> None:
+        """None. Optimizers apply the constraint of each variable they train."""
+        return None
+
+    @property
     def variables(self) -> list[tf.Variable]:
         """The shards.
 

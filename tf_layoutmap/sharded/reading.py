@@ -291,7 +291,9 @@ def _to_tensor(
     del name
     if as_ref:
         raise NotImplementedError(
-            f"Table {table.name!r} does not support conversion to a reference."
+            f"Table {table.name!r} does not support conversion to a reference. "
+            "If an optimizer creates its variables in a tf.function, call "
+            "`optimizer.build([table])` before the function."
         )
     if dtype is not None and not dtype.is_compatible_with(table.dtype):
         raise ValueError(

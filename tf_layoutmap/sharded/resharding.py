@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import strategies
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards
@@ -90,7 +91,7 @@ def _piece(shards: Shards, number: int, mine: np.ndarray) -> tf.Tensor:
 def _empty(variable: tf.Variable) -> None:
     """Replaces a variable's value by a scalar to release its memory."""
     tf.raw_ops.AssignVariableOp(
-        resource=variable.handle,
+        resource=strategies.handle_of(variable),
         value=tf.zeros([], variable.dtype),
         validate_shape=False,
     )

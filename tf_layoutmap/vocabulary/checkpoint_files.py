@@ -13,7 +13,6 @@ checkpoint.
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -62,12 +61,7 @@ def located(prefix: str) -> str:
 def data_files(prefix: str) -> dict[str, int]:
     """Returns a dict from each data file to the file count in its name."""
     found: dict[str, int] = {}
-    matching = (
-        glob.glob(f"{glob.escape(prefix)}.data-*")
-        if paths.is_local(prefix)
-        else tf.io.gfile.glob(f"{prefix}.data-*")
-    )
-    for path in matching:
+    for path in files.with_prefix(f"{prefix}.data-"):
         match = re.fullmatch(r"\.data-\d{5}-of-(\d{5})", path[len(prefix) :])
         if match:
             found[path] = int(match[1])

@@ -115,7 +115,7 @@ def test_optimizer_subclass_raises():
     ],
 )
 def test_other_objects_raise(make):
-    with pytest.raises(ValueError, match="unsupported optimizer class"):
+    with pytest.raises(ValueError, match="must be an object of tf.tpu.exp"):
         read(make())
 
 
@@ -229,3 +229,10 @@ class CustomOptimizer:
 def test_custom_optimizer_raises_with_its_class_name():
     with pytest.raises(ValueError, match=r"'FTRL'.*CustomOptimizer"):
         read(CustomOptimizer())
+
+
+@pytest.mark.parametrize("name", ["adam", "Adam", "adamm", "adagrad_momentum"])
+def test_the_name_of_an_optimizer_suggests_its_class(name):
+    kind = "AdagradMomentum" if "_" in name else "Adam"
+    with pytest.raises(ValueError, match=rf"embedding\.{kind}\(.*{name!r}"):
+        read(name)

@@ -1,9 +1,12 @@
 """Tests that `ShardedEmbedding` and `TPUEmbedding` apply equal updates."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tf_layoutmap as tlm
 from tests.layers import models
@@ -58,4 +61,32 @@ def test_the_layer_and_tpu_embedding_are_bitwise_equal(optimizer):
     ids, y = models.batches(1)
     np.testing.assert_array_equal(
         by_layer(optimizer, ids, y), by_tpu_embedding(optimizer, ids, y)
+    )
+
+
+@pytest.mark.parametrize("optimizer", [None, "model"])
+@pytest.mark.parametrize("name", ["keras", "tf_keras"])
+def test_a_strategy_with_one_replica_trains_like_no_strategy(name, optimizer):
+    library = {"keras": keras, "tf_keras": tf_keras}[name]
+    layers = {"keras": tlm.layers, "tf_keras": tlm.layers.tf_keras}[name]
+
+    def trained(scope):
+        library.utils.set_random_seed(1)
+        with scope:
+            model = library.Sequential(
+                [
+                    library.Input([2], dtype="int64"),
+                    layers.ShardedEmbedding(
+                        6, 2, num_shards=2, optimizer=optimizer
+                    ),
+                ]
+            )
+            model.compile("adagrad", "mse")
+            model.train_on_batch(np.array([[1, 5]]), np.ones([1, 2, 2]))
+            model.train_on_batch(np.array([[5, 5]]), np.ones([1, 2, 2]))
+        return model.layers[-1].embeddings.numpy()
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    np.testing.assert_array_equal(
+        trained(strategy.scope()), trained(contextlib.nullcontext())
     )

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap.layers.base import steps
 
 tpu = tf.tpu.experimental.embedding
 
@@ -385,3 +386,24 @@ def test_calls_in_vectorized_map_raise():
     )
     moved = rows_of(layer) - START
     np.testing.assert_allclose(moved[IDS.numpy()], -RATE, rtol=1e-6)
+
+
+@pytest.fixture
+def checked_numerics():
+    tf.debugging.enable_check_numerics()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+def test_check_numerics_accepts_a_mark(checked_numerics):
+    @tf.function(autograph=False)
+    def gradient_of_mark(activations):
+        step = tf.ones([])
+        with tf.GradientTape() as tape:
+            tape.watch(step)
+            found = steps.connect_mark(
+                lambda gradients: tf.ones([]), step, [activations], 1
+            )
+        return tape.gradient(found, step)
+
+    np.testing.assert_array_equal(gradient_of_mark(tf.ones([2, 3])), 1.0)

@@ -249,6 +249,12 @@ def test_a_partitioner_sets_the_number_of_shards():
         ),
         ({"partitioner": lambda shape, dtype: [1, 2]}, ValueError, "rows only"),
         ({"partitioner": 3}, TypeError, "must be callable"),
+        (
+            {"partitioner": tlm.partitioners.FixedShardsPartitioner},
+            TypeError,
+            "not a class",
+        ),
+        ({"optimizer": "adam"}, ValueError, r"embedding\.Adam\(learning_rate"),
         ({"mask_zero": 1}, TypeError, "must be a bool"),
         ({"optimizer": "sgd", "dtype": "float64"}, ValueError, "float64"),
     ],
@@ -258,6 +264,12 @@ def test_invalid_arguments_raise(arguments, error, words):
         tlm.layers.ShardedEmbedding(
             **{"input_dim": 10, "output_dim": 2, **arguments}
         )
+
+
+@pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])
+def test_a_missing_argument_raises_with_the_name_of_the_layer(layers):
+    with pytest.raises(TypeError, match=r"^ShardedEmbedding.__init__.*input_d"):
+        layers.ShardedEmbedding(vocabulary_size=4, dim=2)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "mixed_bfloat16"])

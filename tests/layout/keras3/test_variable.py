@@ -365,3 +365,14 @@ def test_watched_variables_have_the_names_of_stock_keras():
             model(pairs.FEATURES[:8])
         found.append([one.name for one in tape.watched_variables()])
     assert found[0] == found[1] and "d2/kernel:0" in found[0]
+
+
+def test_the_representation_contains_the_layout(mesh):
+    layout_map = tlm.LayoutMap(mesh)
+    layout_map["table"] = layout_of(mesh, "model", None)
+    with tlm.layout_map_scope(layout_map):
+        created = keras.Variable(VALUE, name="table")
+        pending = repr(created)
+    assert "layout" not in pending or "layout=('model', None)" in pending
+    created.numpy()
+    assert "dtype=float32, layout=('model', None), value=[[" in repr(created)

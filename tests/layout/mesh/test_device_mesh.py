@@ -1,7 +1,8 @@
-"""Checks that Grappler is disabled only for functions on a mesh."""
+"""Tests the devices of meshes, and that only meshes disable Grappler."""
 
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -77,3 +78,30 @@ def test_option_set_inside_the_scope_is_kept(mesh):
     )
     assert config.graph_options.rewrite_options.constant_folding == 2
     assert not without_grappler()
+
+
+MISSING = ["cpu:0", "cpu:90"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tlm.distribution.DeviceMesh(
+            (1, 2), ["batch", "model"], MISSING
+        ),
+        lambda: tf.experimental.dtensor.create_mesh(
+            [("batch", 1), ("model", 2)], devices=["CPU:0", "CPU:90"]
+        ),
+    ],
+    ids=["DeviceMesh", "dtensor.Mesh"],
+)
+def test_a_missing_device_raises_before_the_mesh_is_used(make):
+    mesh = make()
+    words = "Device not found: cpu:90.*set_logical_device_configuration"
+    layout_map = tlm.distribution.LayoutMap(mesh)
+    with pytest.raises(ValueError, match=words):
+        with tlm.layout_map_scope(layout_map):
+            pass
+    layout = tlm.distribution.TensorLayout(("model",), mesh)
+    with pytest.raises(ValueError, match=words):
+        tlm.distribution.distribute_tensor(np.ones(2), layout)

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import patches, paths, slice_specs, tf_private
+from tf_layoutmap._core import files, patches, paths, slice_specs, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided.group import (
     Group,
@@ -221,7 +221,7 @@ class _TableFiles:
 
     def remove(self) -> None:
         """Removes the remaining temporary files."""
-        for path in tf.io.gfile.glob(f"{self.aside}*"):
+        for path in files.with_prefix(self.aside):
             tf.io.gfile.remove(path)
 
     def _merge(self, target: str) -> None:

@@ -13,11 +13,14 @@ supports.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
 import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+
+from tf_layoutmap._core import checks
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import EmbeddingOptimizer
@@ -343,9 +346,11 @@ def read_optimizer(
         )
     if not all(hasattr(optimizer, one) for one in _TPU_OPTIMIZER_ATTRIBUTES):
         raise ValueError(
-            f"{type(optimizer)} is an unsupported optimizer class; pass an "
-            "instance of a class of tf.tpu.experimental.embedding, such as "
-            f"SGD or Adagrad {where}."
+            unsupported_optimizer(
+                optimizer,
+                "an object of tf.tpu.experimental.embedding or tlm.optimizers",
+                f"table {table!r}",
+            )
         )
     reader = READERS.get(kind)
     if reader is None:
@@ -375,6 +380,37 @@ def read_optimizer(
     )
     _check_combinations(optimizer, spec, where)
     return spec
+
+
+# The class of each name, for messages.
+_NAMES = {
+    name.lower(): f"tf.tpu.experimental.embedding.{name}"
+    for name in ("SGD", "Adagrad", "AdagradMomentum", "Adam", "FTRL")
+}
+
+
+def unsupported_optimizer(optimizer: Any, accepted: str, where: str) -> str:
+    """Returns the message for a value that is no optimizer of a table.
+
+    >>> unsupported_optimizer("adamw", "an embedding optimizer", "table 'ads'")
+    "Argument `optimizer` must be an embedding optimizer, \
+such as tf.tpu.experimental.embedding.Adam(learning_rate=0.001). Received: \
+optimizer='adamw' (table 'ads')."
+
+    Args:
+      optimizer: Received value.
+      accepted: Values that are accepted.
+      where: The table or layer.
+    """
+    name = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
+    name = name.replace("_", "").lower()
+    (near,) = difflib.get_close_matches(name, _NAMES, n=1) or ["adagrad"]
+    return checks.message(
+        "optimizer",
+        f"{accepted}, such as {_NAMES[near]}(learning_rate=0.001)",
+        optimizer,
+        where,
+    )
 
 
 def _check_combinations(optimizer: Any, spec: OptimizerSpec, where: str):

@@ -109,3 +109,7 @@ class DotInteractionCore(LayerBase):
     def _shape(self, shape: tuple[int | None, int]) -> Any:
         """Returns a shape in the type that the Keras version uses."""
         raise NotImplementedError
+
+
+# Python's error for a missing argument contains this name.
+DotInteractionCore.__init__.__qualname__ = "DotInteraction.__init__"

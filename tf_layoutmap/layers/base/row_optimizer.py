@@ -21,6 +21,7 @@ from tf_layoutmap.embedding.spec.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
     read_optimizer,
+    unsupported_optimizer,
 )
 from tf_layoutmap.layers.base import model_rules, weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
@@ -160,8 +161,8 @@ _DEFAULTS = {
     "adagrad": tf.tpu.experimental.embedding.Adagrad,
 }
 _ACCEPTED = (
-    'None, "model", "sgd", "adagrad" or a tf.tpu.experimental.embedding '
-    "optimizer"
+    'None, "model", "sgd", "adagrad" or an object of '
+    "tf.tpu.experimental.embedding"
 )
 
 
@@ -222,15 +223,17 @@ class RowUpdates(RowOptimizerSaving):
                 )
             return optimizer
         if isinstance(optimizer, str):
-            name = _core_checks.check_one_of(
-                "optimizer",
-                optimizer,
-                (model_rules.MODEL, *_DEFAULTS),
-                where=where,
-            )
-            if name == model_rules.MODEL:
+            if optimizer == model_rules.MODEL:
                 return cls._new_follower()
-            optimizer = _DEFAULTS[name]()
+            if optimizer not in _DEFAULTS:
+                raise ValueError(
+                    unsupported_optimizer(
+                        optimizer,
+                        _ACCEPTED,
+                        where,
+                    )
+                )
+            optimizer = _DEFAULTS[optimizer]()
         if isinstance(optimizer, cls._keras.optimizers.Optimizer):
             raise TypeError(
                 f"Argument `optimizer` must be {_ACCEPTED}; Keras' optimizers "

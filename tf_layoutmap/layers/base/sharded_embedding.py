@@ -95,10 +95,7 @@ def count_shards(
                 f"least one row, or one bucket of keys ({where})."
             )
         return min(max_shards, num_shards)
-    if not callable(partitioner):
-        raise TypeError(
-            _core_checks.message("partitioner", "callable", partitioner, where)
-        )
+    _core_checks.check_partitioner(partitioner, where)
     counts = list(partitioner(tf.TensorShape(shape), tf.as_dtype(dtype)))
     if len(counts) != 2 or counts[1] != 1:
         raise ValueError(
@@ -690,3 +687,7 @@ class EmbeddingCore(LayerBase):
             input_dim = OpenVocabulary(**input_dim)
         saved.update(input_dim=input_dim, optimizer=optimizer)
         return cls(**saved)
+
+
+# Python's error for a missing argument contains this name.
+EmbeddingCore.__init__.__qualname__ = "ShardedEmbedding.__init__"

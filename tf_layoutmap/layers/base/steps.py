@@ -11,7 +11,6 @@ The tables are therefore updated if and only if the optimizer's step is applied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -107,7 +106,7 @@ def _finite_in_all_replicas(mark: tf.Tensor, num_replicas: int) -> tf.Tensor:
     that are finite are therefore applied as they are.
     """
     is_finite = tf.reduce_all(tf.math.is_finite(mark))
-    first = _mean_of_replicas(tf.where(is_finite, 1.0, math.nan), num_replicas)
+    first = _mean_of_replicas(_one_if(is_finite), num_replicas)
     return tf.concat([first[tf.newaxis], tf.ones([tf.shape(mark)[1] - 1])], 0)
 
 
@@ -117,7 +116,16 @@ def _one_or_nan(gradients: list[tf.Tensor]) -> tf.Tensor:
         one.dtype != tf.float32 for one in gradients
     ):
         return 1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients])
-    return tf.where(ops.all_finite(tensors=gradients), 1.0, math.nan)
+    return _one_if(ops.all_finite(tensors=gradients))
+
+
+def _one_if(condition: tf.Tensor) -> tf.Tensor:
+    """Returns 1 if a condition is True, and NaN otherwise.
+
+    `tf.debugging.enable_check_numerics` does not allow a constant NaN, so NaN
+    is computed only if the condition is False.
+    """
+    return 1.0 + tf.sqrt(tf.cast(condition, tf.float32) - 1.0)
 
 
 def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:

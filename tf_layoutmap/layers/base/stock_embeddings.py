@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
+from tf_layoutmap._core import strategies
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
 from tf_layoutmap.layers.base import model_rules, tables
 from tf_layoutmap.layers.base.embedding_report import (
@@ -569,7 +570,7 @@ def free_variable(variable: Any) -> None:
     """
     shape = [0, *variable.shape[1:]]
     tf.raw_ops.AssignVariableOp(
-        resource=variable.handle,
+        resource=strategies.handle_of(variable),
         value=tf.zeros(shape, variable.dtype),
         validate_shape=False,
     )

@@ -126,8 +126,15 @@ class HostTable:
             table=self.name,
         )
         ops.apply_row_gradients(
-            shards=[shard.handle for shard in self._variable.variables],
-            slots=[shard.handle for slot in slots for shard in slot.variables],
+            shards=[
+                strategies.handle_of(shard)
+                for shard in self._variable.variables
+            ],
+            slots=[
+                strategies.handle_of(shard)
+                for slot in slots
+                for shard in slot.variables
+            ],
             offsets=tf.constant(partition.offsets, tf.int64),
             unique_rows=unique_rows,
             unique_splits=unique_splits,

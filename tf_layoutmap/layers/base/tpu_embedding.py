@@ -319,3 +319,7 @@ class TPUEmbeddingCore(LayerBase):
             ).items()
         }
         return cls(features, vocabularies=vocabularies or None, **saved)
+
+
+# Python's error for a missing argument contains this name.
+TPUEmbeddingCore.__init__.__qualname__ = "TPUEmbedding.__init__"

@@ -27,7 +27,7 @@ from tf_layoutmap.layout.keras3.context import (
     context_of_new_variable,
 )
 from tf_layoutmap.layout.mesh import tracing, transfer
-from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
+from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.ops import host_loops
@@ -354,6 +354,15 @@ class MeshVariable(keras.Variable):
         value = self.divided_value
         value._copy_trackable_to_cpu(object_map)
         object_map[self] = object_map[value]
+
+    def __repr__(self) -> str:
+        axes = (
+            ""
+            if self._value is None
+            else f", layout={axes_of_layout(self._value.layout)}"
+        )
+        name, separator, rest = super().__repr__().partition(", value=")
+        return f"{name.removesuffix('>')}{axes}{separator}{rest or '>'}"
 
     def __deepcopy__(self, memo: dict) -> Any:
         raise TypeError(

@@ -188,6 +188,50 @@ def check_grid(shape: Any, axis_names: Any, devices: Any) -> None:
         )
 
 
+# The meshes whose devices exist, as strings. The devices of a process do not
+# change after TensorFlow's first operation.
+_with_devices: set[str] = set()
+
+
+def check_devices(mesh: AnyMesh) -> None:
+    """Checks that all devices of a mesh exist.
+
+    A mesh can be created without its devices, for example to plan layouts. The
+    function is called before tensors or variables are placed on the mesh.
+
+    Args:
+      mesh: `DeviceMesh` of this package or of Keras, or `dtensor.Mesh`. With
+        several processes, nothing is checked.
+
+    Raises:
+      ValueError: If a device does not exist. The message starts with the
+        message that Keras raises on JAX.
+    """
+    if dtensor.num_clients() > 1:
+        return
+    if isinstance(mesh, Mesh):
+        if mesh.to_string() in _with_devices:
+            return
+        specs = [tf.DeviceSpec.from_string(one) for one in mesh.local_devices()]
+        names = [f"{one.device_type}:{one.device_index}" for one in specs]
+    else:
+        names = [str(name) for name in np.ravel(mesh.devices)]
+    names = [name.lower() for name in names]
+    kinds = {name.partition(":")[0] for name in names} & {"cpu", "gpu", "tpu"}
+    existing = [name for kind in sorted(kinds) for name in list_devices(kind)]
+    missing = [name for name in names if name not in existing]
+    if missing:
+        raise ValueError(
+            f"Device not found: {missing[0]}. All devices of a mesh must be in "
+            f"tlm.distribution.list_devices(). Received: {names}, and "
+            f"TensorFlow has {existing}. To split a CPU into several devices, "
+            "call tf.config.set_logical_device_configuration at the start of "
+            "the program."
+        )
+    if isinstance(mesh, Mesh):
+        _with_devices.add(mesh.to_string())
+
+
 def to_dtensor_mesh(mesh: AnyMesh) -> Mesh:
     """Converts a DeviceMesh to a `dtensor.Mesh` and registers it.
 

@@ -29,6 +29,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     Layout,
     Mesh,
     axes_of_layout,
+    check_devices,
     is_registered,
     mesh_sizes,
     prepare_process,
@@ -181,6 +182,7 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
       layout: `dtensor.Layout` of the result. The layout must fit the padded
         shape.
     """
+    check_devices(layout.mesh)
     prepare_process(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
     shards = unique_shards(tensor.shape, layout)

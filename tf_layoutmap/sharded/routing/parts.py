@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_layoutmap._core import op_gradients, ops, tf_private
+from tf_layoutmap._core import op_gradients, ops, strategies, tf_private
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.sharded.routing.checks import Shards
@@ -196,7 +196,9 @@ def _sub_table(shards: Shards, numbers: Sequence[int]) -> Shards:
 def _described(shards: Shards) -> dict:
     """Returns the arguments of the fused op that describe the table."""
     return dict(
-        shards=[variable.handle for variable in shards.variables],
+        shards=[
+            strategies.handle_of(variable) for variable in shards.variables
+        ],
         offsets=tf.constant(shards.partition.offsets, tf.int64),
         placement=shards.partition.placement,
         table=shards.name,
