@@ -6,7 +6,7 @@ from tools import mutations
 def test_each_mutation_replaces_one_piece_of_text():
     wrong = []
     for one in mutations.MUTATIONS:
-        path = mutations.ROOT / "tf_layoutmap" / one.file
+        path = mutations.ROOT / one.path
         if not path.exists() or path.read_text().count(one.old) != 1:
             wrong.append(f"{one.name}: {one.old!r} must occur once")
         wrong += [

@@ -284,7 +284,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             ),
             name=self.name,
             axis=shards.axis,
-            placement=partition.function or partition.placement,
+            placement=cast(Any, partition.function or partition.placement),
             devices=None
             if len(set(shards.devices)) == 1
             and parts.is_local_cpu(shards.devices[0])

@@ -45,9 +45,6 @@ class TrainedTable(SelfTrained, ShardedVariable):
     the table.
     """
 
-    # tf_keras reads this attribute of every weight.
-    constraint = None
-
     def set_optimizer(self, optimizer: RowOptimizer) -> None:
         """Creates the slot variables of `optimizer`, which trains the table."""
         self._optimizer = optimizer
@@ -92,9 +89,6 @@ class TrainedTable(SelfTrained, ShardedVariable):
 
 class OpenTable(SelfTrained, row_gradients.OpenRows):
     """A table with an open vocabulary, whose gradient contains its rows."""
-
-    # tf_keras reads this attribute of every weight.
-    constraint = None
 
     _table: key_table.KeyTable
 
