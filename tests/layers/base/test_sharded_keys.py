@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests import processes
 from tests.layers.base import sharded_keys_program as program
-from tests.matrix.runtimes import tensors_in
+from tests.contract.runtimes import tensors_in
 
 # The processes run all cases of a Keras version.
 DEADLINE_SECONDS = 900

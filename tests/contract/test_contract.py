@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from tests.matrix import page, programs, trial
-from tests.matrix.declared import SECTIONS
-from tests.matrix.states import RUNTIMES, NotTried, Raises, State, Works
+from tests.contract import page, programs, trial
+from tests.contract.declared import SECTIONS
+from tests.contract.states import RUNTIMES, NotTried, Raises, State, Works
 
 # Features that `make test` tries on all runtimes.
 FEW = {
@@ -46,7 +46,7 @@ def test_all_features_are_in_their_declared_state(group, tmp_path):
 
 def test_the_page_shows_the_declared_states():
     _, generated = page.read()
-    assert generated == page.text(), "run `python -m tests.matrix --page`"
+    assert generated == page.text(), "run `python -m tests.contract --page`"
 
 
 def test_each_feature_has_a_program():

@@ -1,6 +1,6 @@
-"""Tries the programs of the matrix, and compares them with the host.
+"""Tries the programs of the contract, and compares them with the host.
 
-`python -m tests.matrix.trial GROUP FOLDER FIRST` runs the cells of one group of
+`python -m tests.contract.trial GROUP FOLDER FIRST` runs the cells of one group of
 runtimes; `run_group` starts this program, once per process of the group.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests import forked_process, processes
-from tests.matrix.declared import SECTIONS
-from tests.matrix.states import NotTried, Outcome, Raises
+from tests.contract.declared import SECTIONS
+from tests.contract.states import NotTried, Outcome, Raises
 from tf_layoutmap.local_cluster import free_ports
 
 # Runtimes that run in the same processes, by the name of the group.
@@ -115,7 +115,7 @@ def _start(
             **os.environ,
             "PYTHONPATH": str(processes.ROOT),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "MATRIX_WORKER": str(worker),
+            "CONTRACT_WORKER": str(worker),
         }
         if group == "workers":
             environment["TF_CONFIG"] = json.dumps(
@@ -131,7 +131,7 @@ def _start(
                 forked_process.ForkedProcess(
                     [
                         "-m",
-                        "tests.matrix.trial",
+                        "tests.contract.trial",
                         group,
                         str(folder),
                         str(first),
@@ -305,7 +305,7 @@ def difference(found: Outcome, wanted: Outcome, ignored: str = "") -> float:
 
 
 def main(group: str, folder: str, first: str) -> None:
-    from tests.matrix import runtimes
+    from tests.contract import runtimes
 
     root = pathlib.Path(folder)
     cells: list[Cell] = [
@@ -314,10 +314,10 @@ def main(group: str, folder: str, first: str) -> None:
     created, keep = runtimes.create(group)
     # The programs are imported after devices and processes are configured,
     # because importing them runs operations.
-    from tests.matrix import programs
+    from tests.contract import programs
 
     by_name = {one.name: one for one in created}
-    worker = int(os.environ["MATRIX_WORKER"])
+    worker = int(os.environ["CONTRACT_WORKER"])
     (root / f"started_{first}_{worker}").touch()
     for number in range(int(first), len(cells)):
         name, section, feature = cells[number]

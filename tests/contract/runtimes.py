@@ -1,4 +1,4 @@
-"""Runtimes on which the programs of the matrix run.
+"""Runtimes on which the programs of the contract run.
 
 A program creates its embedding or model in `runtime.scope()`, and trains it
 with `runtime.train` or `runtime.fit`. Both methods receive global batches and
@@ -299,7 +299,7 @@ def create(group: str) -> tuple[list[Runtime], Any]:
         return [Runtime(), Mirrored(), Mesh()], None
     if group == "workers":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        worker = int(os.environ["MATRIX_WORKER"])
+        worker = int(os.environ["CONTRACT_WORKER"])
         return [Replicated(strategy, worker), Sharded(strategy, worker)], None
     if group == "servers":
         from tests.embedding.servers import cluster
