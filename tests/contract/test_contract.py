@@ -59,6 +59,7 @@ def tried(request, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.covering(None)
 @pytest.mark.parametrize("group", trial.GROUPS)
 def test_some_features_are_in_their_declared_state(group, tried):
     assert not tried.problems(few(group))
