@@ -108,6 +108,11 @@ def but(values: Iterable[Any], *exhaustive: Any) -> list[Any]:
     ]
 
 
+def first(*values: Any) -> list[Any]:
+    """Returns values for `parametrize`; all but the first are exhaustive."""
+    return but(values, *values[1:])
+
+
 def mark_exhaustive(items: Sequence[Any], slow: Collection[str]) -> None:
     """Marks the cases that `make test` does not run.
 

@@ -81,6 +81,20 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "added steps: each shard of a vocabulary counts all steps",
+        "vocabulary/sharded_numbers.py",
+        "values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)",
+        "values[[STEP, KIND]] = found[:, [STEP, KIND]].sum(0)",
+        ("tests/contract/test_random_programs.py",),
+    ),
+    Mutation(
+        "lost report: a server has evicted a single key",
+        "embedding/servers/evicted_reports.py",
+        "                    if size:\n",
+        "                    if size > 1:\n",
+        ("tests/contract/test_random_programs.py",),
+    ),
+    Mutation(
         "wrong gate: a device selects the input of another gate",
         "layout/ops/gates.py",
         "(shard * columns + start) // units % len(xs)",

@@ -76,6 +76,7 @@ def test_training_continues_if_a_servers_disk_is_full(tmp_path):
         check_goes_on(cluster, before)
 
 
+@pytest.mark.exhaustive
 def test_training_continues_if_the_folder_becomes_read_only(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(_OPTIONS)
@@ -92,6 +93,7 @@ def test_training_continues_if_the_folder_becomes_read_only(tmp_path):
         check_goes_on(cluster, before)
 
 
+@pytest.mark.exhaustive
 def test_an_unwritable_checkpoint_folder_raises_at_once(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir(mode=0o555)

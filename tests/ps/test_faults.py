@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from tests import covering
 from tests.processes import ROOT
 from tests.ps.cluster import Cluster
 from tests.ps.train import CHUNK, RATE
@@ -26,12 +25,9 @@ def check(found, *, first=0):
     assert found["rows"] == [[expected] * 4] * 2, found
 
 
-@pytest.mark.parametrize(
-    "restarts", [8, pytest.param(20, marks=pytest.mark.exhaustive)]
-)
-@pytest.mark.parametrize(
-    "steps, prefetched", covering.but([(1, 0), (8, 0), (8, 1)], (1, 0), (8, 0))
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("restarts", [8, 20])
+@pytest.mark.parametrize("steps, prefetched", [(1, 0), (8, 0), (8, 1)])
 def test_each_step_counts_once_if_workers_restart(
     tmp_path, restarts, steps, prefetched
 ):
@@ -62,6 +58,7 @@ def test_each_step_counts_once_if_workers_restart(
     assert found["num_repeated"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_lost_server_raises_with_its_address(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
@@ -92,6 +89,7 @@ def test_a_program_restarts_from_the_newest_checkpoint(tmp_path):
     check(found)
 
 
+@pytest.mark.exhaustive
 def test_a_restarted_coordinator_resumes(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
@@ -108,6 +106,7 @@ def test_a_restarted_coordinator_resumes(tmp_path):
     check(found)
 
 
+@pytest.mark.exhaustive
 def test_an_incomplete_checkpoint_is_never_restored(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()
@@ -139,20 +138,17 @@ def test_a_stopped_server_ends_the_step_at_its_deadline(tmp_path):
         assert cluster.code(20) != 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "job, words, option",
     [
-        pytest.param("worker", "DONE", "", marks=pytest.mark.exhaustive),
+        ("worker", "DONE", ""),
         ("ps", "DONE", ""),
         # In this case, TensorFlow would block when it registers the traced
         # functions.
         ("worker", "READY", "--before-first-step"),
-        pytest.param(
-            "worker", "DONE", "--before-save", marks=pytest.mark.exhaustive
-        ),
-        pytest.param(
-            "ps", "DONE", "--before-save", marks=pytest.mark.exhaustive
-        ),
+        ("worker", "DONE", "--before-save"),
+        ("ps", "DONE", "--before-save"),
     ],
 )
 def test_a_program_exits_with_its_code_after_a_missed_deadline(
@@ -195,6 +191,7 @@ def test_a_program_exits_with_its_code_after_a_missed_deadline(
         )
 
 
+@pytest.mark.exhaustive
 def test_a_bad_id_raises_and_training_continues(tmp_path):
     with Cluster(tmp_path) as cluster:
         cluster.train(json.dumps({"bad_closure": 30}))
@@ -221,15 +218,12 @@ os.environ["TF_LAYOUTMAP_PROCESS"] = json.dumps(
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "before, words",
     [
         ("", "lacks the ops of tf_layoutmap"),
-        pytest.param(
-            OLD,
-            "and tf_layoutmap 0.0.1. Start it with",
-            marks=pytest.mark.exhaustive,
-        ),
+        (OLD, "and tf_layoutmap 0.0.1. Start it with"),
     ],
 )
 def test_an_incompatible_server_raises(tmp_path, before, words):
@@ -247,6 +241,7 @@ def test_an_incompatible_server_raises(tmp_path, before, words):
         assert cluster.code(30) != 0
 
 
+@pytest.mark.exhaustive
 def test_connecting_to_a_missing_server_raises(tmp_path):
     with Cluster(tmp_path, num_servers=1, num_workers=1) as cluster:
         cluster.wait_for("serves grpc", _START, "worker", 0)

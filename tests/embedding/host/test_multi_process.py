@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests import processes, strategies
+from tests import covering, processes
 from tests.embedding.host import multi_process_faults, multi_process_program
+from tf_layoutmap.embedding import inputs
+from tf_layoutmap.embedding.host import multi_process
 
 NUM_STEPS = 6
 # Starting the processes takes most of the time of a test.
@@ -33,43 +36,8 @@ def start(tmp_path):
         one.kill()
 
 
-def train_in_one_process(num_steps, random):
-    """Trains the same steps on two replicas of this process."""
-    two = strategies.mirrored(multi_process_program.NUM_WORKERS)
-    with two.scope():
-        embedding = multi_process_program.embedding()
-    embedding.build()
-    [rows] = [
-        rows
-        for one, rows in embedding.embedding_tables.items()
-        if one.name == "random"
-    ]
-    rows.assign(random)
-    return multi_process_program.train_replicas(embedding, two, num_steps)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["in order", "by token"])
-def test_two_processes_train_bitwise_like_one(how, start, tmp_path):
-    outputs = [tmp_path / f"{index}.npz" for index in range(2)]
-    for one in start(outputs, str(NUM_STEPS), how):
-        one.check(DEADLINE_SECONDS)
-    found = [dict(np.load(output)) for output in outputs]
-    expected, activations = train_in_one_process(NUM_STEPS, found[0]["start"])
-    # The initial rows of a table without a seed are copied from the first
-    # process.
-    assert len(np.unique(found[0]["start"])) > 1
-    for replica, values in enumerate(found):
-        np.testing.assert_array_equal(values["start"], found[0]["start"])
-        for name, value in expected.items():
-            np.testing.assert_array_equal(values[name], value, err_msg=name)
-        for name, value in activations[replica].items():
-            np.testing.assert_array_equal(
-                values[f"activation/{name}"], value, err_msg=name
-            )
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
     survivor, dead = start(
         [tmp_path / "0.npz", tmp_path / "1.npz"], "5", "in order", "3"
@@ -82,17 +50,16 @@ def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case, words",
-    [
+    covering.first(
         (
             "bad_id",
             "Process 1: feature dense, sample 1: id 7 is outside table "
             "words with 5 rows",
         ),
-        pytest.param(
+        (
             "bad_ragged_id",
             "Process 1: feature ragged, sample 2: id -1 is outside "
             "table words with 5 rows",
-            marks=pytest.mark.exhaustive,
         ),
         (
             "restore_in_one",
@@ -104,7 +71,7 @@ def test_a_process_whose_peer_died_ends_with_an_error(start, tmp_path):
             "It returned 0.25 in process 0 and 0.5 in process 1 for table "
             "words",
         ),
-    ],
+    ),
 )
 def test_an_error_names_the_process(start, tmp_path, case, words):
     outputs = [tmp_path / f"{index}.txt" for index in range(2)]
@@ -112,3 +79,42 @@ def test_an_error_names_the_process(start, tmp_path, case, words):
         one.check(DEADLINE_SECONDS)
     for output in outputs:
         assert words in output.read_text()
+
+
+@pytest.mark.parametrize("num_ids", [0, 3])
+def test_replicas_without_ids_never_gather_empty_values(monkeypatch, num_ids):
+    """TensorFlow's op ends all processes if all values are empty."""
+
+    def all_gather(values):
+        tf.debugging.assert_positive(tf.size(values))
+        return tf.concat([values, values], 0)
+
+    monkeypatch.setattr(multi_process, "all_gather", all_gather)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.int64),
+            tf.TensorSpec([None]),
+            tf.TensorSpec([None, 2]),
+        ]
+    )
+    def gather(ids, weights, gradients):
+        splits = tf.zeros([0], tf.int64)
+        feature = inputs.FeatureIds(ids, splits, tf.size(ids), weights)
+        found, _, _ = multi_process.gather_inputs(
+            [feature, feature], True, tf.constant(0, tf.int64), 0, 2
+        )
+        return [
+            [(one.ids, one.weights) for one in features]
+            for _, features in found
+        ], multi_process.gather_gradients([gradients], [], 2)
+
+    ids = tf.range(5, 5 + num_ids, dtype=tf.int64)
+    weights, gradients = tf.ones([num_ids]), tf.ones([num_ids, 2])
+    found, of_gradients = gather(ids, weights, gradients)
+    for features in found:
+        for one, other in features:
+            np.testing.assert_array_equal(one, ids)
+            np.testing.assert_array_equal(other, weights)
+    for (one,), _ in of_gradients:
+        np.testing.assert_array_equal(one, gradients)

@@ -1,10 +1,8 @@
-"""Compares embeddings on servers with the host engine, for test_steps.py.
+"""Runs cases on a cluster with two servers; test_steps.py starts it.
 
-    python -m tests.embedding.servers.program NUM_SERVERS FOLDER [FROM]
+    python -m tests.embedding.servers.program NUM_SERVERS FOLDER
 
-Prints a line of JSON with the result or the error of each case, and writes
-checkpoints to FOLDER. FROM is a checkpoint that was written with another number
-of servers.
+Prints a line of JSON with the result or the error of each case.
 """
 
 import json
@@ -25,27 +23,12 @@ from tf_layoutmap.embedding.servers import closures
 
 tpu = tf.tpu.experimental.embedding
 NUM_STEPS = 3
-PARTITIONER = tlm.partitioners.FixedShardsPartitioner(3)
-
 OPTIMIZERS = {
     "sgd": lambda: tpu.SGD(0.3),
-    "sgd_contributions": lambda: tpu.SGD(
-        0.3, use_gradient_accumulation=False, clip_weight_max=0.9
-    ),
-    "adagrad": lambda: tpu.Adagrad(0.3, clipvalue=0.5),
-    "adagrad_contributions": lambda: tpu.Adagrad(
-        0.3, use_gradient_accumulation=False, weight_decay_factor=0.1
-    ),
-    "adagrad_momentum": lambda: tpu.AdagradMomentum(
-        0.3, momentum=0.9, use_nesterov=True
-    ),
+    "adagrad": lambda: tpu.Adagrad(0.3),
     "adam": lambda: tpu.Adam(0.3),
-    "adam_all_rows": lambda: tpu.Adam(0.3, lazy_adam=False),
-    "ftrl": lambda: tpu.FTRL(0.3, l1_regularization_strength=0.01),
-    "rowwise_adagrad": lambda: tlm.optimizers.RowwiseAdagrad(0.3),
-    "lamb": lambda: tlm.optimizers.LAMB(0.3),
-    "dynamic": lambda: tpu.SGD(lambda: tf.constant(0.25)),
 }
+PARTITIONER = tlm.partitioners.FixedShardsPartitioner(3)
 
 
 def table(name, num_rows, dim, combiner):
@@ -140,11 +123,6 @@ def differences(distributed, host):
     return [name for name in distributed if distributed[name] != host[name]]
 
 
-def on_host(make):
-    """Calls `make` outside of the strategy's scope, that is, on the host."""
-    return make()
-
-
 def trained(strategy, coordinator, optimizer, **options):
     """Returns embeddings trained on servers and host, and differences."""
     host = embedding(OPTIMIZERS[optimizer](), **options)
@@ -214,13 +192,6 @@ def planned(strategy, coordinator):
     ]
 
 
-def optimizer_cases():
-    def case(name):
-        return lambda *cluster: trained(*cluster, name)[2]
-
-    return {f"optimizer {name}": case(name) for name in OPTIMIZERS}
-
-
 def quantized(strategy, coordinator):
     def features():
         rows = table("rows", 9, 4, "sum")
@@ -249,22 +220,6 @@ def quantized(strategy, coordinator):
     expected = step_with(host)(ids)
     same = (future.fetch() == expected).numpy().all()
     return [bool(same), differences(values(distributed), values(host))]
-
-
-def ids_out_of_range(strategy, coordinator):
-    """Trains with out-of-range ids that are dropped or clipped."""
-    wrong = []
-    for out_of_range in ("drop", "clip"):
-        host = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
-        with strategy.scope():
-            distributed = embedding(tpu.Adagrad(0.5), out_of_range=out_of_range)
-        ids, weights = batch(0)
-        ids["bag"] = tf.ragged.constant([[9, -1, 3], [2], [7, 7]], tf.int64)
-        coordinator.schedule(step_of(distributed), args=(ids, weights))
-        step_of(host)(ids, weights)
-        coordinator.join()
-        wrong += differences(values(distributed), values(host))
-    return wrong
 
 
 def bfloat16_on_the_wire(strategy, coordinator):
@@ -317,39 +272,8 @@ def bfloat16_on_the_wire(strategy, coordinator):
     ]
 
 
-def half_tables(strategy, coordinator):
-    return trained(
-        strategy,
-        coordinator,
-        "adagrad",
-        table_dtypes={"ads": "bfloat16", "words": "float16"},
-    )[2]
-
-
 def checkpoint_of(one):
     return tf.train.Checkpoint(embedding=one)
-
-
-def checkpoints(strategy, coordinator):
-    """Moves checkpoints between servers and the host in both directions."""
-    options = {"table_dtypes": {"words": "bfloat16"}}
-    distributed, host, wrong = trained(strategy, coordinator, "adam", **options)
-    here, there = str(FOLDER / "servers"), str(FOLDER / "host")
-    checkpoint_of(distributed).write(here)
-    checkpoint_of(host).write(there)
-    fresh = embedding(OPTIMIZERS["adam"](), **options)
-    fresh.build()
-    checkpoint_of(fresh).read(here).assert_consumed()
-    wrong += differences(values(distributed), values(fresh))
-    with strategy.scope():
-        again = embedding(OPTIMIZERS["adam"](), **options)
-    checkpoint_of(again).read(there).assert_consumed()
-    wrong += differences(values(again), values(host))
-    # Stochastic rounding continues at the step of the checkpoint.
-    coordinator.schedule(step_of(again), args=batch(8))
-    step_of(host)(*batch(8))
-    coordinator.join()
-    return wrong + differences(values(again), values(host))
 
 
 def checkpoint_for_tensorflows_class(strategy, coordinator):
@@ -368,20 +292,6 @@ def checkpoint_for_tensorflows_class(strategy, coordinator):
             values(distributed),
         ),
     ]
-
-
-def checkpoint_of_another_number_of_servers(strategy, coordinator):
-    del coordinator
-    if OTHER is None:
-        return []
-    options = {"table_dtypes": {"words": "bfloat16"}}
-    with strategy.scope():
-        distributed = embedding(OPTIMIZERS["adam"](), **options)
-    checkpoint_of(distributed).read(OTHER).assert_consumed()
-    host = embedding(OPTIMIZERS["adam"](), **options)
-    host.build()
-    checkpoint_of(host).read(OTHER).assert_consumed()
-    return differences(values(distributed), values(host))
 
 
 def stats(strategy, coordinator):
@@ -490,75 +400,6 @@ def two_steps_in_a_closure(strategy, coordinator):
     return [messages, differences(values(distributed), values(host))]
 
 
-def forward_only(strategy, coordinator):
-    with strategy.scope():
-        distributed = embedding(tpu.SGD(0.5))
-    before = values(distributed)
-    ids, _ = batch(0)
-
-    @tf.function
-    def look_up():
-        distributed.enqueue(ids, training=False)
-        return distributed.dequeue()["shown"]
-
-    future = coordinator.schedule(look_up)
-    coordinator.join()
-    shown = future.fetch()
-    (rows,) = (
-        rows
-        for config, rows in distributed.embedding_tables.items()
-        if config.name == "ads"
-    )
-    return [
-        bool((shown == tf.gather(rows, ids["shown"])).numpy().all()),
-        differences(values(distributed), before),
-    ]
-
-
-def inside_strategy_run(strategy, coordinator):
-    with strategy.scope():
-        distributed = embedding(OPTIMIZERS["adagrad"]())
-    host = embedding(OPTIMIZERS["adagrad"]())
-    step = step_of(distributed)
-
-    @tf.function
-    def closure(ids, weights):
-        return strategy.run(step.python_function, args=(ids, weights))
-
-    coordinator.schedule(closure, args=batch(0))
-    step_of(host)(*batch(0))
-    coordinator.join()
-    return differences(values(distributed), values(host))
-
-
-def packed(strategy, coordinator):
-    features = lambda: {  # noqa: E731
-        name: tpu.FeatureConfig(table(name, 9, 4, "sum"), name=name)
-        for name in ("a", "b")
-    }
-    with strategy.scope():
-        distributed = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
-    host = tlm.TPUEmbedding(features(), tpu.SGD(0.5))
-    ids = tlm.pack(
-        {
-            "a": tf.ragged.constant([[1, 8], []], tf.int64),
-            "b": tf.constant([3, 3], tf.int64),
-        }
-    )
-
-    def step_with(one):
-        def step(packed_ids):
-            one.enqueue(packed_ids)
-            one.apply_gradients(gradients(one.dequeue()))
-
-        return tf.function(step)
-
-    coordinator.schedule(step_with(distributed), args=(ids,))
-    coordinator.join()
-    step_with(host)(ids)
-    return differences(values(distributed), values(host))
-
-
 def calls_of_a_step(strategy, coordinator):
     """Lists the ops that a step runs on servers, and counts their tensors.
 
@@ -619,15 +460,6 @@ def servers_of_captures(concrete):
     )
 
 
-def looked_up_without_a_step(strategy, coordinator):
-    distributed, host, _ = trained(strategy, coordinator, "sgd")
-    ids, _ = batch(5)
-    here, there = distributed(ids), host(ids)
-    return [
-        name for name in here if not (here[name] == there[name]).numpy().all()
-    ]
-
-
 def initial_values(strategy, coordinator):
     """Compares initial values, and lists the devices that drew the values."""
     del coordinator
@@ -679,17 +511,6 @@ def pipelined(strategy, coordinator):
         embedding(tpu.SGD(0.5), pipeline_execution_with_tensor_core=True)
 
 
-def rows_by_key(one):
-    """Returns the row and the accumulators of each key."""
-    return {
-        key: (row.tolist(), slot.tolist())
-        for block in one.vocabularies["words"].blocks()
-        for key, row, slot in zip(
-            block.keys.tolist(), block.rows, block.slots["accumulators"]
-        )
-    }
-
-
 def sampled_keys(strategy, coordinator):
     """Reads counts and samples keys in closures, and compares with the host."""
     host = key_cases.embedding({"evict": "lru"})
@@ -726,77 +547,6 @@ def sampled_keys(strategy, coordinator):
             )
         ),
         len(set(np.asarray(sampled).tolist())) > len(keys) // 4,
-    ]
-
-
-def open_vocabulary(strategy, coordinator):
-    """Compares servers with the host engine while keys are evicted."""
-    host = key_cases.embedding({"evict": "lru"})
-    with strategy.scope():
-        distributed = key_cases.embedding(
-            {"evict": "lru"}, partitioner=PARTITIONER
-        )
-    steps = key_cases.step_of(distributed), key_cases.step_of(host)
-    wrong = []
-    for number in range(NUM_STEPS):
-        ids, weights = key_cases.batch(number, most=400)
-        future = coordinator.schedule(steps[0], args=(ids, weights["bag"]))
-        expected = steps[1](ids, weights["bag"])
-        coordinator.join()
-        for name, one in future.fetch().items():
-            if np.asarray(one).tobytes() != expected[name].numpy().tobytes():
-                wrong.append(f"activation {name}, step {number}")
-        # Half of the written keys are also keys of the next step.
-        keys = (np.arange(20) ** 2 // 40 + 7 * number) * 1_000_003 - 7
-        keys = np.unique(np.concatenate([keys, np.arange(10) + 10**9]))
-        rows = np.full([len(keys), 3], number, np.float32)
-        for one in (distributed, host):
-            one.vocabularies["words"].write(keys, rows)
-    if rows_by_key(distributed) != rows_by_key(host):
-        wrong.append("blocks")
-    path = tf.train.Checkpoint(embedding=distributed).write(
-        str(FOLDER / "keys")
-    )
-    fresh = key_cases.embedding({"evict": "lru"})
-    tf.train.Checkpoint(embedding=fresh).read(path).assert_consumed()
-    keys = host.vocabularies["words"].keys()
-    if (
-        not (
-            distributed.vocabularies["words"].lookup(keys)
-            == host.vocabularies["words"].lookup(keys)
-        )
-        .numpy()
-        .all()
-    ):
-        wrong.append("lookup")
-    if (
-        distributed.vocabularies["words"].stats()
-        != host.vocabularies["words"].stats()
-    ):
-        wrong.append("stats")
-    tasks = {
-        shard.device.split("/")[3]
-        for shard in distributed.vocabularies["words"].key_variable.variables
-    }
-    concrete = steps[0].get_concrete_function(
-        *(
-            tf.nest.map_structure(tf.type_spec_from_value, one)
-            for one in (ids, weights["bag"])
-        )
-    )
-    ops = concrete.graph.get_operations()
-    calls = sorted(
-        (one.device[-10:], one.type.removeprefix("LayoutMap>"))
-        for one in ops
-        if "job:ps" in one.device and one.type != "Placeholder"
-    )
-    return [
-        wrong,
-        key_cases.differences(distributed, host),
-        key_cases.differences(fresh, host),
-        sorted(tasks),
-        [name for _, name in calls],
-        servers_of_captures(concrete),
     ]
 
 
@@ -842,49 +592,35 @@ def shard_devices(strategy, coordinator):
     return [tasks(distributed), tasks(unpartitioned)]
 
 
-CASES = {
-    **optimizer_cases(),
-    **{
-        case.__name__: case
-        for case in [
-            quantized,
-            planned,
-            ids_out_of_range,
-            bfloat16_on_the_wire,
-            half_tables,
-            checkpoints,
-            checkpoint_for_tensorflows_class,
-            checkpoint_of_another_number_of_servers,
-            stats,
-            stale_step,
-            bad_id,
-            closure_run_again,
-            two_steps_in_a_closure,
-            calls_of_a_step,
-            looked_up_without_a_step,
-            forward_only,
-            inside_strategy_run,
-            packed,
-            initial_values,
-            pipelined,
-            open_vocabulary,
-            sampled_keys,
-            host_asked_for,
-            dequeue_elsewhere,
-            traced_training,
-            shard_devices,
-        ]
-    },
-}
+CASES = (
+    quantized,
+    planned,
+    bfloat16_on_the_wire,
+    checkpoint_for_tensorflows_class,
+    stats,
+    stale_step,
+    bad_id,
+    closure_run_again,
+    two_steps_in_a_closure,
+    calls_of_a_step,
+    initial_values,
+    pipelined,
+    sampled_keys,
+    host_asked_for,
+    dequeue_elsewhere,
+    traced_training,
+    shard_devices,
+)
 
 
-def main(num_servers, names):
+def main(num_servers):
     servers, strategy = cluster.start(num_servers)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     found = {}
-    for name in names:
+    for case in CASES:
+        name = case.__name__
         try:
-            found[name] = CASES[name](strategy, coordinator)
+            found[name] = case(strategy, coordinator)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"[-3000:]
     print("FOUND " + json.dumps(found), flush=True)
@@ -895,5 +631,4 @@ def main(num_servers, names):
 
 if __name__ == "__main__":
     FOLDER = pathlib.Path(sys.argv[2])
-    OTHER = sys.argv[3] or None
-    main(int(sys.argv[1]), sys.argv[4:])
+    main(int(sys.argv[1]))

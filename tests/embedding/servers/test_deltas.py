@@ -21,58 +21,6 @@ def on_servers(num_servers=2, **arguments):
         return cases.embedding(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("num_shards", "num_servers", "arguments"),
-    [
-        (1, 1, {}),
-        (3, 2, {"optimizer": tpu.Adagrad(0.25), "table_dtypes": "bfloat16"}),
-        (2, 3, {"table_dtypes": "float16"}),
-    ],
-    ids=["one_server", "three_shards_of_bfloat16", "float16"],
-)
-def test_deltas_equal_one_process_bitwise(
-    num_shards, num_servers, arguments, tmp_path
-):
-    options = {"num_shards": num_shards, "capacity": 600, **arguments}
-    found = on_servers(num_servers, **options)
-    host = cases.embedding(**options)
-    both = [(found, tmp_path / "servers"), (host, tmp_path / "host")]
-    for one, _ in both:
-        for step in range(3):
-            cases.train(one, step)
-    bases = [cases.save(one, folder / "base") for one, folder in both]
-    writers = [
-        tlm.DeltaWriter(one, folder / "deltas", base=base)
-        for (one, folder), base in zip(both, bases)
-    ]
-    for number in range(4):
-        deltas = []
-        for (one, _), writer in zip(both, writers):
-            for step in range(3 * number + 3, 3 * number + 6):
-                cases.train(one, step)
-            vocabulary = one.vocabularies["words"]
-            keys = np.sort(vocabulary.keys())
-            assert len(vocabulary.evict(keys[number : number + 3])) == 3
-            if number == 2:
-                assert len(vocabulary.evict_expired()) > 0
-                vocabulary.write(
-                    [-5, int(np.sort(vocabulary.keys())[4])], np.ones([2, 3])
-                )
-            deltas.append(writer.write())
-        one, other = deltas
-        assert one.meta.tables == other.meta.tables
-        assert cases.tensors(one.tensors) == cases.tensors(other.tensors)
-        check(found, bases[0], tmp_path / "servers" / "deltas", tmp_path)
-    if num_servers == 2:
-        assert "delta.data-00002-of-00003" in one.meta.files
-    # No row has changed since the last delta, so the next delta is empty.
-    assert {
-        name: table["num_rows"]
-        for name, table in writers[0].write().meta.tables.items()
-    } == {"words": 0, "kinds": 0}
-    check(found, bases[0], tmp_path / "servers" / "deltas", tmp_path)
-
-
 def test_closed_tables_without_open_tables(tmp_path):
     kinds = tpu.TableConfig(40, 2, combiner="sum", name="kinds")
     with local.servers(3):

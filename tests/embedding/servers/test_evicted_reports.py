@@ -77,40 +77,6 @@ def train(embeddings, steps, **options):
             cases.train(one, step, **{**MANY, **options})
 
 
-@pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3), (3, 8)])
-@pytest.mark.parametrize(
-    ("optimizer", "dtype"),
-    [(tpu.Adagrad(0.3), "float32"), (tpu.Adam(0.3), "bfloat16")],
-    ids=["adagrad", "adam_16_bit"],
-)
-def test_reports_equal_one_process_bitwise(
-    num_servers, num_shards, optimizer, dtype
-):
-    distributed, host, found, expected = both(
-        {"evict": "lru", "ttl_steps": 3},
-        optimizer,
-        capacity=512 if num_shards == 8 else 64,
-        num_servers=num_servers,
-        num_shards=num_shards,
-        table_dtypes={"words": dtype, "ads": "float32"},
-    )
-    train([distributed, host], range(8), most=4000, num_samples=40)
-    assert found.num_keys == 0 < expected.num_keys
-    assert words(distributed).report_evicted() == expected.num_keys
-    assert words(host).report_evicted() == 0
-    assert_equal(found, expected)
-    for one in (distributed, host):
-        vocabulary = words(one)
-        vocabulary.evict(np.sort(vocabulary.keys())[::3])
-    assert_equal(found, expected)
-    train([distributed, host], range(8, 12), most=4000, num_samples=40)
-    for one in (distributed, host):
-        words(one).evict_expired()
-    assert_equal(found, expected)
-    assert cases.differences(distributed, host) == []
-    assert words(distributed).report_evicted() == 0
-
-
 def test_small_blocks_report_all_keys(monkeypatch):
     monkeypatch.setattr(evicted_reports, "_BLOCK_BYTES", 1)
     distributed, host, found, expected = both({"evict": "lru"})

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -55,37 +54,6 @@ def differences(distributed, host):
     return cases.differences(distributed.embedding, host.embedding)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3)])
-def test_several_calls_equal_one_process_bitwise(
-    policy, num_servers, num_shards
-):
-    distributed, host = both(
-        POLICIES[policy], num_servers=num_servers, num_shards=num_shards
-    )
-    most = 400 if policy == "fills_up" else 120
-    for step in range(5):
-        found, expected = (
-            train(layer, *calls_of(step, most=most))
-            for layer in (distributed, host)
-        )
-        for one, other in zip(
-            tf.nest.flatten(found), tf.nest.flatten(expected), strict=True
-        ):
-            np.testing.assert_array_equal(one, other)
-        assert differences(distributed, host) == []
-    stats = [
-        one.embedding.vocabularies["words"].stats()
-        for one in (distributed, host)
-    ]
-    assert stats[0] == stats[1]
-    # Each call is a step of the vocabulary.
-    assert stats[0]["step"] == 15
-    if policy == "fills_up":
-        assert stats[0]["num_evicted"] > 20
-    assert distributed.embedding.stats()["num_updates"] == 5
-
-
 def test_calls_in_a_function_equal_one_process():
     distributed, host = both({"evict": "lru"})
     for layer in (distributed, host):
@@ -117,18 +85,6 @@ def test_a_later_call_can_depend_on_an_earlier_call():
 
         for number in range(4):
             step(cases.batch(number)[0])
-    assert differences(distributed, host) == []
-
-
-def test_string_and_packed_keys_of_several_calls():
-    distributed, host = both({"evict": "lru"})
-    for step in range(3):
-        ids, weights = calls_of(step, strings=True)
-        train(host, ids, weights)
-        packed = [tlm.pack(*one) for one in zip(ids, weights)]
-        train(distributed, *zip(*packed)) if step else train(
-            distributed, ids, weights
-        )
     assert differences(distributed, host) == []
 
 

@@ -5,8 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests.embedding.servers import key_cases as cases
@@ -31,103 +29,6 @@ def same_steps(distributed, host, steps, **options):
         for name, one in found.items():
             np.testing.assert_array_equal(one, expected[name])
     assert cases.differences(distributed, host) == []
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("num_servers, num_shards", [(1, 1), (2, 3), (3, 8)])
-@pytest.mark.parametrize(
-    "policy", cases.POLICIES.values(), ids=cases.POLICIES.keys()
-)
-def test_steps_equal_one_process_bitwise(policy, num_servers, num_shards):
-    distributed, host = both(
-        policy,
-        capacity=512 if num_shards == 8 else 64,
-        num_servers=num_servers,
-        num_shards=num_shards,
-    )
-    same_steps(distributed, host, range(5))
-    found = distributed.vocabularies["words"].stats()
-    assert found == host.vocabularies["words"].stats()
-    assert found["num_known"] > 0
-
-
-@settings(max_examples=4, deadline=None)
-@given(
-    policy=st.sampled_from(sorted(cases.POLICIES)),
-    num_servers=st.integers(1, 4),
-    num_shards=st.integers(1, 70),
-    capacity=st.sampled_from([1, 40, 300, 700]),
-    seed=st.integers(0, 2**20),
-    most=st.integers(1, 900),
-    num_samples=st.integers(0, 20),
-)
-def test_steps_equal_one_process_for_any_settings(
-    policy, num_servers, num_shards, capacity, seed, most, num_samples
-):
-    distributed, host = both(
-        cases.POLICIES[policy],
-        capacity=capacity,
-        num_servers=num_servers,
-        num_shards=num_shards,
-    )
-    same_steps(
-        distributed,
-        host,
-        range(seed, seed + 3),
-        most=most,
-        num_samples=num_samples,
-    )
-
-
-def test_evictions_equal_one_process():
-    distributed, host = both({"evict": "lru"}, num_servers=3)
-    same_steps(distributed, host, range(8), most=400, num_samples=12)
-    assert distributed.vocabularies["words"].stats()["num_evicted"] > 20
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        tpu.SGD(0.3, use_gradient_accumulation=False, clip_weight_max=0.9),
-        tpu.Adam(0.3),
-        tpu.FTRL(0.3),
-        tlm.optimizers.RowwiseAdagrad(0.3),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_other_optimizers_and_16_bit_tables_equal_one_process(optimizer):
-    distributed, host = both(
-        {"evict": "lru"},
-        optimizer,
-        table_dtypes={"words": "bfloat16", "ads": "float16"},
-    )
-    same_steps(distributed, host, range(4))
-
-
-def test_string_keys_equal_one_process():
-    distributed, host = both({"evict": "lfu"})
-    same_steps(distributed, host, range(3), strings=True)
-    vocabulary = distributed.vocabularies["words"]
-    assert vocabulary.stats()["keys_are"] == "strings"
-    keys = cases.batch(1, strings=True)[0]["bag"].values
-    np.testing.assert_array_equal(
-        vocabulary.lookup(keys), host.vocabularies["words"].lookup(keys)
-    )
-    assert vocabulary.contains(keys).numpy().all()
-
-
-@pytest.mark.parametrize("strings", [False, True])
-def test_packed_keys_equal_one_process(strings):
-    distributed, host = both({"evict": "lfu"})
-    for step in range(3):
-        found = cases.train(distributed, step, packed=True, strings=strings)
-        expected = cases.train(host, step, strings=strings)
-        for name, one in found.items():
-            np.testing.assert_array_equal(one, expected[name])
-    assert cases.differences(distributed, host) == []
-    assert distributed.vocabularies["words"].stats()["keys_are"] == (
-        "strings" if strings else "integers"
-    )
 
 
 def test_integers_after_strings_raise_and_change_nothing():
@@ -432,21 +333,6 @@ def test_a_closure_with_two_lookups_of_keys_raises():
         closure(tf.constant([1, 2], tf.int64))
 
 
-def test_evict_expired_equals_one_process():
-    distributed, host = both({"evict": "none", "ttl_steps": 2}, num_servers=3)
-    same_steps(distributed, host, range(6))
-    found = distributed.vocabularies["words"].evict_expired()
-    expected = host.vocabularies["words"].evict_expired()
-    np.testing.assert_array_equal(found, expected)
-    assert len(found) > 0
-    some = distributed.vocabularies["words"].keys()[::2]
-    np.testing.assert_array_equal(
-        distributed.vocabularies["words"].evict(some),
-        host.vocabularies["words"].evict(some),
-    )
-    assert cases.differences(distributed, host) == []
-
-
 def test_vocabularies_that_keep_strings_raise():
     with local.servers(1):
         with pytest.raises(
@@ -455,15 +341,11 @@ def test_vocabularies_that_keep_strings_raise():
             cases.embedding({"keep_strings": True})
 
 
-@pytest.mark.parametrize("policy", ["lru", "count"])
-def test_checkpoints_restore_in_one_process_and_on_servers(policy, tmp_path):
-    policy = cases.POLICIES[policy]
-    distributed, host = both(policy, num_servers=3)
-    same_steps(distributed, host, range(3))
-    for name, source in [("servers", distributed), ("host", host)]:
-        path = tf.train.Checkpoint(embedding=source).write(str(tmp_path / name))
-        fresh, alone = both(policy, num_servers=2)
-        for one in (fresh, alone):
-            tf.train.Checkpoint(embedding=one).read(path).assert_consumed()
-            assert cases.differences(one, source) == []
-        same_steps(fresh, alone, range(3, 5))
+def test_a_step_calls_each_server_twice():
+    with local.servers(2):
+        one = cases.embedding({"evict": "lru"})
+    ids, weights = cases.batch(0)
+    concrete = cases.step_of(one).get_concrete_function(ids, weights["bag"])
+    kinds = [each.type for each in concrete.graph.get_operations()]
+    for kind in ("FetchKeys", "ApplyRows"):
+        assert kinds.count(f"LayoutMap>{kind}") == 2

@@ -143,24 +143,6 @@ def assert_equal(distributed, host):
             np.testing.assert_array_equal(found[name].numpy(), slot.numpy())
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("num_servers", [1, 2])
-def test_several_calls_are_bitwise_equal_to_one_process(name, num_servers):
-    distributed, host = make_layers(num_servers)
-    for step in range(3):
-        found, expected = (
-            train(layer, batches(name, step)) for layer in (distributed, host)
-        )
-        for one, other in zip(
-            tf.nest.flatten(found), tf.nest.flatten(expected)
-        ):
-            np.testing.assert_array_equal(one.numpy(), other.numpy())
-    assert_equal(distributed, host)
-    stats = distributed.embedding.stats()
-    assert stats["num_updates"] == 3
-    assert stats["staleness"]["max"] == 0
-
-
 def test_several_calls_in_a_function_are_bitwise_equal():
     distributed, host = make_layers()
     for layer in (distributed, host):

@@ -11,8 +11,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.contract import setups as pairs
 from tests.embedding.servers import local
-from tests.embedding.servers import random_pairs as pairs
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.ps import step_closure
@@ -181,11 +181,11 @@ def check_equal(both, num_servers, num_shards, calls, sizes, group_size, seed):
     ]
     pairs.assert_same(tf.concat(found, 0), tf.concat(expected, 0))
     for one, other in zip(servers, host):
-        pairs.assert_same(pairs.contents(one), pairs.contents(other))
+        pairs.assert_same(pairs.variables(one), pairs.variables(other))
 
 
 @given(data=st.data())
-@settings(max_examples=8)
+@settings(max_examples=3)
 def test_random_closures_equal_single_steps(data):
     names = [data.draw(st.sampled_from(NAMES)) for _ in range(2)]
     num_steps = data.draw(st.integers(1, 6))
@@ -280,12 +280,12 @@ def check_prefetched(both, num_servers, num_shards, sizes, group_size, seed):
                     batch[number], activations, following[number]
                 )
     for one, other in zip(servers, host):
-        pairs.assert_same(pairs.contents(one), pairs.contents(other.one))
+        pairs.assert_same(pairs.variables(one), pairs.variables(other.one))
     return num_stale
 
 
 @given(data=st.data())
-@settings(max_examples=8)
+@settings(max_examples=3)
 def test_random_closures_with_prefetched_rows_miss_one_update(data):
     names = data.draw(
         st.lists(

@@ -1,4 +1,7 @@
-"""Embeddings on two and on three servers, compared with the host engine."""
+"""Embeddings on a cluster with two servers and one worker.
+
+`tests/contract` compares programs on such a cluster with the host.
+"""
 
 import pytest
 
@@ -10,69 +13,14 @@ pytestmark = pytest.mark.slow  # This module starts two clusters.
 _SECONDS = 240
 
 
-def run(num_servers, folder, other, names) -> dict:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
     return processes.run_program(
         "tests.embedding.servers.program",
-        str(num_servers),
-        str(folder),
-        str(other),
-        *names,
+        "2",
+        str(tmp_path_factory.mktemp("two")),
         seconds=_SECONDS,
     )
-
-
-def selected_cases(request, num_servers):
-    """Returns the names of the cases that the selected tests require."""
-    names, runs_all = [], num_servers == 2
-    for item in request.session.items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        if item.path != request.path:
-            continue
-        if params.get("found_on_both") == num_servers and "name" in params:
-            names.append(f"optimizer {params['name']}")
-        runs_all |= params.get("found") == num_servers
-    others = [one for one in program.CASES if not one.startswith("optimizer ")]
-    return names + (others if runs_all else list(ON_BOTH))
-
-
-# Cases that `make test` runs on three servers, too.
-ON_BOTH = ("stats", "checkpoint_of_another_number_of_servers")
-
-
-@pytest.fixture(scope="module")
-def two_servers(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    return run(2, folder, "", selected_cases(request, 2)), folder
-
-
-@pytest.fixture(scope="module")
-def three_servers(request, two_servers, tmp_path_factory):
-    return run(
-        3,
-        tmp_path_factory.mktemp("three"),
-        two_servers[1] / "servers",
-        selected_cases(request, 3),
-    )
-
-
-@pytest.fixture(params=[2, 3])
-def found_on_both(request):
-    if request.param == 2:
-        return request.getfixturevalue("two_servers")[0]
-    return request.getfixturevalue("three_servers")
-
-
-@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.exhaustive)])
-def found(request):
-    if request.param == 2:
-        return request.getfixturevalue("two_servers")[0]
-    return request.getfixturevalue("three_servers")
-
-
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("name", program.OPTIMIZERS)
-def test_tables_are_bitwise_equal_to_the_host_engine(found_on_both, name):
-    assert found_on_both[f"optimizer {name}"] == []
 
 
 def test_planned_tables_are_bitwise_equal_and_have_the_predicted_bytes(found):
@@ -83,11 +31,7 @@ def test_planned_tables_are_bitwise_equal_and_have_the_predicted_bytes(found):
         0 <= more - size <= 2 * 4 * 4
         for size, more in zip(resident, predicted, strict=True)
     )
-    assert len(resident) in (2, 3)
-
-
-def test_16_bit_tables_are_bitwise_equal(found):
-    assert found["half_tables"] == []
+    assert len(resident) == 2
 
 
 def test_quantized_rows_are_bitwise_equal(found):
@@ -103,14 +47,6 @@ def test_bfloat16_transfers_have_bounded_errors_and_are_in_stats(found):
     ]
 
 
-def test_out_of_range_ids_are_dropped_or_clipped_equally(found):
-    assert found["ids_out_of_range"] == []
-
-
-def test_checkpoints_restore_on_host_and_on_servers(found):
-    assert found["checkpoints"] == []
-
-
 def test_tensorflow_s_class_reads_a_checkpoint_of_servers(found):
     assert found["checkpoint_for_tensorflows_class"] == [
         [
@@ -124,18 +60,12 @@ def test_tensorflow_s_class_reads_a_checkpoint_of_servers(found):
     ]
 
 
-def test_a_checkpoint_restores_on_another_number_of_servers(three_servers):
-    assert three_servers["checkpoint_of_another_number_of_servers"] == []
-
-
-def test_stats_of_one_worker_have_no_staleness(found_on_both):
-    num_updates, staleness, num_repeated, num_servers, wrong = found_on_both[
-        "stats"
-    ]
+def test_stats_of_one_worker_have_no_staleness(found):
+    num_updates, staleness, num_repeated, num_servers, wrong = found["stats"]
     assert num_updates == program.NUM_STEPS
     assert staleness == {"mean": 0, "max": 0}
     assert num_repeated == 0
-    assert num_servers in (2, 3)
+    assert num_servers == 2
     assert wrong == []
 
 
@@ -165,20 +95,8 @@ def test_a_second_step_in_a_closure_raises(found):
     assert wrong == []
 
 
-def test_a_forward_only_step_changes_nothing(found):
-    assert found["forward_only"] == [True, []]
-
-
-def test_a_step_can_be_inside_of_strategy_run(found):
-    assert found["inside_strategy_run"] == []
-
-
-def test_packed_batches_are_supported(found):
-    assert found["packed"] == []
-
-
-def test_shards_are_placed_on_the_server_with_fewest_bytes(two_servers):
-    distributed, unpartitioned = two_servers[0]["shard_devices"]
+def test_shards_are_placed_on_the_server_with_fewest_bytes(found):
+    distributed, unpartitioned = found["shard_devices"]
     # The shards of `words` have 72, 48 and 48 bytes. The shards of `ads` have
     # 128, 128 and 96 bytes.
     assert distributed == [
@@ -194,12 +112,11 @@ def test_servers_create_the_initial_values_of_one_process(found):
     # Values are drawn for 3 shards of 3 tables, and for 3 shards of the slot
     # variables of 4 tables.
     assert num_drawn == 3 * (3 + 4)
-    assert where[:2] == ["job:ps/task:0", "job:ps/task:1"]
-    assert all(one.startswith("job:ps/") for one in where)
+    assert where == ["job:ps/task:0", "job:ps/task:1"]
 
 
-def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
-    (few, many), captured, waiting = two_servers[0]["calls_of_a_step"]
+def test_a_step_calls_each_server_twice_for_any_number_of_tables(found):
+    (few, many), captured, waiting = found["calls_of_a_step"]
     # The function captures one resource for each server, and no variable.
     assert captured == [["task:0", "task:1"]] * 2
     # Such a dependency would cost another call per server.
@@ -220,25 +137,8 @@ def test_a_step_calls_each_server_twice_for_any_number_of_tables(two_servers):
     )
 
 
-def test_open_tables_equal_one_process_with_two_calls(found):
-    wrong, distributed, restored, tasks, calls, captured = found[
-        "open_vocabulary"
-    ]
-    assert [wrong, distributed, restored] == [[], [], []]
-    assert len(tasks) == 2
-    num_servers = found["stats"][3]
-    assert sorted(calls) == ["ApplyRows"] * num_servers + (
-        ["FetchKeys"] * num_servers
-    )
-    assert captured == [f"task:{task}" for task in range(num_servers)]
-
-
 def test_closures_count_and_sample_keys(found):
     assert found["sampled_keys"] == [True] * 4
-
-
-def test_lookups_without_a_step_equal_the_host(found):
-    assert found["looked_up_without_a_step"] == []
 
 
 @pytest.mark.parametrize(
@@ -250,5 +150,5 @@ def test_lookups_without_a_step_equal_the_host(found):
         ("traced_training", "must be a Python bool"),
     ],
 )
-def test_unsupported_calls_on_servers_raise(two_servers, case, words):
-    assert words in two_servers[0][case]
+def test_unsupported_calls_on_servers_raise(found, case, words):
+    assert words in found[case]

@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.contract import tpu_layer
+from tests.contract.runtimes import tensors_in
 from tests.embedding.host import open_tables_program as tables
-from tests.matrix import tpu_layer
-from tests.matrix.runtimes import tensors_in
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 tpu = tf.tpu.experimental.embedding

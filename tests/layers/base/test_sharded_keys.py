@@ -7,16 +7,15 @@ import pytest
 import tensorflow as tf
 
 from tests import processes
+from tests.contract.runtimes import tensors_in
 from tests.layers.base import sharded_keys_program as program
-from tests.matrix.runtimes import tensors_in
 
 # The processes run all cases of a Keras version.
 DEADLINE_SECONDS = 900
-# Each Keras version takes several minutes.
-LIBRARIES = (
-    "keras",
-    pytest.param("tf_keras", marks=pytest.mark.exhaustive),
-)
+LIBRARIES = ("keras", "tf_keras")
+# Each Keras version takes several minutes. `tests/contract` trains layers with
+# sharded open vocabularies in `make test`.
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def run(folder, library, count, *names):
@@ -28,10 +27,6 @@ def run(folder, library, count, *names):
         seconds=DEADLINE_SECONDS,
         count=count,
     )
-
-
-# The other cases prove that the same step works with other callbacks and files.
-FAST = ("evict", "weight_file")
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)
@@ -71,16 +66,9 @@ def check_saved(value, saved, name):
     assert value.tobytes() == saved.tobytes(), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        if name in FAST
-        else pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in program.CASES
-        if name != "folded"
-    ],
+    [name for name in program.CASES if name != "folded"],
 )
 def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
     library, folder = two_processes
@@ -97,8 +85,6 @@ def test_sharded_tables_equal_replicated_tables_bitwise(name, two_processes):
     assert not np.isnan(found["predict"]).any()
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
     names = ("fit", "several_calls", "evict", "early_stopping")
@@ -107,8 +93,6 @@ def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
         check_same(tmp_path, name, 3)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["folded"])
 def test_folded_gradients_admit_the_same_keys(name, two_processes):
     _, folder = two_processes
@@ -131,8 +115,6 @@ def case_of_one_process(library):
     return one
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["keras_file"])
 @pytest.mark.parametrize("worker", range(2))
 def test_a_keras_file_of_each_process_contains_all_rows(
@@ -151,7 +133,6 @@ def test_a_keras_file_of_each_process_contains_all_rows(
         check_saved(value, expected[f"values/{name}"], name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weight_file"])
 @pytest.mark.parametrize("worker", range(2))
 def test_a_weight_file_of_each_process_contains_all_rows(
@@ -168,8 +149,6 @@ def test_a_weight_file_of_each_process_contains_all_rows(
         check_saved(value, expected[name], name)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["export"])
 def test_an_exported_model_returns_the_predictions(name, two_processes):
     library, folder = two_processes

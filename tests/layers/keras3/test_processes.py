@@ -18,7 +18,6 @@ DEADLINE_SECONDS = 900
 # The programs that `make test` runs; all others are exhaustive.
 FAST = (
     "batches of different sizes",
-    "two steps per execution",
     "order of arrays",
 )
 

@@ -150,14 +150,14 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
         for one in features
         for values in (one.ids, one.splits)
     ]
-    integers = _Reader(all_gather(tf.concat(integers, 0)))
+    integers = _gathered(integers)
     # All processes run the same program. Therefore either all processes have
     # weights for a feature, or no process has weights.
     has_weights = any(one.weights.shape[0] != 0 for one in features)
-    weights = _Reader(
-        all_gather(tf.concat([one.weights for one in features], 0))
+    weights = (
+        _gathered([one.weights for one in features])
         if has_weights
-        else tf.zeros([0])
+        else _Reader(tf.zeros([0]))
     )
     gathered = []
     for replica in range(num_replicas):
@@ -206,6 +206,8 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
                     ),
                 )
             )
+        integers.end_replica()
+        weights.end_replica()
         gathered.append((tf.cast(sizes[replica, 0], tf.bool), inputs))
     return gathered, sizes[:, 1], sizes[:, 2]
 
@@ -219,16 +221,8 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
     rows = all_gather(
         tf.stack([tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis]
     )
-    values = _Reader(
-        all_gather(
-            tf.concat(
-                [
-                    tf.reshape(one, [-1])
-                    for one in [*gradients, *hyperparameters]
-                ],
-                0,
-            )
-        )
+    values = _gathered(
+        [tf.reshape(one, [-1]) for one in [*gradients, *hyperparameters]]
     )
     gathered = []
     for replica in range(num_replicas):
@@ -250,11 +244,22 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
                 ],
             )
         )
+        values.end_replica()
     return gathered
 
 
+def _gathered(vectors: list[tf.Tensor]) -> _Reader:
+    """Gathers vectors of all replicas, and returns a reader of the values.
+
+    One element is added to the vectors of each replica, because TensorFlow's op
+    ends the process if the vectors of all replicas are empty.
+    """
+    padding = tf.zeros([1], vectors[0].dtype)
+    return _Reader(all_gather(tf.concat([*vectors, padding], 0)))
+
+
 class _Reader:
-    """A reader that returns consecutive slices of a vector."""
+    """A reader that returns consecutive slices of gathered vectors."""
 
     def __init__(self, values: tf.Tensor):
         self._values = values
@@ -266,6 +271,10 @@ class _Reader:
         values = self._values[self._next : self._next + size]
         self._next += size
         return values
+
+    def end_replica(self) -> None:
+        """Skips the added element of a replica, after all its values."""
+        self._next += 1
 
 
 # Maximum number of values of a table in one broadcast.

@@ -1,7 +1,7 @@
-"""Tries the programs of the matrix, and compares them with the host.
+"""Tries the programs of the contract, and compares them with the host.
 
-`python -m tests.matrix.trial GROUP FOLDER FIRST` runs the cells of one group of
-runtimes; `run_group` starts this program, once per process of the group.
+`python -m tests.contract.trial GROUP FOLDER FIRST` runs the cells of one group
+of runtimes; `run_group` starts this program, once per process of the group.
 """
 
 import json
@@ -12,18 +12,19 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from tests import forked_process, processes
-from tests.matrix.declared import SECTIONS
-from tests.matrix.states import NotTried, Outcome, Raises
+from tests.contract.declared import SECTIONS
+from tests.contract.families import FAMILIES
+from tests.contract.states import NotTried, Outcome, Raises, State, Works
 from tf_layoutmap.local_cluster import free_ports
 
 # Runtimes that run in the same processes, by the name of the group.
 GROUPS = {
-    "local": ("host", "mirrored", "mesh"),
+    "local": ("host", "mirrored", "local_servers", "mesh"),
     "workers": ("replicated", "sharded"),
     "servers": ("servers",),
     "tpu": ("tpu",),
@@ -31,14 +32,16 @@ GROUPS = {
 NUM_WORKERS = 2
 # Time limit of one cell, in seconds. The limit is long, because other programs
 # can delay a process.
-CELL_SECONDS = 120.0
+CELL_SECONDS = 240.0
 _POLL_SECONDS = 0.1
 # Exit code of a process after collectives have failed. TensorFlow cannot use
 # the collectives of this group of processes again.
 _RESTART = 75
 
-# A cell: the runtime, the section and the feature.
+# A cell: the runtime, the section and the feature. For a random program, the
+# section is `RANDOM` and its family, and the feature is its seed.
 Cell = tuple[str, str, str]
+RANDOM = "random "
 
 
 def group_of(runtime: str) -> str:
@@ -115,7 +118,7 @@ def _start(
             **os.environ,
             "PYTHONPATH": str(processes.ROOT),
             "TF_CPP_MIN_LOG_LEVEL": "3",
-            "MATRIX_WORKER": str(worker),
+            "CONTRACT_WORKER": str(worker),
         }
         if group == "workers":
             environment["TF_CONFIG"] = json.dumps(
@@ -131,7 +134,7 @@ def _start(
                 forked_process.ForkedProcess(
                     [
                         "-m",
-                        "tests.matrix.trial",
+                        "tests.contract.trial",
                         group,
                         str(folder),
                         str(first),
@@ -219,34 +222,84 @@ def cells(
     ]
 
 
-def try_cells(wanted: Sequence[Cell], folder: pathlib.Path) -> dict[Cell, str]:
+def random_cells(
+    runtimes: Sequence[str], seeds: Mapping[str, Iterable[int]]
+) -> list[Cell]:
+    """Returns the cells of random programs.
+
+    Args:
+      runtimes: Runtimes of the cells.
+      seeds: Seeds by family.
+    """
+    return [
+        (runtime, RANDOM + name, str(seed))
+        for name, own in seeds.items()
+        for runtime in FAMILIES[name].runtimes
+        if runtime in runtimes
+        for seed in own
+    ]
+
+
+def reference_of(cell: Cell) -> Cell:
+    """Returns the cell whose numbers a cell must have."""
+    _, section, feature = cell
+    name = "host"
+    if section.startswith(RANDOM):
+        name = FAMILIES[section.removeprefix(RANDOM)].runtimes[0]
+    return name, section, feature
+
+
+def state_of(cell: Cell) -> State:
+    """Returns the declared state of a cell; all random programs work."""
+    runtime, section, feature = cell
+    if section.startswith(RANDOM):
+        return Works()
+    return SECTIONS[section].state(feature, runtime)
+
+
+class Trial:
     """Runs cells, and compares them with their declared states.
 
-    The cells of the host also run, because the numbers of the other runtimes
-    are compared with the host.
+    Cells that have run are not run again.
 
-    Returns:
-      The difference of each cell that differs from its declared state.
+    Args:
+      folder: Folder for the files of all programs.
     """
-    hosts = {("host", section, feature) for _, section, feature in wanted}
-    every = sorted(hosts | set(wanted), key=lambda one: (one[0] != "host", one))
-    outcomes: dict[Cell, Outcome] = {}
-    for group, runtimes in GROUPS.items():
-        own = [one for one in every if one[0] in runtimes]
-        if own:
-            outcomes |= run_group(group, own, folder / group)
-    return {
-        cell: problem
-        for cell in every
-        if (problem := _problem(cell, outcomes)) is not None
-    }
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._outcomes: dict[Cell, Outcome] = {}
+        self._num_runs = 0
+
+    def run(self, wanted: Iterable[Cell]) -> None:
+        """Runs cells and their references, once per group of runtimes."""
+        wanted = list(wanted)
+        every = {reference_of(one) for one in wanted} | set(wanted)
+        missing = sorted(
+            every - self._outcomes.keys(),
+            key=lambda one: (one != reference_of(one), one),
+        )
+        self._num_runs += 1
+        for group, runtimes in GROUPS.items():
+            own = [one for one in missing if one[0] in runtimes]
+            if own:
+                folder = self._folder / f"{self._num_runs}_{group}"
+                self._outcomes |= run_group(group, own, folder)
+
+    def problems(self, wanted: Iterable[Cell]) -> dict[Cell, str]:
+        """Returns the cells that differ from their declared states, and how."""
+        wanted = list(wanted)
+        self.run(wanted)
+        return {
+            cell: problem
+            for cell in {reference_of(one) for one in wanted} | set(wanted)
+            if (problem := _problem(cell, self._outcomes)) is not None
+        }
 
 
 def _problem(cell: Cell, outcomes: dict[Cell, Outcome]) -> str | None:
     """Returns how a cell differs from its declared state, or None."""
-    runtime, section, feature = cell
-    state = SECTIONS[section].state(feature, runtime)
-    outcome = outcomes[cell]
+    state, outcome = state_of(cell), outcomes[cell]
     if isinstance(state, Raises):
         if outcome.error is None:
             return "declared as raising, and now works"
@@ -255,25 +308,34 @@ def _problem(cell: Cell, outcomes: dict[Cell, Outcome]) -> str | None:
         return None
     if outcome.error is not None:
         return f"must work. Received: {outcome.error}"
-    host = outcomes["host", section, feature]
-    if host.error is not None:
+    reference = outcomes[reference_of(cell)]
+    if reference.error is not None:
         return "cannot be compared, because the host raises an error"
+    tolerance = getattr(state, "tolerance", 0.0)
     try:
-        gap = difference(outcome, host, getattr(state, "ignored", ""))
+        gap = difference(
+            outcome,
+            reference,
+            getattr(state, "ignored", ""),
+            cell[1].startswith(RANDOM),
+        )
     except AssertionError as error:
         return f"must return the numbers of the host: {error}"
-    if gap > getattr(state, "tolerance", 0.0):
+    if gap > tolerance:
         return f"differs from the host by {gap}"
     return None
 
 
-def difference(found: Outcome, wanted: Outcome, ignored: str = "") -> float:
+def difference(
+    found: Outcome, wanted: Outcome, ignored: str = "", is_exact: bool = True
+) -> float:
     """Returns the largest absolute difference of the numbers of two outcomes.
 
     Args:
       found: Outcome of a runtime.
       wanted: Outcome of the host.
       ignored: Regular expression of names that are not compared.
+      is_exact: Whether numbers without a difference must have the same bits.
 
     Raises:
       AssertionError: If the outcomes have other names or shapes, or no numbers.
@@ -298,6 +360,9 @@ def difference(found: Outcome, wanted: Outcome, ignored: str = "") -> float:
                 gap = np.abs(value.astype(float) - reference.astype(float))
                 largest = max(largest, float(gap.max()))
                 assert not np.isnan(gap).any(), name
+            elif is_exact:
+                assert value.dtype == reference.dtype, name
+                assert value.tobytes() == reference.tobytes(), name
         return largest
 
 
@@ -305,7 +370,7 @@ def difference(found: Outcome, wanted: Outcome, ignored: str = "") -> float:
 
 
 def main(group: str, folder: str, first: str) -> None:
-    from tests.matrix import runtimes
+    from tests.contract import runtimes
 
     root = pathlib.Path(folder)
     cells: list[Cell] = [
@@ -314,23 +379,29 @@ def main(group: str, folder: str, first: str) -> None:
     created, keep = runtimes.create(group)
     # The programs are imported after devices and processes are configured,
     # because importing them runs operations.
-    from tests.matrix import programs
+    from tests.contract import programs, random_programs
 
     by_name = {one.name: one for one in created}
-    worker = int(os.environ["MATRIX_WORKER"])
+    worker = int(os.environ["CONTRACT_WORKER"])
     (root / f"started_{first}_{worker}").touch()
     for number in range(int(first), len(cells)):
         name, section, feature = cells[number]
         own = root / f"cell_{number}"
-        outcome = _run(
-            by_name[name], programs.program_of(section, feature), own
+        program = (
+            random_programs.program_of(
+                section.removeprefix(RANDOM), int(feature)
+            )
+            if section.startswith(RANDOM)
+            else programs.program_of(section, feature)
         )
+        outcome = _run(by_name[name], program, own)
         path = _result(root, number, worker)
         partial = path.with_suffix(".partial")
         partial.write_text(
             json.dumps({"error": outcome.error, "numbers": outcome.numbers})
         )
         partial.rename(path)
+        _wait_for_others(root, number, group)
         if outcome.error and re.search("[Cc]ollective", outcome.error):
             os._exit(_RESTART)
         _remove_files(own)
@@ -338,6 +409,16 @@ def main(group: str, folder: str, first: str) -> None:
     del keep
     sys.stdout.flush()
     os._exit(0)
+
+
+def _wait_for_others(root: pathlib.Path, number: int, group: str) -> None:
+    """Waits until all processes have ended a cell, even if one has failed."""
+    count = NUM_WORKERS if group == "workers" else 1
+    deadline = time.monotonic() + CELL_SECONDS
+    while _num_done(root, count, number) == number:
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_POLL_SECONDS / 10)
 
 
 def _run(runtime, program, folder: pathlib.Path) -> Outcome:

@@ -14,8 +14,8 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
-from tests.matrix import steps
-from tests.matrix.runtimes import BATCH, Array, Runtime
+from tests.contract import steps
+from tests.contract.runtimes import BATCH, Array, Runtime
 
 tpu = tf.tpu.experimental.embedding
 # Maps each feature to a program, with Keras 3 and with tf_keras.

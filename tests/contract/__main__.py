@@ -1,12 +1,12 @@
 """Tries each feature on each runtime, and writes the page about it.
 
-    python -m tests.matrix                   tries all cells
-    python -m tests.matrix --runtime host    one runtime
-    python -m tests.matrix --only evict      features with `evict` in their name
-    python -m tests.matrix --page            only writes the page
+    python -m tests.contract                 tries all cells
+    python -m tests.contract --runtime host  one runtime
+    python -m tests.contract --only evict    features with `evict` in their name
+    python -m tests.contract --page          only writes the page
 
-Prints each cell whose result differs from tests/matrix/declared.py. If there is
-no such cell and all cells were tried, the command writes
+Prints each cell whose result differs from tests/contract/declared.py. If there
+is no such cell and all cells were tried, the command writes
 docs/features_by_runtime.md. The exit code is 1 if a cell differs.
 """
 
@@ -15,9 +15,9 @@ import pathlib
 import sys
 import tempfile
 
-from tests.matrix import page, trial
-from tests.matrix.declared import SECTIONS
-from tests.matrix.states import RUNTIMES
+from tests.contract import page, trial
+from tests.contract.declared import SECTIONS
+from tests.contract.states import RUNTIMES
 
 
 def main() -> int:
@@ -41,7 +41,9 @@ def main() -> int:
         options.runtime, options.section or list(SECTIONS), options.only
     )
     with tempfile.TemporaryDirectory() as folder:
-        found = trial.try_cells(cells, options.folder or pathlib.Path(folder))
+        found = trial.Trial(options.folder or pathlib.Path(folder)).problems(
+            cells
+        )
     for (runtime, section, feature), problem in found.items():
         print(f"{runtime}, {section}, {feature}: {problem}")
     print(f"{len(found)} of {len(cells)} cells differ from the declared states")

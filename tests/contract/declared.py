@@ -1,13 +1,13 @@
-"""The declared state of each cell of the matrix.
+"""The declared state of each cell of the contract.
 
 A row lists only the cells that do not work. All other cells of the columns of a
 section must compute the numbers of the host. If a combination begins to work,
-delete its line, and run `python -m tests.matrix --page`.
+delete its line, and run `python -m tests.contract --page`.
 """
 
 import dataclasses
 
-from tests.matrix.states import (
+from tests.contract.states import (
     RUNTIMES,
     Absent,
     Impossible,
@@ -19,7 +19,7 @@ from tests.matrix.states import (
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """Rows of the matrix that use the same interface.
+    """Rows of the contract that use the same interface.
 
     Attributes:
       title: Heading on the page.
@@ -138,7 +138,7 @@ SECTIONS: dict[str, Section] = {}
 
 SECTIONS["loop"] = Section(
     "`tlm.TPUEmbedding` in a custom loop",
-    "The programs are in `tests/matrix/steps.py`. The tables of a "
+    "The programs are in `tests/contract/steps.py`. The tables of a "
     "`tlm.TPUEmbedding` are never on a mesh.",
     tuple(one for one in ALL if one != "mesh"),
     dict(
@@ -210,7 +210,7 @@ SECTIONS["loop"] = Section(
 
 SECTIONS["sharded"] = Section(
     "`tlm.layers.ShardedEmbedding` in `fit` of Keras 3",
-    "The programs are in `tests/matrix/sharded_layer.py`.",
+    "The programs are in `tests/contract/sharded_layer.py`.",
     ALL,
     dict(
         [
@@ -290,7 +290,7 @@ SECTIONS["sharded"] = Section(
 
 SECTIONS["tpu"] = Section(
     "`tlm.layers.TPUEmbedding` in `fit` of Keras 3",
-    "The programs are in `tests/matrix/tpu_layer.py`.",
+    "The programs are in `tests/contract/tpu_layer.py`.",
     ALL,
     dict(
         [
@@ -336,7 +336,7 @@ SECTIONS["tpu"] = Section(
 
 SECTIONS["tf_keras sharded"] = Section(
     "`tlm.layers.tf_keras.ShardedEmbedding` in `fit` of tf_keras",
-    "The programs are in `tests/matrix/tf_keras_layers.py`.",
+    "The programs are in `tests/contract/tf_keras_layers.py`.",
     ALL,
     dict(
         [
@@ -370,7 +370,7 @@ SECTIONS["tf_keras sharded"] = Section(
 
 SECTIONS["tf_keras tpu"] = Section(
     "`tlm.layers.tf_keras.TPUEmbedding` in `fit` of tf_keras",
-    "The programs are in `tests/matrix/tpu_layer.py`.",
+    "The programs are in `tests/contract/tpu_layer.py`.",
     ALL,
     dict(
         [

@@ -2,8 +2,8 @@
 
 import pathlib
 
-from tests.matrix.declared import SECTIONS, Section
-from tests.matrix.states import (
+from tests.contract.declared import SECTIONS, Section
+from tests.contract.states import (
     RUNTIMES,
     Absent,
     Impossible,
@@ -14,7 +14,7 @@ from tests.matrix.states import (
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "features_by_runtime.md"
 
 # `write` does not change the lines of the page before this line.
-MARK = "<!-- `python -m tests.matrix` writes the rest of this page. -->\n"
+MARK = "<!-- `python -m tests.contract` writes the rest of this page. -->\n"
 
 
 def _word(state: State) -> str:

@@ -10,10 +10,10 @@ import tensorflow as tf
 import tf_keras
 
 import tf_layoutmap as tlm
+from tests.contract import sharded_layer, steps
+from tests.contract.runtimes import Array, Runtime
+from tests.contract.sharded_layer import CAPACITY, DIM, LENGTH, NUM_ROWS
 from tests.layers.tf_keras import models
-from tests.matrix import sharded_layer, steps
-from tests.matrix.runtimes import Array, Runtime
-from tests.matrix.sharded_layer import CAPACITY, DIM, LENGTH, NUM_ROWS
 
 tpu = tf.tpu.experimental.embedding
 PROGRAMS: dict[str, steps.Program] = {}

@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.contract import steps
+from tests.contract.runtimes import BATCH, Array, Runtime
 from tests.layers import models
-from tests.matrix import steps
-from tests.matrix.runtimes import BATCH, Array, Runtime
 
 tpu = tf.tpu.experimental.embedding
 PROGRAMS: dict[str, steps.Program] = {}

@@ -1,6 +1,6 @@
-"""All programs of the matrix, by section and feature."""
+"""All programs of the contract, by section and feature."""
 
-from tests.matrix import sharded_layer, steps, tf_keras_layers, tpu_layer
+from tests.contract import sharded_layer, steps, tf_keras_layers, tpu_layer
 
 SECTIONS = {
     "loop": steps.PROGRAMS,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.matrix.runtimes import BATCH, Array, Batch, Runtime, tensors_in
+from tests.contract.runtimes import BATCH, Array, Batch, Runtime, tensors_in
 
 tpu = tf.tpu.experimental.embedding
 Program = Callable[[Runtime], dict[str, Array]]

@@ -9,9 +9,10 @@ import re
 
 import pytest
 
-from tests.matrix import page, programs, trial
-from tests.matrix.declared import SECTIONS
-from tests.matrix.states import RUNTIMES, NotTried, Raises, State, Works
+from tests import processes
+from tests.contract import page, programs, trial
+from tests.contract.declared import SECTIONS
+from tests.contract.states import RUNTIMES, NotTried, Raises, State, Works
 
 # Features that `make test` tries on all runtimes.
 FEW = {
@@ -19,34 +20,61 @@ FEW = {
     "sharded": ("`fit`, closed table", "`fit`, open vocabulary"),
     "tpu": ("`fit`, open vocabulary",),
 }
+# Seeds of the random programs that `make test` runs, by family.
+SEEDS = {"steps": (1, 2)}
+# Seeds of the exhaustive cases.
+MORE_SEEDS = {"steps": range(20)}
 
 
-def few(runtimes):
-    return [
+def few(group):
+    """Returns the cells of a group that `make test` tries."""
+    runtimes = trial.GROUPS[group]
+    return trial.random_cells(runtimes, SEEDS) + [
         cell
         for cell in trial.cells(runtimes, list(FEW))
         if cell[2] in FEW[cell[1]]
     ]
 
 
+def many(group):
+    """Returns all cells of a group."""
+    runtimes = trial.GROUPS[group]
+    return trial.random_cells(runtimes, MORE_SEEDS) + trial.cells(
+        runtimes, list(SECTIONS)
+    )
+
+
+@pytest.fixture(scope="module")
+def tried(request, tmp_path_factory):
+    """Runs the cells of all selected tests with one start of each group."""
+    one = trial.Trial(tmp_path_factory.mktemp("contract"))
+    one.run(
+        cell
+        for argument, cells_of in (("group", few), ("full_group", many))
+        for group in trial.GROUPS
+        if group in processes.selected(request, argument)
+        for cell in cells_of(group)
+    )
+    return one
+
+
 @pytest.mark.slow
+@pytest.mark.covering(None)
 @pytest.mark.parametrize("group", trial.GROUPS)
-def test_some_features_are_in_their_declared_state(group, tmp_path):
-    wanted = few(trial.GROUPS[group])
-    assert not trial.try_cells(wanted, tmp_path)
+def test_some_features_are_in_their_declared_state(group, tried):
+    assert not tried.problems(few(group))
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("group", trial.GROUPS)
-def test_all_features_are_in_their_declared_state(group, tmp_path):
-    wanted = trial.cells(trial.GROUPS[group], list(SECTIONS))
-    assert not trial.try_cells(wanted, tmp_path)
+@pytest.mark.parametrize("full_group", trial.GROUPS)
+def test_all_features_are_in_their_declared_state(full_group, tried):
+    assert not tried.problems(many(full_group))
 
 
 def test_the_page_shows_the_declared_states():
     _, generated = page.read()
-    assert generated == page.text(), "run `python -m tests.matrix --page`"
+    assert generated == page.text(), "run `python -m tests.contract --page`"
 
 
 def test_each_feature_has_a_program():

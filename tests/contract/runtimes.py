@@ -1,4 +1,4 @@
-"""Runtimes on which the programs of the matrix run.
+"""Runtimes on which the programs of the contract run.
 
 A program creates its embedding or model in `runtime.scope()`, and trains it
 with `runtime.train` or `runtime.fit`. Both methods receive global batches and
@@ -8,6 +8,8 @@ split them over the replicas. All other calls are calls of a user program.
 import contextlib
 import os
 import pathlib
+import pickle
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 Array = np.ndarray[Any, Any]
+# Inputs and weights of one part of a global batch.
+Part = tuple[dict[str, Any], dict[str, Any]]
 # Ids and gradients of a global batch, each by feature.
 Batch = tuple[dict[str, Array], dict[str, Array]]
 
@@ -104,6 +108,37 @@ class Runtime:
         for ids, gradients in batches:
             step(self._parts(ids), self._parts(gradients))
 
+    def step(
+        self, replica: Callable[..., Any], is_eager: bool
+    ) -> Callable[[list[Part]], Any]:
+        """Returns a function that runs a step in all replicas.
+
+        Args:
+          replica: Function of the inputs and the weights of one replica, which
+            returns activations by feature.
+          is_eager: Whether a runtime with one replica calls `replica` eagerly.
+
+        Returns:
+          Function of the `NUM_REPLICAS` parts of a global batch. It returns the
+          activations of all samples of this process.
+        """
+        function = (
+            replica if is_eager else tf.function(replica, reduce_retracing=True)
+        )
+        return lambda parts: function(*joined(parts))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all processes in the first process.
+
+        Other processes receive an empty list.
+        """
+        return [value]
+
+    def draw_num_shards(self, seed: int) -> int | None:
+        """Returns the number of shards of all tables of a random program."""
+        del seed
+        return None
+
     def _parts(self, values: dict[str, Array]) -> Any:
         """Returns the part of each replica as distributed values."""
         num_replicas = self.strategy.num_replicas_in_sync
@@ -126,6 +161,32 @@ class Runtime:
         return model.fit(dataset(x, y), verbose=0, **options)
 
 
+def joined(parts: list[Part]) -> Part:
+    """Returns a global batch."""
+
+    def join(*values: Any) -> Any:
+        if values[0] is None:
+            return None
+        if isinstance(values[0], tf.SparseTensor):
+            return tf.sparse.concat(0, [*values], expand_nonconcat_dims=True)
+        return tf.concat([*values], 0)
+
+    inputs, weights = (
+        {name: join(*[one[name] for one in by_part]) for name in by_part[0]}
+        for by_part in zip(*parts, strict=True)
+    )
+    return inputs, weights
+
+
+def spec_of(value: Any) -> Any:
+    """Returns the type of ids or weights of any number of samples."""
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None], value.dtype, 1)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec([None, None], value.dtype)
+    return None if value is None else tf.TensorSpec([None], value.dtype)
+
+
 def dataset(x: Any, y: Any) -> tf.data.Dataset:
     """Returns the global batches of arrays."""
     options = tf.data.Options()
@@ -139,7 +200,7 @@ def dataset(x: Any, y: Any) -> tf.data.Dataset:
     )
 
 
-def tensors_in(path: str) -> dict[str, Array]:
+def tensors_in(path: str, prefix: str = "it/") -> dict[str, Array]:
     """Returns the tensors of the object `it` in a checkpoint, by name.
 
     An embedding has two paths to each variable, and a checkpoint contains one
@@ -149,13 +210,13 @@ def tensors_in(path: str) -> dict[str, Array]:
     reader = tf.train.load_checkpoint(path)
     end = "/.ATTRIBUTES/VARIABLE_VALUE"
     return {
-        key.removeprefix("it/")
+        key.removeprefix(prefix)
         .removesuffix(end)
         .replace(".S", "/")
         .removeprefix("_variables/")
         .removesuffix("/parameters"): reader.get_tensor(key)
         for key in reader.get_variable_to_shape_map()
-        if key.startswith("it/") and key.endswith(end)
+        if key.startswith(prefix) and (not prefix or key.endswith(end))
     }
 
 
@@ -170,6 +231,70 @@ class Mirrored(Runtime):
             [f"CPU:{one}" for one in range(NUM_REPLICAS)],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
+
+    def step(
+        self, replica: Callable[..., Any], is_eager: bool
+    ) -> Callable[[list[Part]], Any]:
+        del is_eager
+        run = distributed(self.strategy, replica)
+        results = self.strategy.experimental_local_results
+
+        def step(parts: list[Part]) -> Any:
+            return {
+                name: tf.concat(results(one), 0)
+                for name, one in run(self._distribute(parts)).items()
+            }
+
+        return step
+
+    def _distribute(self, parts: list[Part]) -> Any:
+        """Returns distributed values whose values are the parts."""
+        distribute = self.strategy.experimental_distribute_values_from_function
+        return tf.nest.map_structure(
+            lambda *values: (
+                None
+                if values[0] is None
+                else distribute(
+                    lambda context: values[context.replica_id_in_sync_group]
+                )
+            ),
+            *parts,
+        )
+
+
+def distributed(
+    strategy: tf.distribute.Strategy, replica: Callable[..., Any]
+) -> Callable[[Any], Any]:
+    """Returns a traced function that runs `replica` in all replicas."""
+    run = tf.function(
+        lambda *inputs: strategy.run(replica, inputs), reduce_retracing=True
+    )
+    return lambda inputs: run(*inputs)
+
+
+class LocalServers(Runtime):
+    """Logical CPUs of this process that act as servers.
+
+    The number of servers and shards is random. The page does not contain this
+    runtime.
+    """
+
+    name = "local_servers"
+
+    def start(self, folder: pathlib.Path) -> None:
+        super().start(folder)
+        self._random = random.Random(0)
+
+    @contextlib.contextmanager
+    def scope(self, by_columns: bool = False) -> Iterator[None]:
+        from tests.embedding.servers import local
+
+        del by_columns
+        with local.servers(self._random.randint(1, 3)):
+            yield
+
+    def draw_num_shards(self, seed: int) -> int | None:
+        return random.Random(seed).randint(1, 4)
 
 
 class Mesh(Runtime):
@@ -214,11 +339,45 @@ class Replicated(Runtime):
         self._num_waits += 1
         name = f"waiting_{self._num_waits}_"
         (self.folder / f"{name}{self.worker}").touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(list(self.folder.glob(f"{name}*"))) < NUM_REPLICAS:
             if time.monotonic() > deadline:
                 raise RuntimeError("The other process did not arrive.")
             time.sleep(0.02)
+
+    def step(
+        self, replica: Callable[..., Any], is_eager: bool
+    ) -> Callable[[list[Part]], Any]:
+        del is_eager
+        function = tf.function(
+            lambda *inputs: self.strategy.run(replica, inputs)
+        )
+        traced = []
+
+        def step(parts: list[Part]) -> Any:
+            own = parts[self.worker]
+            if not traced:
+                # The function is traced once, for all shapes. All processes
+                # must trace their functions in the same order, because the
+                # order determines which collectives exchange data.
+                specs = tf.nest.map_structure(spec_of, own)
+                traced.append(function.get_concrete_function(*specs))
+            return traced[0](*own)
+
+        return step
+
+    def gather(self, value: Any) -> list[Any]:
+        self._num_waits += 1
+        path = self.folder / f"gathered_{self._num_waits}"
+        own = path.with_suffix(f".{self.worker}")
+        own.write_bytes(pickle.dumps(value))
+        self.wait_for_all()
+        if not self.is_first:
+            return []
+        return [
+            pickle.loads(path.with_suffix(f".{worker}").read_bytes())
+            for worker in range(NUM_REPLICAS)
+        ]
 
     def path(self, name: str) -> str:
         # Other processes than the first write temporary files.
@@ -264,6 +423,23 @@ class Servers(Runtime):
             self._coordinator.schedule(step, args=(ids, gradients))
             self._coordinator.join()
 
+    def step(
+        self, replica: Callable[..., Any], is_eager: bool
+    ) -> Callable[[list[Part]], Any]:
+        if is_eager:  # The coordinator itself runs the step.
+            return super().step(replica, is_eager)
+        function = tf.function(replica, reduce_retracing=True)
+
+        def step(parts: list[Part]) -> Any:
+            future = self._coordinator.schedule(function, args=joined(parts))
+            self._coordinator.join()
+            return future.fetch()
+
+        return step
+
+    def draw_num_shards(self, seed: int) -> int | None:
+        return random.Random(seed).randint(1, 4)
+
     def fit(self, model: Any, x: Any, y: Any, **options: Any) -> Any:
         return model.fit(
             tlm.ps.Datasets(lambda: dataset(x, y)), verbose=0, **options
@@ -296,10 +472,10 @@ def create(group: str) -> tuple[list[Runtime], Any]:
     if group == "local":
         import tests.strategies  # noqa: F401 - The import creates logical CPUs.
 
-        return [Runtime(), Mirrored(), Mesh()], None
+        return [Runtime(), Mirrored(), LocalServers(), Mesh()], None
     if group == "workers":
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        worker = int(os.environ["MATRIX_WORKER"])
+        worker = int(os.environ["CONTRACT_WORKER"])
         return [Replicated(strategy, worker), Sharded(strategy, worker)], None
     if group == "servers":
         from tests.embedding.servers import cluster

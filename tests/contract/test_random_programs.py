@@ -1,0 +1,51 @@
+"""Random programs on logical CPUs of this process equal the host.
+
+`test_contract` runs random programs on the other runtimes.
+"""
+
+import os
+import random
+
+import pytest
+
+from tests import strategies
+from tests.contract import random_programs, runtimes, setups
+from tests.contract.families import FAMILIES
+
+# With more servers, some shards would be on the same logical CPU.
+assert strategies.NUM_DEVICES >= 3
+
+SEEDS = range(8)
+MORE_SEEDS = range(8, 40)
+if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1":
+    MORE_SEEDS = random.sample(range(8, 10**9), 200)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *SEEDS,
+        *(
+            pytest.param(one, marks=pytest.mark.exhaustive)
+            for one in MORE_SEEDS
+        ),
+    ],
+)
+def test_several_lookups_per_step_equal_the_host(seed, tmp_path):
+    found = []
+    for runtime in (runtimes.LocalServers(), runtimes.Runtime()):
+        runtime.start(tmp_path / runtime.name)
+        assert runtime.name in FAMILIES["lookups"].runtimes
+        found.append(random_programs.program_of("lookups", seed)(runtime))
+    setups.assert_same(*found, f"program {seed}")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_consecutive_programs_make_all_calls(name):
+    family = FAMILIES[name]
+    made = {
+        call
+        for seed in (1, 2)
+        for call, _ in random_programs.draw(family, seed)[1]
+    }
+    assert made == {"train", *family.calls}
