@@ -140,9 +140,9 @@ def mark_exhaustive(items: Sequence[Any], slow: Collection[str]) -> None:
         # same `parametrize` mark share one part.
         cases = [item.callspec._idlist for item in group]
         # Several tests with the same parameters use different values.
-        first = zlib.crc32(name.encode())
+        start = zlib.crc32(name.encode())
         strength, most, *_ = *options, None
-        selected = set(covering(cases, strength, most, first))
+        selected = set(covering(cases, strength, most, start))
         for index, item in enumerate(group):
             if index not in selected:
                 item.add_marker("exhaustive")
