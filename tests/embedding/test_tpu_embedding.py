@@ -624,7 +624,7 @@ def test_a_failed_check_in_a_function_enqueues_nothing():
             ValueError,
             "without servers no rows are sent",
         ),
-        ({"partitioner": 3}, TypeError, "`partitioner` must be a callable"),
+        ({"partitioner": 3}, TypeError, "`partitioner` must be callable"),
     ],
 )
 def test_invalid_options_raise(options, error, words_):

@@ -156,7 +156,8 @@ class _ShardValue:
     shard: int
     table: str
 
-    def __call__(self) -> tf.Tensor:
+    def __call__(self, *_: Any) -> tf.Tensor:
+        # A variable creator may pass the shape of the shard.
         return sharded_initial_value.of_shard(
             self.initializer,
             self.shape,

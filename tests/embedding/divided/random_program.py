@@ -19,6 +19,7 @@ import tf_layoutmap as tlm
 from tests.embedding.deltas.cases import tensors
 from tests.embedding.divided import checkpoints
 from tests.embedding.servers import random_pairs as pairs
+from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 KINDS = (
     *["train"] * 4,
@@ -260,7 +261,7 @@ class Program:
         return np.concatenate([keys, [10**14 + seed, -(10**13)]])
 
     def stored(self, keys):
-        return pairs.StoredKeys(tf.constant(keys, tf.int64))
+        return StoredKeys(tf.constant(keys, tf.int64))
 
     def do_evict(self, seed):
         if not self.open_tables():
