@@ -119,6 +119,7 @@ def test_an_unbuilt_checkout_raises_with_the_build_command(tmp_path, missing):
     assert "make build" in message
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_unbuilt_python_module_raises_with_the_build_command(tmp_path):
     message = import_error(tmp_path, "", without="_native")

@@ -104,6 +104,7 @@ def test_a_missing_package_is_reported_with_the_other_facts(missing, sentence):
     assert f"{title + ':':<16}not installed" in ended.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_unsupported_version_of_keras_is_reported():
     ended = started('import keras\nkeras.__version__ = "3.14.1"')

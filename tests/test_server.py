@@ -100,6 +100,7 @@ CHIEF = textwrap.dedent("""
 """)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_table_lives_on_two_parameter_servers(tmp_path):
     addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]

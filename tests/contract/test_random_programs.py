@@ -21,6 +21,7 @@ if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1":
     MORE_SEEDS = random.sample(range(8, 10**9), 200)
 
 
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize(
     "seed",
     [

@@ -69,6 +69,7 @@ def test_one_script_gives_equal_results_in_three_settings(two_hosts):
     assert not two_hosts["three_settings"], two_hosts["three_settings"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_checkpoints_restore_on_other_numbers_of_hosts(one_host_of_four):
     for name in ("saving on four hosts", "saving"):

@@ -11,6 +11,7 @@ PROGRAM = "keras_hub_on_a_mesh.py"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_mesh_trains_as_one_device_and_shards_the_weights(start):
     pytest.importorskip("keras_hub")

@@ -83,6 +83,7 @@ def test_the_server_does_not_recommend_items_without_a_row():
         assert found == {"recall": recall}
 
 
+@pytest.mark.exhaustive
 def test_each_delta_improves_the_served_model(start):
     ended = start("--nights=2", "--views=8000")
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -7,6 +7,7 @@ import pytest
 PROGRAM = "one_program_three_runtimes.py"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_host_and_emulated_tpu_agree_bit_by_bit(start):
     ended = start("--steps=20", "--cores=4")

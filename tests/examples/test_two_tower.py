@@ -95,6 +95,7 @@ def test_examples_in_docstrings_pass(module):
     assert found.failed == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_models_beat_their_baselines(start):
     ended = start("--users=1200", "--items=400", "--steps=300")

@@ -70,6 +70,7 @@ def free_range(size: int) -> int:
                 one.close()
 
 
+@pytest.mark.exhaustive
 def test_the_slurm_script_trains(tmp_path):
     """Takes several seconds, because four processes import TensorFlow."""
     commands = tmp_path / "bin"

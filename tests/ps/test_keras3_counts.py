@@ -10,6 +10,7 @@ from tests.ps.keras3_counts_program import NUM_STEPS
 pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
+@pytest.mark.exhaustive
 def test_counts_and_metrics_of_two_workers_are_complete(tmp_path):
     with Cluster(tmp_path) as cluster:
         cluster.train(module="tests.ps.keras3_counts_program")

@@ -13,6 +13,7 @@ from tests.ps.train_keys import RATE
 pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "steps, prefetched, shared",
     covering.but(

@@ -19,6 +19,7 @@ def found(tmp_path_factory):
     return json.loads(line.partition("FOUND ")[2])
 
 
+@pytest.mark.exhaustive
 def test_calls_accumulate_steps_also_after_a_restart(found):
     (
         results,

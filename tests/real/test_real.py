@@ -35,6 +35,7 @@ PACKAGES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "kind, name",

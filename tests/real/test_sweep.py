@@ -36,6 +36,7 @@ def found():
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_each_status_is_reported(found):
     assert {name: result.status for name, result in found.items()} == STATUSES

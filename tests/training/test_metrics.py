@@ -253,7 +253,7 @@ def expected(version, optimizer, run):
 
 
 @pytest.mark.filterwarnings("ignore:use_ema")
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize("run", LOOPS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("version", VERSIONS)

@@ -70,6 +70,7 @@ class Program:
             self.process.stdout.close()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kills", [10, pytest.param(30, marks=pytest.mark.exhaustive)]

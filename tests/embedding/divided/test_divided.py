@@ -98,6 +98,7 @@ def close(found, expected, err_msg):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
@@ -109,6 +110,7 @@ def test_folded_gradients_train_equally_up_to_rounding(how, start, tmp_path):
     check_same(tmp_path, 2, close)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_three_processes_continue_a_checkpoint_of_one(start, tmp_path):
     embedding = plan.embedding()

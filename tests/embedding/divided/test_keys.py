@@ -105,6 +105,7 @@ def check_same(folder, count, how):
     return expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("count", covering.but([2, 3], 3))
 @pytest.mark.parametrize(
@@ -122,6 +123,7 @@ def test_processes_equal_replicas_of_one_process_bitwise(run, count, how):
     assert (len(expected["evicted"]) > 10) == ("evict" in how)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("count", covering.but([2, 3], 3))
 def test_resized_vocabularies_equal_those_of_one_process_bitwise(run, count):
@@ -178,6 +180,7 @@ def test_a_step_with_a_full_vocabulary_changes_no_process(run, how):
         assert "Increase `capacity`" in found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",

@@ -59,6 +59,7 @@ def check_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "count"),
@@ -100,6 +101,7 @@ def test_lookups_and_tables_equal_those_of_one_process_bitwise(
     assert not {"0 title", "10 title"} & differs
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_folded_gradients_are_pipelined(run):
     folder = run(2, "closed", "folded")

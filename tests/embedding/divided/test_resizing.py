@@ -40,6 +40,7 @@ def restored(folder, name):
     return embedding
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),

@@ -151,6 +151,7 @@ def test_a_large_checkpoint_has_larger_files(tmp_path, monkeypatch):
     assert count == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow  # Two processes train tables of 410 MB.
 def test_a_save_does_not_increase_memory():
     found = json.loads(divided_tables.run_group("exact", 2, 1))

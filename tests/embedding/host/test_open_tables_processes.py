@@ -128,6 +128,7 @@ def test_two_processes_equal_one_replica_bitwise(run, how):
     assert found[1]["evicted_keys"].tolist() == [0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_layer_lookups_give_both_processes_equal_tables(run):
     found = [dict(np.load(f"{output}.npz")) for output in run("by token")]
@@ -143,6 +144,7 @@ def test_layer_lookups_give_both_processes_equal_tables(run):
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_processes_write_the_same_rows(run, tmp_path):
     found = [dict(np.load(f"{output}.npz")) for output in run("write")]
@@ -153,6 +155,7 @@ def test_both_processes_write_the_same_rows(run, tmp_path):
     assert not (tmp_path / "items 1").exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_processes_evict_and_resize_like_one_replica(run):
     found = [dict(np.load(f"{output}.npz")) for output in run("manage")]
@@ -165,6 +168,7 @@ def test_both_processes_evict_and_resize_like_one_replica(run):
     assert found[1]["evicted_keys"].tolist() == [0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["failing evict", "failing resize"])
 def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):

@@ -23,6 +23,7 @@ def found(tmp_path_factory):
     )
 
 
+@pytest.mark.exhaustive
 def test_planned_tables_are_bitwise_equal_and_have_the_predicted_bytes(found):
     wrong, resident, predicted = found["planned"]
     assert wrong == []

@@ -39,6 +39,7 @@ def figures_of(printed):
     return {name: (float(recall), float(mrr)) for name, recall, mrr in found}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_model_beats_both_baselines(first_run):
     figures = figures_of(first_run)
@@ -64,6 +65,7 @@ def test_report_has_tables_progress_and_duration(first_run):
     assert re.search(r"Took \d+ s; peak memory \d\.\d\d GiB", first_run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_started_again_it_goes_on_from_the_newest_checkpoint(
     start, first_run, sources, model_dir

@@ -45,6 +45,7 @@ def losses_of(printed):
     return {name: float(loss) for name, loss in found}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_model_beats_counting(first_run):
     losses = losses_of(first_run)
@@ -80,6 +81,7 @@ def test_report_has_layouts_and_bytes_per_device(first_run):
     assert "Epoch 2/2" in first_run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_interrupted_and_started_again_it_ends_where_it_would_have(
     start, first_run, sources, model_dir, tmp_path

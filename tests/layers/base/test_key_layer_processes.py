@@ -11,6 +11,7 @@ from tests.layers.base import key_layer_program as program
 DEADLINE_SECONDS = 180
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_two_processes_have_the_rows_of_one_replica(library, tmp_path):

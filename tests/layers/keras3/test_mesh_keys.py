@@ -123,7 +123,7 @@ RULES = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", [np.int64, str])
 @pytest.mark.parametrize("calls", [1, 2])
@@ -177,6 +177,7 @@ def lstm_model(dtype="int64", **options):
     return keras.Model(inputs, keras.layers.Dense(1, name="top")(x))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("dtype", [np.int64, str])
 @pytest.mark.parametrize("steps", [1, 3])

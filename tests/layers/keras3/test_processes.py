@@ -66,6 +66,7 @@ def assert_equal(found, expected, compare=np.testing.assert_array_equal):
         compare(found[name], value, err_msg=name)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), cases(program.PROGRAMS))
 def test_two_processes_equal_two_replicas_of_one_process(
@@ -114,6 +115,7 @@ def test_batches_that_keras_would_shuffle_raise(name, two_processes):
     assert "`shuffle` must be False under Multi" in str(found["error"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_models_of_one_process_do_not_change(num_replicas):
     name = "model without tables"

@@ -35,6 +35,7 @@ def fit_with_two_replicas():
     return model, losses, tables
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("how", covering.first("sharded", "copied"))
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):

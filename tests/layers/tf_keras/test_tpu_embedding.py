@@ -103,7 +103,7 @@ def test_tables_are_bitwise_equal_to_those_of_keras_3():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -332,7 +332,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
     ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 @pytest.mark.parametrize("num_shards", [1, 3])

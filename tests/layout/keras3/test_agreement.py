@@ -275,12 +275,14 @@ def marked_cases():
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("layer, setting, sizes", list(marked_cases()))
 def test_losses_agree(layer, setting, sizes):
     compare(layer, setting, sizes, CLOSE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "sizes", MESHES if EXPLORE else MESHES[-1:], ids="{0[0]}x{0[1]}".format
 )

@@ -106,7 +106,7 @@ def embedding_model():
     return pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e"))
 
 
-@pytest.mark.covering(1, 4)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")])
 @pytest.mark.parametrize(
     "make",

@@ -324,7 +324,7 @@ def names_after_fit(make, place, call_first=False):
     return [(one.path, one.value.name) for one in variables]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("call_first", [False, True])
 @pytest.mark.parametrize(
     ("make", "stock"),

@@ -136,6 +136,7 @@ def test_sharded_embedding_is_sharded_by_rows(rule, sizes):
     assert_sharded([layer.embeddings, *slots], MESHES[sizes]["model"])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(
     not peak_memory.is_available(), reason="this system does not count peaks"

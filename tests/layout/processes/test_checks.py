@@ -65,6 +65,7 @@ def warnings(found, case):
     return [one[case]["warnings"] for one in found]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case, sizes",
@@ -83,6 +84,7 @@ def test_uneven_data_matches_one_process(found, case, sizes):
         np.testing.assert_allclose(result["loss"], expected, **pairs.TOLERANCE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_uneven_data_warns(found):
     first, second = warnings(found, "fewer_batches")
@@ -100,6 +102,7 @@ def test_uneven_data_warns(found):
     assert warnings(found, "last_batch_that_does_not_divide") == [[], []]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_tf_keras_stops_at_the_same_step_in_both_processes(found):
     model = process_programs.tf_keras_model()
@@ -111,6 +114,7 @@ def test_tf_keras_stops_at_the_same_step_in_both_processes(found):
 DIFFERENT_STEPS = "ProcessError: All processes of model"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case, words",
@@ -147,6 +151,7 @@ def test_difference_raises_in_both_processes(found, case, words):
         assert words in result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_different_host_tensors_raise_in_both_processes(found):
     for result in results(found, "other_held_tensor"):
@@ -154,6 +159,7 @@ def test_different_host_tensors_raise_in_both_processes(found):
         assert "copying a float32 tensor of shape (8, 8) to the mesh" in result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_error_in_one_process_is_reported_by_the_other(found):
     for case, words in (
@@ -166,6 +172,7 @@ def test_error_in_one_process_is_reported_by_the_other(found):
         assert "ProcessError" not in second
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_uneven_predictions_raise(found):
     first, second = results(found, "predict_fewer_batches")
@@ -175,6 +182,7 @@ def test_uneven_predictions_raise(found):
         assert "process 0 has 8 samples and process 1 has 6" in result
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_missing_process_is_reported_after_the_deadline(found):
     first, second = results(found, "comes_too_late")
@@ -184,6 +192,7 @@ def test_missing_process_is_reported_after_the_deadline(found):
     assert second.startswith("ProcessError: Process 0 failed, while process 1")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_step_that_fails_in_one_process_ends_in_the_other(found):
     first, second = results(found, "bad_id_in_one")

@@ -64,7 +64,7 @@ def results(make, first, run_eagerly):
     return [*trained, model(FEATURES), model.predict(FEATURES, verbose=0)]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("first", ["fit", "call"])
 @pytest.mark.parametrize("axes", PLACES)

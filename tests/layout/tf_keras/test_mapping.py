@@ -88,6 +88,7 @@ def product(*args, **options):
     )
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", [{}, {"d1.kernel": (None, "model")}])
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float64"])
 def test_array_of_an_initializer_is_converted(dtype, axes):

@@ -171,6 +171,7 @@ def test_unsupported_backup_frequency_raises_in_tf_keras(found):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "steps_per_execution",
     [1, pytest.param(4, marks=pytest.mark.exhaustive)],
@@ -219,6 +220,7 @@ def test_a_lost_server_ends_fit_with_its_address(tmp_path):
         assert cluster.code(30) != 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "keras, when",
     [
