@@ -20,7 +20,7 @@ _SECONDS = 400
     scope="module", params=covering.but(["keras", "tf_keras"], "tf_keras")
 )
 def found(request, tmp_path_factory):
-    # The program runs only the errors that the selected tests read.
+    # The program runs only the cases that the selected tests read.
     selected = sorted(processes.selected(request, "case"))
     return processes.run_program(
         "tests.ps.fit.program",
@@ -32,17 +32,20 @@ def found(request, tmp_path_factory):
     )
 
 
-def test_one_worker_trains_bitwise_equal_tables_weights_and_metrics(found):
-    is_same_history, are_same, num_updates, iterations = found[
-        "trains_bitwise_equal"
-    ]
+@pytest.mark.parametrize("case", ["trains_bitwise_equal"])
+def test_one_worker_trains_bitwise_equal_tables_weights_and_metrics(
+    found, case
+):
+    is_same_history, are_same, num_updates, iterations = found[case]
     assert is_same_history
     assert all(are_same)
     assert num_updates == iterations == 6
 
 
-def test_a_layer_can_transfer_rows_as_bfloat16(found):
-    wire, are_same, is_close = found["bfloat16_on_the_wire"]
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["bfloat16_on_the_wire"])
+def test_a_layer_can_transfer_rows_as_bfloat16(found, case):
+    wire, are_same, is_close = found[case]
     assert wire == "bfloat16"
     # The first two values are the tables. Other weights may be equal, because
     # some of them are always 0.
@@ -50,32 +53,40 @@ def test_a_layer_can_transfer_rows_as_bfloat16(found):
     assert is_close
 
 
-def test_files_are_exchanged_between_servers_and_one_process(found):
-    read, written, is_loaded = found["files_are_exchanged"]
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["files_are_exchanged"])
+def test_files_are_exchanged_between_servers_and_one_process(found, case):
+    read, written, is_loaded = found[case]
     assert all(read)
     assert all(written)
     assert is_loaded
 
 
-def test_tables_in_layers_are_bitwise_equal_to_one_process(found):
-    trained, saved, loaded, jobs = found["tables_in_layers"]
+@pytest.mark.parametrize("case", ["tables_in_layers"])
+def test_tables_in_layers_are_bitwise_equal_to_one_process(found, case):
+    trained, saved, loaded, jobs = found[case]
     assert all(trained)
     assert all(saved)
     assert all(loaded)
     assert jobs == ["job:ps"]
 
 
-def test_open_vocabularies_in_layers_equal_one_process(found):
-    assert found["keys_in_layers"] == [True] * 5
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["keys_in_layers"])
+def test_open_vocabularies_in_layers_equal_one_process(found, case):
+    assert found[case] == [True] * 5
 
 
-def test_predict_evaluate_and_export_equal_one_process(found):
-    assert found["predicts_evaluates_and_exports"] is True
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["predicts_evaluates_and_exports"])
+def test_predict_evaluate_and_export_equal_one_process(found, case):
+    assert found[case] is True
 
 
-def test_callbacks_are_called_and_a_backup_resumes(found):
+@pytest.mark.parametrize("case", ["callbacks_work"])
+def test_callbacks_are_called_and_a_backup_resumes(found, case):
     interrupted, has_best, epochs, last_batch, are_same, has_val, stopped = (
-        found["callbacks_work"]
+        found[case]
     )
     assert interrupted
     assert has_best
@@ -86,16 +97,19 @@ def test_callbacks_are_called_and_a_backup_resumes(found):
     assert stopped == 2
 
 
-def test_an_epoch_ends_after_its_steps_or_with_its_dataset(found):
-    steps, last_batch, short, num_epochs = found["steps_of_an_epoch"]
+@pytest.mark.parametrize("case", ["steps_of_an_epoch"])
+def test_an_epoch_ends_after_its_steps_or_with_its_dataset(found, case):
+    steps, last_batch, short, num_epochs = found[case]
     assert steps == 10
     assert last_batch == 4
     assert short == 6
     assert num_epochs == 2
 
 
-def test_a_layer_called_twice_per_step_equals_one_process(found):
-    is_same_history, are_same, num_updates, staleness = found["called_twice"]
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["called_twice"])
+def test_a_layer_called_twice_per_step_equals_one_process(found, case):
+    is_same_history, are_same, num_updates, staleness = found[case]
     assert is_same_history
     assert all(are_same)
     # The gradients of both calls are one update.
@@ -103,23 +117,31 @@ def test_a_layer_called_twice_per_step_equals_one_process(found):
     assert staleness == 0
 
 
-def test_accumulated_gradients_equal_one_process_in_keras_3(found):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["accumulated_gradients"])
+def test_accumulated_gradients_equal_one_process_in_keras_3(found, case):
     # 3 of 6 steps apply the mean of two gradients.
-    assert found["accumulated_gradients"] in (None, [[True, True, 3]] * 2)
+    assert found[case] in (None, [[True, True, 3]] * 2)
 
 
-def test_regularizers_and_constraints_equal_one_process(found):
-    assert len(found["regularizers_and_constraints"]) == 6
-    for name, are_same in found["regularizers_and_constraints"].items():
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["regularizers_and_constraints"])
+def test_regularizers_and_constraints_equal_one_process(found, case):
+    assert len(found[case]) == 6
+    for name, are_same in found[case].items():
         assert all(are_same), name
 
 
-def test_several_steps_per_execution_equal_one_process(found):
-    assert found["several_steps_per_execution"] == [[True, True, 6]] * 2
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["several_steps_per_execution"])
+def test_several_steps_per_execution_equal_one_process(found, case):
+    assert found[case] == [[True, True, 6]] * 2
 
 
-def test_callbacks_are_called_after_complete_executions(found):
-    steps, iterations, num_updates = found["callbacks_of_executions"]
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ["callbacks_of_executions"])
+def test_callbacks_are_called_after_complete_executions(found, case):
+    steps, iterations, num_updates = found[case]
     assert iterations == num_updates == steps[-1] == 42
     # A round is a number of complete executions, except at the end.
     assert len(steps) > 1
@@ -172,10 +194,7 @@ def test_unsupported_backup_frequency_raises_in_tf_keras(found):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "steps_per_execution",
-    [1, pytest.param(4, marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_two_workers_train_uneven_datasets_while_workers_restart(
     tmp_path, steps_per_execution
 ):
@@ -209,6 +228,7 @@ def test_two_workers_train_uneven_datasets_while_workers_restart(
     assert found["row"] == [-RATE * found["num_steps"]] * 4
 
 
+@pytest.mark.exhaustive
 def test_a_lost_server_ends_fit_with_its_address(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(module="tests.ps.fit.two_workers")
@@ -227,11 +247,7 @@ def test_a_lost_server_ends_fit_with_its_address(tmp_path):
         # The server is killed during a backup, from which training must not
         # resume.
         ("keras", "WRITING"),
-        pytest.param(
-            "tf_keras",
-            f"FIRST [{restarting.HALF_WRITTEN}",
-            marks=pytest.mark.exhaustive,
-        ),
+        ("tf_keras", f"FIRST [{restarting.HALF_WRITTEN}"),
     ],
 )
 def test_a_program_restarts_from_its_backup_after_a_lost_server(
