@@ -92,7 +92,7 @@ MUTATIONS = [
         "embedding/servers/evicted_reports.py",
         "                    if size:\n",
         "                    if size > 1:\n",
-        ("tests/contract/test_random_programs.py",),
+        ("tests/embedding/servers/test_evicted_reports.py",),
     ),
     Mutation(
         "wrong gate: a device selects the input of another gate",
