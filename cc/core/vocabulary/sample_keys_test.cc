@@ -101,9 +101,8 @@ TEST(SampleKeysTest, KeysWithoutUsesAreSampled) {
     CountedKeys counted = Counted(one);
     counted.policy = policy;
     Samples found(500);
-    found.total =
-        SampleKeys(counted, SampleBy::kCount, {3, 4}, SerialFor, found.keys,
-                   found.rows, found.weights);
+    found.total = SampleKeys(counted, SampleBy::kCount, {3, 4}, SerialFor,
+                             found.keys, found.rows, found.weights);
     EXPECT_EQ(found.total, 1000);
     EXPECT_EQ(found.weights, std::vector<int64_t>(500, 1));
     EXPECT_EQ(found.rows, one.Find(found.keys));
