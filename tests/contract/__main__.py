@@ -5,9 +5,9 @@
     python -m tests.contract --only evict    features with `evict` in their name
     python -m tests.contract --page          only writes the page
 
-Prints each cell whose result differs from tests/contract/declared.py. If there
-is no such cell and all cells were tried, the command writes
-docs/features_by_runtime.md. The exit code is 1 if a cell differs.
+Prints each cell whose result differs from tests/contract/declared.py, and then
+exits with 1. If all cells were tried and no cell differs, the command writes
+docs/features_by_runtime.md.
 """
 
 import argparse

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.contract import setups
 from tests.embedding.deltas.cases import tensors
 from tests.embedding.divided import checkpoints
 from tests.embedding.servers import random_pairs as pairs
@@ -31,18 +32,18 @@ KINDS = (
 def setup_of(seed):
     """Returns the setup, whether it is pipelined, and the calls."""
     rng = random.Random(seed)
-    names = rng.choice(pairs.NAMES)
+    names = rng.choice(setups.NAMES)
 
     def by_name(values):
         return {name: rng.choice(sorted(values)) for name in names}
 
-    setup = pairs.Setup(
+    setup = setups.Setup(
         names,
         rng.choice([1, 20, 60, 200]),
-        rng.choice(sorted(pairs.POLICIES)),
-        by_name(pairs.OPTIMIZERS),
-        by_name(pairs.COMBINERS),
-        by_name(pairs.DTYPES),
+        rng.choice(sorted(setups.POLICIES)),
+        by_name(setups.OPTIMIZERS),
+        by_name(setups.COMBINERS),
+        by_name(setups.DTYPES),
         tuple(name for name in names if rng.random() < 0.5),
         rng.choice(["error", "drop", "clip"]),
         rng.random() < 0.3,
@@ -141,10 +142,10 @@ class Program:
             for name, variable in by_name.items()
         }
         for (table, name), value in values.items():
-            owner = pairs.OWNERS.get(table)
+            owner = setups.OWNERS.get(table)
             if owner is not None:
                 keys = values[owner, "vocabulary_keys"]
-                has_key = np.append(keys.ravel() != pairs.EMPTY, True)
+                has_key = np.append(keys.ravel() != setups.EMPTY, True)
                 if value.ndim == 2 and len(value) == len(has_key):
                     value = value[has_key]
             found[f"{table}/{name}"] = np.asarray(
@@ -155,7 +156,7 @@ class Program:
         return found
 
     def open_tables(self):
-        return [name for name in self.setup.names if name in pairs.OWNERS]
+        return [name for name in self.setup.names if name in setups.OWNERS]
 
     def inputs(self, seed):
         """Returns the inputs of all local replicas."""
@@ -187,7 +188,7 @@ class Program:
         def train(inputs, weights):
             self.one.enqueue(inputs, weights)
             found = self.one.dequeue()
-            self.one.apply_gradients(pairs.gradients(found))
+            self.one.apply_gradients(setups.gradients(found))
             return found
 
         def forward(inputs, weights):
@@ -283,7 +284,7 @@ class Program:
         vocabulary = self.some_vocabulary(seed)
         capacity = (1, 9, 30, 100, 700)[seed % 5]
         kept = vocabulary.resize(capacity)
-        self.capacities[pairs.OWNERS[vocabulary.name]] = capacity
+        self.capacities[setups.OWNERS[vocabulary.name]] = capacity
         self.steps = {}
         return [kept.num_kept, kept.num_dropped]
 
@@ -291,9 +292,9 @@ class Program:
         if not self.open_tables():
             return None
         vocabulary = self.some_vocabulary(seed)
-        dim = pairs.DIMS[vocabulary.name]
+        dim = setups.DIMS[vocabulary.name]
         rng = np.random.default_rng(seed)
-        keys = pairs.keys_to_write(rng, self.keys(vocabulary, seed))
+        keys = setups.keys_to_write(rng, self.keys(vocabulary, seed))
         options = {}
         if rng.integers(4):
             options["rows"] = rng.normal(size=[len(keys), dim])
@@ -322,7 +323,7 @@ class Program:
         closed = {
             config.name: np.asarray(table.numpy(), np.float64)
             for config, table in self.one.embedding_tables.items()
-            if config.name not in pairs.OWNERS
+            if config.name not in setups.OWNERS
         }
         if not self.open_tables():
             return closed
@@ -384,16 +385,16 @@ class Program:
                 str(new),
                 {
                     name: tlm.OpenVocabulary(
-                        capacity, **pairs.POLICIES[self.setup.policy]
+                        capacity, **setups.POLICIES[self.setup.policy]
                     )
-                    if pairs.OWNERS[name] == name
-                    else pairs.OWNERS[name]
+                    if setups.OWNERS[name] == name
+                    else setups.OWNERS[name]
                     for name in self.open_tables()
                 },
             )
         self.contents()
         self.capacities = {
-            pairs.OWNERS[name]: capacity for name in self.open_tables()
+            setups.OWNERS[name]: capacity for name in self.open_tables()
         }
         self.one, self.writer = self.create(), None
         tf.train.Checkpoint(embedding=self.one).read(str(new))

@@ -390,7 +390,7 @@ _NAMES = {
 
 
 def unsupported_optimizer(optimizer: Any, accepted: str, where: str) -> str:
-    """Returns the message for a value that is no optimizer of a table.
+    """Returns the message for a value that is not an embedding optimizer.
 
     >>> unsupported_optimizer("adamw", "an embedding optimizer", "table 'ads'")
     "Argument `optimizer` must be an embedding optimizer, \
