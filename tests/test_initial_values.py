@@ -35,6 +35,7 @@ def test_values_in_shards_match_one_device(name):
     assert initial_values.in_shards(CASES[name]) == []
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_the_results_of_this_module():
     text = initial_values.PAGE.read_text()
     table = text.split(initial_values.START)[1].split(initial_values.END)[0]

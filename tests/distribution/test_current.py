@@ -45,6 +45,7 @@ def program(distribution, **options):
     return model, history, model.predict(pairs.FEATURES, verbose=0)
 
 
+@pytest.mark.exhaustive
 def test_a_program_runs_after_changing_only_the_import():
     plain = pairs.plain(pairs.dense_model)
     expected = pairs.fit(plain, validation_split=0.25)

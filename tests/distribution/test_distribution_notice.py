@@ -57,6 +57,7 @@ def test_a_distribution_without_effect_causes_one_warning(before):
     assert run(before) == (1, "[]\n")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_names_of_variables_match_a_run_without_a_distribution():
     assert found[0] == found[1] and "d2/kernel:0" in found[0]
 
 
+@pytest.mark.exhaustive
 def test_a_dataset_and_uneven_batches_match_a_run_without_a_distribution():
     def run():
         data = tf.data.Dataset.from_tensor_slices(
@@ -147,6 +148,7 @@ def test_a_dataset_and_uneven_batches_match_a_run_without_a_distribution():
     pairs.assert_same_weights(plain, model)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [None, (2, 4), (8, 1), (1, 8)])
 def test_images_on_eight_devices_match_a_run_without_a_distribution(shape):
     """Follows the guide of keras.io about distributed training."""
@@ -195,6 +197,7 @@ def test_images_on_eight_devices_match_a_run_without_a_distribution(shape):
     assert bytes_on_devices(kernel) == [36 * 16 * 4 // parts] * 8
 
 
+@pytest.mark.exhaustive
 def test_a_saved_model_is_loaded_with_the_current_distribution(tmp_path):
     file = tmp_path / "model.keras"
     with model_parallel().scope():

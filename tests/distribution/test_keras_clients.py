@@ -10,6 +10,7 @@ from tests.layout import pairs
 _SECONDS = 240
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_match_one_process(tmp_path):
     first, second = processes.run_clients(

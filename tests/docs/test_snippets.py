@@ -41,7 +41,7 @@ def snippets(page: pathlib.Path) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.covering(1, 12)
+@pytest.mark.covering(1, 5)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if snippets(page)],

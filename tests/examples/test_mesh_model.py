@@ -103,6 +103,7 @@ def refs():
     return host, mesh, losses
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_losses_tables_tower_and_slots_are_equal(refs):
     host, mesh, losses = refs

@@ -37,6 +37,7 @@ def stock_tables(features, optimizer, *, name, vocabularies):
     return lambda ids: {name: layers[name](ids[name]) for name in layers}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ranking", "retrieval"])

@@ -174,6 +174,7 @@ def test_get_and_set_weights_move_between_meshes(written):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_callbacks_save_and_resume_training(tmp_path):
     def run(epochs, model):

@@ -234,6 +234,7 @@ def test_models_of_tf_keras_raise():
         tf_keras.layers.Dense(4, name="old")(tf_keras.Input((8,)))
 
 
+@pytest.mark.exhaustive
 def test_slot_variables_of_a_table_get_the_planned_layout():
     keras.utils.set_random_seed(1)
     expected = models.losses(models.compiled(models.recommender(), "sgd"))

@@ -137,6 +137,7 @@ def test_meshes_of_different_sizes_are_measured_separately(
     assert measured == [2, 4]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_collectives_of_all_devices_are_measured():
     devices = probe._mesh_devices(4)

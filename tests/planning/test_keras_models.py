@@ -122,6 +122,7 @@ def test_experts_are_sharded_by_experts():
     assert item_of(plan, "experts")
 
 
+@pytest.mark.exhaustive
 def test_the_gates_of_recurrent_layers_are_sharded_and_not_gathered():
     plan = plan_of(models.recurrent())
     assert axes_of(plan)["lstm.cell.kernel"] == (None, "model")

@@ -61,6 +61,7 @@ def resident_bytes(model):
 
 
 # Compiling the steps of the larger models takes more than two seconds.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_predicted_bytes_are_on_the_mesh(name):
     make, optimizer, factor = CASES[name]

@@ -10,6 +10,7 @@ from tests.ps.cluster import Cluster
 pytestmark = pytest.mark.slow  # Starts TensorFlow processes.
 
 
+@pytest.mark.exhaustive
 def test_predicted_bytes_are_on_the_servers(tmp_path):
     with Cluster(tmp_path, program.NUM_SERVERS, num_workers=1) as cluster:
         cluster.train(module="tests.planning.servers_program")

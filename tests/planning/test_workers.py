@@ -52,6 +52,7 @@ def train_in_one_process(over_processes):
     return values_of(embedding), activations
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("over_processes", program.CASES)
 def test_a_planned_group_has_the_planned_bytes_and_trains_like_one_process(

@@ -268,6 +268,7 @@ def test_blocks_are_concatenated_in_order(
         np.testing.assert_array_equal(one, wanted)
 
 
+@pytest.mark.exhaustive
 def test_writing_allocates_memory_for_one_block(tmp_path, monkeypatch):
     assert peak_memory.is_available()
     mib = 2**20

@@ -57,7 +57,7 @@ def inputs(values):
     }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def fit(model, layers, first):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_an_export_of_keras_equals_a_new_one(num_layers, tmp_path):
     model, layers = keras_model(num_layers)

@@ -57,6 +57,7 @@ def test_a_copy_equals_a_new_export(written, tmp_path):
         np.testing.assert_array_equal(value, wanted[name])
 
 
+@pytest.mark.exhaustive
 def test_the_fingerprint_belongs_to_the_copy(written, tmp_path):
     tlm.update_export(written / "model", written / "deltas", tmp_path / "new")
     read = tf.saved_model.experimental.read_fingerprint

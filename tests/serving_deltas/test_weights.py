@@ -188,6 +188,7 @@ def test_an_export_of_other_weights_is_corrected_by_the_next_delta(tmp_path):
     np.testing.assert_array_equal(served.model.serve(IDS), predict(model))
 
 
+@pytest.mark.exhaustive
 def test_a_restarted_writer_continues(tmp_path):
     model = model_of()
     fit(model)
@@ -212,6 +213,7 @@ def test_a_restarted_writer_continues(tmp_path):
     np.testing.assert_array_equal(served.model.serve(IDS), predict(again))
 
 
+@pytest.mark.exhaustive
 def test_the_root_of_the_base_contains_the_weights(tmp_path):
     model = model_of(is_large=True)
     fit(model)
@@ -230,6 +232,7 @@ def test_the_root_of_the_base_contains_the_weights(tmp_path):
     np.testing.assert_array_equal(served.model.serve(IDS), predict(model))
 
 
+@pytest.mark.exhaustive
 def test_deltas_of_tables_warn_about_other_weights(tmp_path):
     model = model_of(is_large=True)
     fit(model)
@@ -423,6 +426,7 @@ def test_a_module_with_several_dtypes(tmp_path):
     assert int(restored.count) == 4
 
 
+@pytest.mark.exhaustive
 def test_a_model_on_a_mesh(tmp_path):
     mesh = mesh_of(batch=2, model=2)
     layout_map = tlm.LayoutMap(mesh=mesh)

@@ -160,6 +160,7 @@ def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
         np.testing.assert_array_equal(session.run(full), values)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")

@@ -224,6 +224,7 @@ def test_an_exported_graph_has_no_custom_ops(values, tmp_path):
     assert b"LayoutMap>" not in (tmp_path / "saved_model.pb").read_bytes()
 
 
+@pytest.mark.exhaustive
 def test_an_export_does_not_change_the_live_table(values, tmp_path):
     table = make_table(values, [4, 6])
     model = make_model(table)
@@ -239,6 +240,7 @@ def test_an_export_does_not_change_the_live_table(values, tmp_path):
         table.handle  # noqa: B018
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gather", "branch", "slice"])
 def test_exporting_a_function_traced_earlier_raises(values, tmp_path, name):
     model = make_model(make_table(values, [4, 6]))
@@ -247,6 +249,7 @@ def test_exporting_a_function_traced_earlier_raises(values, tmp_path, name):
         tf.saved_model.save(model, str(tmp_path), signatures=traced)
 
 
+@pytest.mark.exhaustive
 def test_an_exported_table_restores_into_a_sharded_table(values, tmp_path):
     tf.saved_model.save(make_model(make_table(values, [4, 6])), str(tmp_path))
     table = make_table(np.zeros_like(values), [3, 3, 4])

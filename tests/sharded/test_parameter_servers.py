@@ -39,8 +39,12 @@ def test_servers_draw_initial_values_that_match_one_process(found, case):
     assert on_servers == [case != "own"] * 3
 
 
-def test_all_initializers_match_one_device_on_stock_servers(found):
-    assert found["all_initializers"] == {}
+@pytest.mark.exhaustive
+def test_all_initializers_match_one_device_on_stock_servers():
+    found = processes.run_program(
+        "tests.sharded.server_program", "all_initializers", seconds=_SECONDS
+    )
+    assert found == {"all_initializers": {}}
 
 
 def test_a_scheduled_step_trains_the_table(found):

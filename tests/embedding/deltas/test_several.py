@@ -59,6 +59,7 @@ def check(checkpoint, layers, base, directory, tmp_path):
     return full
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library", CLASSES)
 def test_both_layers_are_in_each_delta(library, tmp_path):
     model, layers = two_layers(library)

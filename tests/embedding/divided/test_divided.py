@@ -140,6 +140,7 @@ def test_three_processes_continue_a_checkpoint_of_one(start, tmp_path):
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_tensorflow_s_class_reads_a_group_s_checkpoint(start, tmp_path):
     for one in start(2, of=stock_program):

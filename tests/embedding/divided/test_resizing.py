@@ -107,6 +107,7 @@ def test_a_delta_after_a_resize_equals_the_tables(folder, tmp_path):
     assert cases.tensors(full) == cases.tensors(str(folder / "end"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_an_export_after_a_resize_equals_an_export_of_one_process(
     folder, tmp_path

@@ -89,6 +89,7 @@ def check_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_packed_strings_on_replicas_equal_one_replica_bitwise(num_replicas):
     expected, _, _ = train_here(1)
@@ -96,6 +97,7 @@ def test_packed_strings_on_replicas_equal_one_replica_bitwise(num_replicas):
     check_same(found, expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["in order", "packed"])
 def test_two_processes_equal_one_replica_bitwise(run, how):

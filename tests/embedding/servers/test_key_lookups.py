@@ -150,6 +150,7 @@ def test_a_call_that_runs_twice_in_a_closure_raises():
         step(tf.constant([1, 0], tf.int64))
 
 
+@pytest.mark.exhaustive
 def test_lookups_without_an_update_do_not_pin_rows_forever():
     distributed, _ = both({"evict": "lru"}, num_servers=1, num_shards=1)
     vocabulary = distributed.embedding.vocabularies["words"]

@@ -124,6 +124,7 @@ def test_tables_are_bitwise_equal_to_one_replica(of_one_replica):
     training.assert_same(tables_of(fit(STRATEGY)), of_one_replica)
 
 
+@pytest.mark.exhaustive
 def test_packed_batches_train_equally(of_one_replica):
     packed = batches().map(lambda x, y: (tlm.pack(x), y))
     model = compiled(STRATEGY)
@@ -143,6 +144,7 @@ class WithoutTraining(Product):
         return super().call(inputs)
 
 
+@pytest.mark.exhaustive
 def test_a_model_without_training_argument_trains(of_one_replica):
     one = fit(tf.distribute.get_strategy(), WithoutTraining)
     model = fit(STRATEGY, WithoutTraining)
@@ -195,6 +197,7 @@ def test_a_functional_model_with_dense_weights_trains_and_evaluates():
     training.assert_same(tables_of(model), before)
 
 
+@pytest.mark.exhaustive
 def test_training_continues_from_weights_and_checkpoints(tmp_path):
     model = fit(STRATEGY)
     model.save_weights(tmp_path / "it.weights.h5")
@@ -290,6 +293,7 @@ def compiled_in_tf_keras(make, **options):
     return model
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make", but([TfKerasProduct, tf_keras_functional], TfKerasProduct)
 )

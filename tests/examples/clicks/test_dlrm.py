@@ -127,6 +127,7 @@ def test_folder_of_another_model_or_damaged_model_raises(
     assert "--fresh" in message
 
 
+@pytest.mark.exhaustive
 def test_batch_size_that_replicas_do_not_divide_raises(start):
     ended = start("--batch_size=10", "--replicas=4")
     assert ended.returncode != 0

@@ -115,6 +115,7 @@ def test_loss_without_negatives_sums_over_recent_items_only(case):
     )
 
 
+@pytest.mark.exhaustive
 def test_the_sum_over_drawn_negatives_is_right_on_average(case):
     """The mean of many estimates equals the sum over the vocabulary."""
     draw = np.random.default_rng(1)

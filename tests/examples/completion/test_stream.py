@@ -82,6 +82,7 @@ def figures_of(printed):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_it_learns_as_much_as_with_a_vocabulary(capsys, sources):
     corpus = python_source.read_folder(sources)

@@ -98,6 +98,7 @@ def test_interrupted_and_started_again_it_ends_where_it_would_have(
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_saved_model_goes_on_any_mesh(start, first_run, sources, model_dir):
     again = run(start, sources, model_dir, "--epochs=2", "--mesh=1x1")

@@ -63,6 +63,7 @@ def rows_by_key(layer):
     ).numpy()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
@@ -646,6 +647,7 @@ def test_setting_weights_without_the_vocabulary_raises(version, layers):
         model.set_weights(copies)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])

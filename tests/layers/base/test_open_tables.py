@@ -211,6 +211,7 @@ def test_a_file_loads_into_another_capacity_as_a_converted_checkpoint(
     assert one.embedding.vocabularies["words"].settings.capacity == capacity
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_resized_table_is_saved_with_its_new_size(
     tmp_path, version, layer_class
@@ -234,6 +235,7 @@ def test_a_resized_table_is_saved_with_its_new_size(
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)

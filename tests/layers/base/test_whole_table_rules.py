@@ -204,6 +204,7 @@ def test_rules_of_one_shard_equal_embedding(keras_version, rule):
     )
 
 
+@pytest.mark.exhaustive
 def test_rules_apply_under_legacy_optimizers():
     sharded = tlm.layers.tf_keras.ShardedEmbedding
     make = lambda k: k.optimizers.legacy.Adam(0.125)  # noqa: E731

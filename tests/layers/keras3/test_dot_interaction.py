@@ -150,6 +150,7 @@ def test_an_exported_model_contains_stock_operations(tmp_path):
     np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sizes", [{"batch": 4}, {"batch": 2, "model": 2}])
 def test_training_on_a_mesh_equals_one_device(sizes):
     expected = trained_weights(model_with(tlm.layers.DotInteraction()))

@@ -486,7 +486,7 @@ def accumulating(steps):
     return keras.optimizers.SGD(0.1, gradient_accumulation_steps=steps)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("steps", [2, 3])
 def test_accumulated_gradients_are_those_of_a_table_on_the_host(
@@ -509,6 +509,7 @@ def test_accumulated_gradients_are_those_of_a_table_on_the_host(
     assert_same_tables(host, meshed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scale", [None, 8.0])
 def test_batches_of_accumulated_gradients_may_grow(mesh, scale):
     host = model_of(RULES["adagrad"](), calls=2)
@@ -705,7 +706,7 @@ REGULARIZERS = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 @pytest.mark.parametrize("calls", [1, 2])

@@ -440,6 +440,7 @@ def test_evict_and_resize_and_on_evict(mesh):
         np.testing.assert_array_equal(first.rows, second.rows)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("file", ["keras", "weights.h5", "checkpoint"])
 @pytest.mark.parametrize(
@@ -477,6 +478,7 @@ def test_files_are_loaded_with_and_without_a_mesh(file, start, end, tmp_path):
     assert_same_tables(first, second)
 
 
+@pytest.mark.exhaustive
 def test_exported_models_use_stock_ops(mesh, tmp_path):
     x, y = data(4 * BATCH, dtype=str)
     with scope(mesh):
@@ -495,6 +497,7 @@ def test_exported_models_use_stock_ops(mesh, tmp_path):
         assert b"LayoutMap>" not in graph
 
 
+@pytest.mark.exhaustive
 def test_early_stopping_restores_the_best_weights(mesh):
     x, y = data(4 * BATCH)
     host, meshed = both(mesh, model_of)

@@ -122,6 +122,7 @@ def results_of(model, case):
 
 
 # Slow, because each case compiles a model for `fit`, `evaluate` and `predict`.
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @settings(max_examples=settings.default.max_examples // 50, deadline=None)
 @given(cases())

@@ -41,6 +41,7 @@ def one_replica():
     return tf.distribute.get_strategy()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_number_of_replicas_and_shards_is_bitwise_equal(dtype):

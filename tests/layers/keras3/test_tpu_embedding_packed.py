@@ -48,6 +48,7 @@ def test_fit_with_packed_batches_trains_equal_tables(make, num_replicas):
     )
 
 
+@pytest.mark.exhaustive
 def test_evaluation_prediction_and_export_look_up_the_same_rows(tmp_path):
     packed, plain = (
         trained(strategies.mirrored(1)),

@@ -185,6 +185,7 @@ def test_tables_are_bitwise_equal_for_all_compile_options(options):
     assert_same(embedding_of(model), with_one_replica())
 
 
+@pytest.mark.exhaustive
 def test_sharded_tables_are_bitwise_equal_with_replicas():
     model = fit(
         strategies.mirrored(2),
@@ -363,6 +364,7 @@ def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
         assert_same(embedding_of(again), embedding_of(two))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_checkpoints_and_exports_do_not_depend_on_the_strategy(tmp_path):
     two = fit(strategies.mirrored(2), functional)

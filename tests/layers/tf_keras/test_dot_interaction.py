@@ -40,6 +40,7 @@ def assert_close(found, expected):
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_training_equals_stock_operations(options):
     layer = tlm.layers.tf_keras.DotInteraction(**options)
@@ -64,6 +65,7 @@ def test_only_training_uses_the_op():
     assert has_op(function, tensors)
 
 
+@pytest.mark.exhaustive
 def test_a_model_with_jit_compile_trains():
     expected = trained_weights(model_with(tlm.layers.tf_keras.DotInteraction()))
     model = model_with(tlm.layers.tf_keras.DotInteraction(), jit_compile=True)

@@ -96,6 +96,7 @@ STEPS = {
 }
 
 
+@pytest.mark.exhaustive
 def test_tables_are_bitwise_equal_to_those_of_keras_3():
     model = compiled()
     train(model, *keras3.batches(), epochs=2)
@@ -191,6 +192,7 @@ def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
         keras3.assert_same(embedding_of(model), of_keras_3())
 
 
+@pytest.mark.exhaustive
 def test_an_overflow_in_one_replica_skips_the_step_of_all():
     x, y = keras3.batches(1)
     overflow = y.copy()
@@ -391,6 +393,7 @@ def test_16_bit_rows_equal_those_of_keras_3_and_are_saved(suffix, tmp_path):
     assert rows.dtype == tf.bfloat16
 
 
+@pytest.mark.exhaustive
 def test_an_exported_model_uses_only_stock_ops(tmp_path):
     model = compiled()
     x, y = keras3.batches(1)

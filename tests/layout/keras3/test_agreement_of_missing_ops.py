@@ -64,6 +64,7 @@ def cases():
                 yield layer, SETTINGS[place], sizes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:To ")

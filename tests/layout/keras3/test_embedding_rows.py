@@ -86,6 +86,7 @@ def test_tied_table_trains_as_on_a_single_device():
     pairs.assert_trains_alike(tied, IDS, {"e.embeddings": ("batch", "model")})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make",

@@ -104,6 +104,7 @@ def test_model_trains_as_on_a_single_device(make, x, tmp_path):
     assert axes_of(second.get_layer("words").embeddings) == ("model", None)
 
 
+@pytest.mark.exhaustive
 def test_feature_space_runs_on_the_host():
     space = keras.utils.FeatureSpace(
         {

@@ -151,7 +151,7 @@ def results(make, first, run_eagerly):
 
 
 @pytest.mark.slow
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("first", ["fit", "call", "predict"])
 @pytest.mark.parametrize("place", PLACES)

@@ -34,6 +34,7 @@ MODELS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_lora_weights_train_and_are_saved_merged(name, tmp_path):
     make, x, key, axes = MODELS[name]

@@ -201,6 +201,7 @@ def test_every_loss_of_keras_matches_a_single_device(axes):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_ctc_loss_matches_a_single_device():
     def make():

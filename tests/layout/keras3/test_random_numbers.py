@@ -51,7 +51,7 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest():
     assert len({row.tobytes() for row in first}) == 8
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def assert_draws_alike(layer, x, rate, sizes):
 SMALL_MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 2}]
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 2)
 @pytest.mark.filterwarnings("ignore:To ")
 @pytest.mark.parametrize("sizes", SMALL_MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize("name", DRAWS)

@@ -97,6 +97,7 @@ def test_uneven_batches_match_a_single_device():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_no_step_runs_at_the_end_of_data_of_unknown_length():
     # Without a mesh, Keras calls its step function once more when the data has
     # ended. This call raises an error, but it may draw seeds and count a step
@@ -239,6 +240,7 @@ def test_tensorboard_writes_images_of_sharded_weights(tmp_path):
     assert np.array_equal(np.sort(image, axis=None), np.sort(kernel, axis=None))
 
 
+@pytest.mark.exhaustive
 def test_callbacks_read_and_set_host_values():
     def run(model):
         seen = []
@@ -399,6 +401,7 @@ def test_run_eagerly_matches_a_single_device():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_several_inputs_and_outputs_match_a_single_device():
     def make():
         a, b = keras.Input((8,), name="a"), keras.Input((8,), name="b")
@@ -441,6 +444,7 @@ def test_frozen_layer_does_not_change():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_layer_frozen_in_the_scope_trains_after_unfreezing():
     def make():
         model = pairs.dense_model()
@@ -521,6 +525,7 @@ def test_step_with_two_optimizers_and_without_call():
     assert isinstance(model.of_judge.variables[-1], MeshVariable)
 
 
+@pytest.mark.exhaustive
 def test_compiled_metrics_keep_their_state_between_traces():
     # The last batch is smaller and traced separately. Metrics that are created
     # during tracing would be reset by this trace.
@@ -635,6 +640,7 @@ def test_unsupported_op_in_a_metric_is_replicated():
     pairs.assert_alike(*results)
 
 
+@pytest.mark.exhaustive
 def test_discretization_in_a_model_is_replicated():
     def make():
         return keras.Sequential(

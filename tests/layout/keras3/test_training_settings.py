@@ -23,6 +23,7 @@ def both(run, make=pairs.dense_model, **tolerance):
     return second
 
 
+@pytest.mark.exhaustive
 def test_sample_weights_of_arrays_and_of_an_uneven_dataset():
     def run(model):
         history = pairs.fit(
@@ -44,6 +45,7 @@ def test_sample_weights_of_arrays_and_of_an_uneven_dataset():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_validation_split_with_class_weights_matches():
     def run(model):
         return pairs.fit(
@@ -104,6 +106,7 @@ def test_moving_averages_replace_the_weights_after_fit():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_swap_ema_weights_callback_swaps_weights():
     def run(model):
         return pairs.fit(
@@ -272,6 +275,7 @@ def test_step_with_overflowing_scaled_gradients_is_skipped():
     assert float(model.optimizer.dynamic_scale.numpy()) == 2.0**125
 
 
+@pytest.mark.exhaustive
 def test_callbacks_write_the_same_files_as_a_single_device(tmp_path):
     kept = {}
 
@@ -331,6 +335,7 @@ def test_interrupted_training_resumes_at_the_same_epoch(tmp_path):
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_early_stopping_restores_the_best_weights():
     def run(model):
         return pairs.fit(

@@ -164,7 +164,7 @@ def numbers(shape):
 PLACES = [{}, {"d1.kernel": (None, "model")}, {"d1.kernel": ("batch", None)}]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", PLACES)
 @pytest.mark.parametrize("dtype", ["int64", "bool", "float64", "float16"])
 def test_array_of_an_initializer_is_converted(dtype, axes):

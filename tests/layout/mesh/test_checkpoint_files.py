@@ -150,6 +150,7 @@ def test_tf_keras_weights_are_saved_as_in_the_guide(dtensor_options, tmp_path):
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make", [d_variable, lambda scale: model(keras, scale)]
 )

@@ -304,6 +304,7 @@ NETWORK = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
 def test_network_trains_like_on_a_single_device_without_replicated_ops():
     model = pairs.assert_trains_alike(

@@ -181,6 +181,7 @@ def test_layer_matches_a_single_device_and_gathers_no_weights(name):
     assert_trains_alike(make, x, axes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -200,6 +201,7 @@ def test_layer_of_tf_keras_matches_a_single_device(name):
     assert_trains_alike(make, x, axes, library=tf_keras)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [dict(batch=1, model=2), dict(batch=2, model=1), dict(model=4)]

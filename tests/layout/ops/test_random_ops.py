@@ -41,6 +41,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     covering.but(

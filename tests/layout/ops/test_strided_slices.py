@@ -230,6 +230,7 @@ class Masked(keras.layers.Layer):
         return x * inside[..., None] + keras.ops.arange(8.0)[None, None]
 
 
+@pytest.mark.exhaustive
 def test_model_that_adds_dimensions_trains():
     pairs.assert_trains_alike(
         lambda: pairs.sequential(

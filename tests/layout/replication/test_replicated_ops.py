@@ -127,6 +127,7 @@ class Experts(L.Layer):
         return tf.reduce_sum(of_experts * scores, axis=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:To ")
 def test_experts_with_transposed_scores_match_a_single_device():
     pairs.assert_trains_alike(
@@ -231,6 +232,7 @@ def test_unsupported_op_in_a_custom_step_is_replicated():
     pairs.assert_alike(*histories)
 
 
+@pytest.mark.exhaustive
 def test_kernels_that_are_not_sharded_by_channels_are_gathered():
     def make():
         return pairs.sequential(

@@ -515,6 +515,7 @@ def test_mixed_bfloat16_is_close_to_a_single_device():
         tf_keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
@@ -541,6 +542,7 @@ def test_files_saved_on_a_mesh_load_on_any_mesh(tmp_path, suffix, target):
     )
 
 
+@pytest.mark.exhaustive
 def test_training_continues_from_a_checkpoint(tmp_path):
     first, second = on_mesh(functional), on_mesh(functional)
     fit(first, epochs=1)

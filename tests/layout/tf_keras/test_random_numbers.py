@@ -207,6 +207,7 @@ class CustomStep(tf_keras.Model):
         return super().train_step((self.noise(x, training=True), y))
 
 
+@pytest.mark.exhaustive
 def test_custom_step_draws_the_numbers_of_a_single_device():
     results = []
     for sizes in (None, MESHES[1]):
@@ -228,5 +229,6 @@ class Repeated(layers.Layer):
         )[1]
 
 
+@pytest.mark.exhaustive
 def test_loop_draws_the_numbers_of_a_single_device():
     assert_same(lambda: model_with(Repeated()), MESHES[1], losses)

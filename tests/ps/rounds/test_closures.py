@@ -139,6 +139,7 @@ def test_the_number_of_copies_of_a_step_is_limited():
         assert num_traces <= 2 * step_closure._MAX_GROUP + 1
 
 
+@pytest.mark.exhaustive
 def test_a_large_step_has_fewer_copies_also_if_its_ops_are_in_branches():
     def body(iterator):
         del iterator
