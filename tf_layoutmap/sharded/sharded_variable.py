@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -186,9 +187,10 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
                 # each shard again.
                 with (
                     tf_private.undivided_variables(strategy),
-                    tf.device(
-                        devices[shard % len(devices)] if devices else None
-                    ),
+                    # `tf.device(None)` would cancel the caller's device scope.
+                    tf.device(devices[shard % len(devices)])
+                    if devices
+                    else contextlib.nullcontext(),
                 ):
                     if initializer is not None:
                         value = functools.partial(
