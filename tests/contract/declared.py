@@ -71,6 +71,9 @@ REFERENCE = Absent(
     "The default strategy has one replica. Its numbers are the reference of "
     "the row."
 )
+ONE_ORDER = Absent(
+    'Only `over_processes="sharded"` has the argument `order="folded"`.'
+)
 NO_KEYS_ON_TPU = Impossible(
     "`vocabularies` must be None on a TPU",
     "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
@@ -193,6 +196,13 @@ SECTIONS["loop"] = Section(
                 tpu=Impossible(
                     "`table_dtypes` must be float32 under TPUStrategy",
                     "TensorFlow's TPU embedding stores float32 rows.",
+                ),
+            ),
+            row(
+                "gradients that each process sums first",
+                **dict.fromkeys(
+                    [one for one in ALL if one not in ("mesh", "sharded")],
+                    ONE_ORDER,
                 ),
             ),
             row("learning rate that is a function"),

@@ -18,16 +18,21 @@ class Family:
       calls: Names of the calls between training steps.
       has_exact_sums: Whether all sums of gradients are exact. Several replicas
         add gradients in another order than one replica.
+      is_pipelined: Whether some programs use pipelining.
     """
 
     runtimes: tuple[str, ...]
     calls: tuple[str, ...]
     has_exact_sums: bool = False
+    is_pipelined: bool = False
 
 
 FAMILIES = {
     "steps": Family(
-        ("host", "local_servers", "mirrored", "servers"),
+        (
+            *("host", "local_servers", "mirrored"),
+            *("replicated", "sharded", "servers"),
+        ),
         _CALLS,
         has_exact_sums=True,
     ),
@@ -35,5 +40,12 @@ FAMILIES = {
     "lookups": Family(
         ("host", "local_servers"),
         ("lookups", "two_steps", "abandon", *_CALLS),
+    ),
+    # In a layer, the calls of the replicas are separate steps of a vocabulary,
+    # so that the results differ from the host.
+    "replicas": Family(
+        ("mirrored", "replicated", "sharded"),
+        ("lookup", "flush", "abandon", *_CALLS),
+        is_pipelined=True,
     ),
 }

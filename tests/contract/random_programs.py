@@ -31,8 +31,8 @@ def program_of(family: str, seed: int) -> Callable[[Runtime], dict[str, Array]]:
 
 def draw(
     family: Family, seed: int
-) -> tuple[setups.Setup, list[tuple[str, int]]]:
-    """Returns the tables and the calls."""
+) -> tuple[setups.Setup, bool, list[tuple[str, int]]]:
+    """Returns the tables, whether steps are pipelined, and the calls."""
     rng = random.Random(seed)
     names = rng.choice(setups.NAMES)
 
@@ -50,6 +50,7 @@ def draw(
         rng.choice(["error", "drop", "clip"]),
         rng.random() < 0.3,
     )
+    is_pipelined = family.is_pipelined and seed % 2 == 1
     # Programs with consecutive seeds make all calls.
     first = _CALLS_PER_PROGRAM * seed
     others = [
@@ -63,7 +64,7 @@ def draw(
         if not calls or rng.random() < 0.6:
             calls.append(("train", rng.randrange(10**6)))
         calls.append((call, rng.randrange(10**6)))
-    return setup, calls
+    return setup, is_pipelined, calls
 
 
 class Program:
@@ -78,9 +79,11 @@ class Program:
     def __init__(self, runtime: Runtime, family: str, seed: int):
         self._runtime = runtime
         self._seed = seed
-        self._setup, self._calls = draw(FAMILIES[family], seed)
+        self._setup, is_pipelined, self._calls = draw(FAMILIES[family], seed)
         self._has_exact_sums = FAMILIES[family].has_exact_sums
         self._options = dict(runtime.options)
+        if is_pipelined:
+            self._options["pipeline_execution_with_tensor_core"] = True
         self._batches = setups.Batches(self._setup)
         self._open_tables = [one for one in self._setup.names if one in OWNERS]
         # Capacities that differ from the setup, by owner of the vocabulary.
@@ -122,6 +125,7 @@ class Program:
                 found = f"error: {type(error).__name__}"
             self._results[name] = found
             self._results[f"{name} variables"] = self._variables()
+        self._one.flush()
         self._results["variables"] = self._variables()
         for name in self._open_tables[:1]:
             self._one.vocabularies[name].report_evicted()
@@ -220,6 +224,19 @@ class Program:
         self._step("abandon", seed, name, replica)
         self._one.reset()
 
+    def _lookup(self, seed: int, name: str) -> None:
+        """Runs a step with the calls that a layer makes."""
+
+        def replica(inputs: Any, weights: Any) -> Any:
+            backend = self._one._state.backend
+            lookup, found = backend.open(inputs, weights)
+            backend.apply_followed(
+                backend.follow(lookup, self._gradients(found))
+            )
+            return {str(number): one for number, one in enumerate(found)}
+
+        self._step("lookup", seed, name, replica)
+
     def _lookups(self, seed: int, name: str) -> None:
         """Runs a step with three lookups, some of which have gradients."""
         rng = np.random.default_rng(seed)
@@ -256,6 +273,10 @@ class Program:
 
         self._step("two_steps", seed, name, replica)
 
+    def _flush(self, seed: int, name: str) -> None:
+        del seed, name
+        self._one.flush()
+
     # Calls of vocabularies.
 
     def _vocabulary(self, seed: int) -> Any:
@@ -276,6 +297,8 @@ class Program:
         vocabulary = self._vocabulary(seed)
         if vocabulary is None:
             return None
+        if seed % 3:
+            self._one.flush()
         keys = _stored(self._keys(vocabulary, seed))
         return np.sort(vocabulary.evict(keys).numpy())
 

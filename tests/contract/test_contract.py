@@ -16,14 +16,21 @@ from tests.contract.states import RUNTIMES, NotTried, Raises, State, Works
 
 # Features that `make test` tries on all runtimes.
 FEW = {
-    "loop": ("closed table", "open vocabulary", "`resize`"),
-    "sharded": ("`fit`, closed table", "`fit`, open vocabulary"),
+    "loop": (
+        "closed table",
+        "open vocabulary",
+        "`tlm.export`",
+        "asynchronous checkpoint, open vocabulary",
+        "gradients that each process sums first",
+    ),
+    "sharded": ("`fit`, open vocabulary",),
     "tpu": ("`fit`, open vocabulary",),
+    "tf_keras tpu": ("`fit`, closed table",),
 }
 # Seeds of the random programs that `make test` runs, by family.
-SEEDS = {"steps": (1, 2)}
+SEEDS = {"steps": (1, 2), "replicas": (1, 2)}
 # Seeds of the exhaustive cases.
-MORE_SEEDS = {"steps": range(20)}
+MORE_SEEDS = {"steps": range(20), "replicas": range(20)}
 
 
 def few(group):

@@ -11,7 +11,7 @@ from tests.embedding.divided import changed_gradients_program as program
 # Starting the processes takes most of the time of the test.
 DEADLINE_SECONDS = 240
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def expected_step():

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests import processes, strategies
+from tests import processes
 from tests.embedding.deltas import cases
 from tests.embedding.divided import deltas_program as program
 from tf_layoutmap.serving_deltas import chain
@@ -30,89 +30,8 @@ def sharded(tmp_path_factory):
     return run(tmp_path_factory.mktemp("sharded"), "sharded")
 
 
-def run_here(base, folder, num_replicas):
-    """Writes the deltas of the same steps in one process."""
-    strategy = strategies.mirrored(num_replicas)
-    with strategy.scope():
-        one = program.embedding()
-    one.build()
-    checkpoint = tf.train.Checkpoint(embedding=one)
-    checkpoint.read(str(base)).assert_consumed()
-    step = program.train_step(one, strategy)
-
-    def of_replicas(number):
-        batches = [
-            program.batch(number, index) for index in range(num_replicas)
-        ]
-        return [
-            tf.nest.map_structure(
-                lambda *parts: (
-                    strategy.experimental_distribute_values_from_function(
-                        lambda context: parts[context.replica_id_in_sync_group]
-                    )
-                ),
-                *[one[part] for one in batches],
-            )
-            for part in range(2)
-        ]
-
-    program.write_deltas(
-        one,
-        lambda number: step(*of_replicas(number)),
-        str(base),
-        folder / "deltas",
-    )
-    checkpoint.write(str(folder / "end"))
-
-
 def deltas_in(folder):
     return chain.read_deltas(str(folder / "deltas"), str(folder / "base"))
-
-
-def check_deltas_equal_one_process(folder, tmp_path, num_processes):
-    run_here(folder / "base", tmp_path, num_processes)
-    found = deltas_in(folder)
-    expected = chain.read_deltas(str(tmp_path / "deltas"), str(folder / "base"))
-    assert len(found) == len(expected) == NUM_DELTAS
-    for one, other in zip(found, expected):
-        assert one.meta.tables == other.meta.tables
-        assert cases.tensors(one.tensors) == cases.tensors(other.tensors)
-    full = tlm.apply_deltas(
-        folder / "base", folder / "deltas", tmp_path / "full"
-    )
-    assert cases.tensors(full) == cases.tensors(str(folder / "end"))
-    assert cases.tensors(full) == cases.tensors(str(tmp_path / "end"))
-
-
-@pytest.mark.slow
-def test_deltas_of_sharded_tables_equal_one_process_bitwise(sharded, tmp_path):
-    check_deltas_equal_one_process(sharded, tmp_path, 2)
-    # Each process has written a part of the first delta.
-    files = deltas_in(sharded)[0].meta.files
-    assert sorted(files) == [
-        "delta.data-00000-of-00002",
-        "delta.data-00001-of-00002",
-        "delta.index",
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_deltas_of_three_processes_equal_one_process_bitwise(tmp_path):
-    check_deltas_equal_one_process(
-        run(tmp_path / "three", "sharded", 3), tmp_path, 3
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_deltas_of_copied_tables_equal_one_process_bitwise(tmp_path):
-    folder = run(tmp_path / "copied", "copied")
-    check_deltas_equal_one_process(folder, tmp_path, 2)
-    # The first process writes all rows.
-    assert "delta.data-00000-of-00001" in deltas_in(folder)[0].meta.files
-    for worker in range(2):
-        assert "disk full" in (folder / f"error_{worker}.txt").read_text()
 
 
 @pytest.mark.slow

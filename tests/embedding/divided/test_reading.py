@@ -16,7 +16,7 @@ from tests.embedding.divided import tables_program as program
 # Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 240
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module", params=[2, 3])

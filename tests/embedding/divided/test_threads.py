@@ -10,7 +10,7 @@ from tests.embedding.divided import threads_program as program
 # Starting the processes takes most of the time of the test.
 DEADLINE_SECONDS = 240
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
 @pytest.mark.exhaustive

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import processes, strategies
+from tests import covering, processes, strategies
 from tests.embedding.host import open_tables_program as program
 
 NUM_STEPS = 8
@@ -97,8 +97,8 @@ def test_packed_strings_on_replicas_equal_one_replica_bitwise(num_replicas):
     check_same(found, expected)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["in order", "packed"])
 def test_two_processes_equal_one_replica_bitwise(run, how):
     found = [dict(np.load(f"{output}.npz")) for output in run(how)]
@@ -132,47 +132,9 @@ def test_two_processes_equal_one_replica_bitwise(run, how):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-def test_layer_lookups_give_both_processes_equal_tables(run):
-    found = [dict(np.load(f"{output}.npz")) for output in run("by token")]
-    expected, activations, _ = train_here(2, "by token")
-    for replica, values in enumerate(found):
-        check_same(values, expected)
-        check_same(
-            values,
-            {
-                f"activation/{name}": value
-                for name, value in activations[replica].items()
-            },
-        )
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_both_processes_write_the_same_rows(run, tmp_path):
-    found = [dict(np.load(f"{output}.npz")) for output in run("write")]
-    expected, _, _ = train_here(1, writes=True)
-    for values in found:
-        check_same(values, expected)
-    assert (tmp_path / "items 0" / "_meta.json").exists()
-    assert not (tmp_path / "items 1").exists()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_both_processes_evict_and_resize_like_one_replica(run):
-    found = [dict(np.load(f"{output}.npz")) for output in run("manage")]
-    expected, _, evicted_keys = train_here(1, manages=True)
-    assert expected["items/parameters"].shape[0] < 40
-    for values in found:
-        check_same(values, expected)
-    # Only the first process reports evicted keys.
-    np.testing.assert_array_equal(found[0]["evicted_keys"], evicted_keys)
-    assert found[1]["evicted_keys"].tolist() == [0]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["failing evict", "failing resize"])
+@pytest.mark.parametrize(
+    "how", covering.first("failing evict", "failing resize")
+)
 def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
     """The program checks that the first call changes no variable."""
     first, second = (
@@ -186,7 +148,7 @@ def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words"),
-    [
+    covering.first(
         ("mixed", "Process 0 has true, process 1 false."),
         ("write one", "Process 1 has written other rows than process 0"),
         ("evict other", "The keys in `evict` of table 'items' must be equal"),
@@ -194,7 +156,7 @@ def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
         ("resize in flight", "cannot be resized while steps are in flight"),
         ("evict in a function", "must be called outside tf.function under"),
         ("keep strings", "`keep_strings` of tlm.OpenVocabulary must be False"),
-    ],
+    ),
 )
 def test_calls_of_a_single_process_raise(run, how, words):
     for output in run(how):
