@@ -28,7 +28,7 @@ FEW = {
     "tf_keras tpu": ("`fit`, closed table",),
 }
 # Seeds of the random programs that `make test` runs, by family.
-SEEDS = {"steps": (1, 2), "replicas": (1, 2)}
+SEEDS = {"steps": (1,), "replicas": (2,)}
 # Seeds of the exhaustive cases.
 MORE_SEEDS = {"steps": range(20), "replicas": range(20)}
 
