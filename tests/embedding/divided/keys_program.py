@@ -1,13 +1,17 @@
 """One process of a group with open vocabularies in sharded tables.
 
-    python keys_program.py FOLDER NUM_STEPS train
-    python keys_program.py FOLDER NUM_STEPS CALL...
+    python keys_program.py FOLDER NUM_STEPS HOW [ORDER]
 
-With "train", the program trains `open_tables_program.embedding()` with sharded
-tables. Writes to FOLDER the checkpoints `start` and `end` of process 0, and the
+Trains `open_tables_program.embedding()` with sharded tables. HOW has the same
+meaning as in `open_tables_program`; "evict" evicts keys between the steps, and
+"resize" also changes the capacities. With "by token" in HOW, a step consists of
+the calls of a layer.
+Writes to FOLDER the checkpoints `start` and `end` of process 0, and the
 activations, evicted keys and reads of this process. Continues from the
-checkpoint `restart` if it exists. Otherwise, the program makes calls of
-`FAILING`, and writes their errors to FOLDER.
+checkpoint `restart` if it exists. With HOW "full", a step fails because a
+vocabulary is full, and with HOW "failing evict", "failing resize" and "failing
+step" because `on_evict` raises an error; FOLDER then contains the errors. With
+HOW "refused", FOLDER contains the errors of unsupported calls.
 """
 
 import json
@@ -40,6 +44,52 @@ def contents(embedding):
     }
 
 
+def evict(embedding, number):
+    """Evicts keys after some steps, and returns the evicted keys."""
+    items, names = (embedding.vocabularies[one] for one in ("items", "names"))
+    if number == 3:
+        keys = items.keys().numpy()
+        return items.evict([*keys[::3], 10**9, *keys[:2]]).numpy()
+    if number == 5:
+        gone = names.evict(StoredKeys(names.keys()[:7])).numpy()
+        assert not len(names.evict_expired())
+        return gone
+    return np.zeros([0], np.int64)
+
+
+# Capacities of both vocabularies, by the number of the next step. A vocabulary
+# with a small capacity is in one process only.
+CAPACITIES = {3: (24, 16), 5: (600, 90)}
+
+
+def resize(embedding, number):
+    """Changes the capacities before some steps.
+
+    Returns:
+      Contents and numbers of keys after the change, or an empty dict.
+    """
+    found = {}
+    for table, capacity in zip(("items", "names"), CAPACITIES.get(number, ())):
+        vocabulary = embedding.vocabularies[table]
+        conversion = vocabulary.resize(capacity)
+        keys = vocabulary.keys()
+        assert len(keys) == conversion.num_kept
+        found[f"conversion {number}/{table}"] = np.array(
+            [conversion.num_kept, conversion.num_dropped]
+        )
+        found[f"rows {number}/{table}"] = vocabulary.lookup(
+            StoredKeys(keys)
+        ).numpy()
+        # The object of the vocabulary can be used after its resize.
+        found[f"evicted {number}/{table}"] = vocabulary.evict(
+            StoredKeys(keys[:2])
+        ).numpy()
+    if found:
+        for name, value in contents(embedding).items():
+            found[f"contents {number}/{name}"] = value
+    return found
+
+
 def reads(embedding):
     """Returns what a program can read from the vocabularies."""
     items = embedding.vocabularies["items"]
@@ -70,6 +120,29 @@ def reads(embedding):
             np.float64,
         )
     return found
+
+
+def train(embedding, strategy, step, num_steps, how, batches, on_evict):
+    """Runs all steps, and returns activations, evicted keys and reads."""
+    evicted = [np.zeros([0], np.int64)]
+    activations = {}
+    resized = {}
+    for number in range(num_steps):
+        if how == "write":
+            plan.write(embedding, number)
+        if "evict" in how:
+            evicted.append(evict(embedding, number))
+        if how == "resize" and number in CAPACITIES:
+            resized.update(resize(embedding, number))
+            # Functions that were traced before the resize raise errors.
+            step = plan.train_step(embedding, strategy)
+        activations = step(*batches(number))
+    return activations, {
+        "evicted": np.concatenate(evicted),
+        "on_evict": np.array(on_evict.keys),
+        **resized,
+        **reads(embedding),
+    }
 
 
 def calls_of(how):
@@ -176,9 +249,8 @@ def fail_on_evict(strategy, worker, how):
     return found
 
 
-def refuse(strategy, worker, how):
+def refuse(strategy, worker):
     """Returns the errors of unsupported calls, in JSON."""
-    del how
     with strategy.scope():
         embedding = plan.embedding(over_processes="sharded")
     embedding.build()
@@ -212,74 +284,37 @@ def refuse(strategy, worker, how):
     return json.dumps(found)
 
 
-def train(embedding, step, num_steps, batches, on_evict):
-    """Runs all steps, and returns activations, evicted keys and reads."""
-    activations = {}
-    for number in range(num_steps):
-        activations = step(*batches(number))
-    return activations, {
-        "on_evict": np.array(on_evict.keys),
-        **reads(embedding),
-    }
-
-
-def flush_in_one(strategy, worker, how):
-    """Returns the error of a step after only process 0 has called `flush`."""
-    del how
-    with strategy.scope():
-        embedding = plan.embedding(
-            over_processes="sharded", pipeline_execution_with_tensor_core=True
-        )
-    embedding.build()
-    step = plan.train_step(embedding, strategy)
-    step(*plan.batch(0, worker))
-    if worker == 0:
-        embedding.flush()
-    before = contents(embedding)
-    error = error_of(lambda: step(*plan.batch(1, worker)))
-    after = contents(embedding)
-    for name, value in before.items():
-        np.testing.assert_array_equal(after[name], value, err_msg=name)
-    embedding.flush()
-    step(*plan.batch(2, worker))
-    return error
-
-
-# Functions that return the error of a call, by the name of the call.
-FAILING = {
-    "refused": refuse,
-    "full": fail_when_full,
-    "full by token": fail_when_full,
-    "failing evict": fail_on_evict,
-    "failing resize": fail_on_evict,
-    "failing step": fail_on_evict,
-    "failing step by token": fail_on_evict,
-    "flush in one": flush_in_one,
-}
-
-
-def main(folder, num_steps, *calls):
+def main(folder, num_steps, how, order="exact"):
     folder = pathlib.Path(folder)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    for how in calls:
-        if how in FAILING:
-            print(how, flush=True)
-            error = FAILING[how](strategy, worker, how)
-            (folder / f"{how} {worker}.txt").write_text(error)
-            processes.stay_until_written(folder, f"{how} [01].txt")
-    if calls != ("train",):
+    calls = {
+        "full": lambda: fail_when_full(strategy, worker, how),
+        "failing evict": lambda: fail_on_evict(strategy, worker, how),
+        "failing resize": lambda: fail_on_evict(strategy, worker, how),
+        "failing step": lambda: fail_on_evict(strategy, worker, how),
+        "refused": lambda: refuse(strategy, worker),
+    }
+    call = calls.get(how.removesuffix(" by token"))
+    if call is not None:
+        (folder / f"{worker}.txt").write_text(call())
+        processes.stay_until_written(folder, "[01].txt")
         return
     on_evict = plan.OnEvict()
     with strategy.scope():
-        embedding = plan.embedding(on_evict, over_processes="sharded")
+        embedding = plan.embedding(
+            on_evict, over_processes="sharded", order=order
+        )
     embedding.build()
     save = checkpoints.restored(embedding, folder, worker)
     save("start")
+    step = plan.train_step(embedding, strategy, calls_of(how))
     activations, found = train(
         embedding,
-        plan.train_step(embedding, strategy),
+        strategy,
+        step,
         int(num_steps),
+        how,
         lambda number: plan.batch(number, worker),
         on_evict,
     )

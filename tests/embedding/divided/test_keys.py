@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import processes, strategies
+from tests import covering, processes, strategies
 from tests.embedding.divided import keys_program as program
 from tests.embedding.host import open_tables_program as plan
 
@@ -32,21 +32,23 @@ def run(tmp_path):
     return run
 
 
-def restored(strategy, path, on_evict=None):
+def restored(strategy, path, on_evict=None, capacities=()):
     """Returns an embedding of this process after a restored checkpoint."""
     with strategy.scope():
         embedding = plan.embedding(on_evict)
     embedding.build()
+    for table, capacity in zip(("items", "names"), capacities):
+        embedding.vocabularies[table].resize(capacity)
     tf.train.Checkpoint(embedding=embedding).read(str(path)).assert_consumed()
     return embedding
 
 
-def train_here(num_replicas, path):
+def train_here(num_replicas, how, path):
     """Trains the same steps on several replicas in this process."""
     strategy = strategies.mirrored(num_replicas)
     on_evict = plan.OnEvict()
     embedding = restored(strategy, path, on_evict)
-    step = plan.train_step(embedding, strategy)
+    step = plan.train_step(embedding, strategy, program.calls_of(how))
 
     def batches(number):
         of_replicas = [
@@ -66,7 +68,7 @@ def train_here(num_replicas, path):
         ]
 
     activations, found = program.train(
-        embedding, step, NUM_STEPS, batches, on_evict
+        embedding, strategy, step, NUM_STEPS, how, batches, on_evict
     )
     return {**found, **program.contents(embedding)}, [
         {
@@ -79,9 +81,9 @@ def train_here(num_replicas, path):
     ]
 
 
-def check_same(folder, count):
+def check_same(folder, count, how):
     """Checks that all results are bitwise equal to one process."""
-    expected, activations = train_here(count, folder / "start")
+    expected, activations = train_here(count, how, folder / "start")
     assert len(expected["keys"]) > 20
     for worker in range(count):
         found = dict(np.load(folder / f"{worker}.npz"))
@@ -95,10 +97,49 @@ def check_same(folder, count):
         restored(
             strategies.mirrored(1),
             folder / "end",
+            capacities=program.CAPACITIES[5] if how == "resize" else (),
         )
     )
     for name, value in in_checkpoint.items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    return expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("count", covering.but([2, 3], 3))
+@pytest.mark.parametrize(
+    "how",
+    covering.but(
+        ["in order", "evict", "by token", "evict by token"],
+        "in order",
+        "by token",
+        "evict by token",
+    ),
+)
+def test_processes_equal_replicas_of_one_process_bitwise(run, count, how):
+    expected = check_same(run(count, how), count, how)
+    assert len(expected["on_evict"]) > 10
+    assert (len(expected["evicted"]) > 10) == ("evict" in how)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("count", covering.but([2, 3], 3))
+def test_resized_vocabularies_equal_those_of_one_process_bitwise(run, count):
+    expected = check_same(run(count, "resize"), count, "resize")
+    for number, dropped in {3: True, 5: False}.items():
+        for table in ("items", "names"):
+            conversion = expected[f"conversion {number}/{table}"]
+            assert (conversion[1] > 0) == dropped, (number, table)
+            assert conversion[0] >= 16
+    assert len(expected["on_evict"]) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_written_rows_equal_those_of_one_process_bitwise(run):
+    check_same(run(2, "write"), 2, "write")
 
 
 @pytest.mark.slow
@@ -107,71 +148,69 @@ def check_same(folder, count):
 def test_a_checkpoint_is_restored_by_another_number_of_processes(
     run, tmp_path, count
 ):
-    run(2, "train")
+    run(2, "in order")
     for path in tmp_path.glob("end.*"):
         path.rename(tmp_path / path.name.replace("end", "restart"))
-    check_same(run(count, "train"), count)
-
-
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    """Errors of the calls that fail in two processes, by process.
-
-    The program checks that the failed calls change no variable, and that a step
-    after them succeeds.
-    """
-    folder = tmp_path_factory.mktemp("errors")
-    processes.run_in_folder(
-        folder,
-        program,
-        str(NUM_STEPS),
-        *program.FAILING,
-        seconds=3 * DEADLINE_SECONDS,
-    )
-    return [
-        {
-            name: (folder / f"{name} {worker}.txt").read_text()
-            for name in program.FAILING
-        }
-        for worker in range(2)
-    ]
+    check_same(run(count, "in order"), count, "in order")
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["in order", "by token"])
+def test_folded_gradients_admit_the_same_keys(run, how):
+    folder = run(2, how, "folded")
+    expected, _ = train_here(2, how, folder / "start")
+    found = dict(np.load(folder / "0.npz"))
+    for name, value in expected.items():
+        if value.dtype.kind == "i":
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+        elif name.startswith("items/"):
+            np.testing.assert_allclose(found[name], value, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["full", "full by token"])
-def test_a_step_with_a_full_vocabulary_raises_in_all_processes(errors, how):
-    for found in errors:
-        assert "has no free row" in found[how]
-        assert "Increase `capacity`" in found[how]
+def test_a_step_with_a_full_vocabulary_changes_no_process(run, how):
+    """The program checks that the failed step changes no variable."""
+    folder = run(2, how)
+    for worker in range(2):
+        found = (folder / f"{worker}.txt").read_text()
+        assert "has no free row" in found
+        assert "Increase `capacity`" in found
 
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
-    [
+    covering.but(
+        [
+            "failing evict",
+            "failing resize",
+            "failing step",
+            "failing step by token",
+        ],
         "failing evict",
         "failing resize",
         "failing step",
-        "failing step by token",
-    ],
+    ),
 )
-def test_an_error_of_on_evict_is_raised_in_all_processes(errors, how):
-    for found in errors:
-        assert "OSError: disk full" in found[how]
+def test_an_error_of_on_evict_undoes_the_call_in_all_processes(run, how):
+    """The program checks that `evict` and `resize` change no variable."""
+    folder = run(2, how)
+    first, second = (
+        (folder / f"{worker}.txt").read_text() for worker in range(2)
+    )
+    for found in (first, second):
+        assert "OSError: disk full" in found
 
 
 @pytest.mark.slow
-def test_an_update_that_only_one_process_has_applied_raises(errors):
-    for found in errors:
-        assert "Process 0 has applied " in found["flush in one"]
-        assert "Call `flush` in all processes" in found["flush in one"]
-
-
-@pytest.mark.slow
-def test_unsupported_calls_raise_in_all_processes(errors):
-    for one in errors:
-        found = json.loads(one["refused"])
+def test_unsupported_calls_raise_in_all_processes(run):
+    folder = run(2, "refused")
+    for worker in range(2):
+        found = json.loads((folder / f"{worker}.txt").read_text())
         for name, words in {
             "lookup in a function": "outside of tf.function, by all processes",
             "keys in a function": "must be called outside of tf.function",
