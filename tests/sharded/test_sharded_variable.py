@@ -433,3 +433,13 @@ def test_numpy_in_a_function_raises(values):
 def test_conversion_to_another_dtype_raises(values):
     with pytest.raises(ValueError, match="must be float32.*float64"):
         tf.convert_to_tensor(make_table(values, [10]), tf.float64)
+
+
+def test_a_table_without_devices_is_on_the_callers_device():
+    with tf.device("CPU:1"):
+        table = ShardedVariable.create(
+            tf.zeros_initializer(), [5, 2], num_shards=2
+        )
+        from_array = ShardedVariable.create(np.zeros([5, 2], np.float32))
+    assert [one[-5:] for one in table.devices] == ["CPU:1", "CPU:1"]
+    assert [one[-5:] for one in from_array.devices] == ["CPU:1"]
