@@ -8,6 +8,7 @@ comment with the reason.
 
 import contextlib
 import importlib
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -1165,6 +1166,30 @@ _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
+
+# Finds the names of operations in the messages of errors. The function is
+# replaced, because its time is quadratic in the length of a message, and
+# DTensor's messages contain whole programs.
+error_interpolation = importlib.import_module(
+    "tensorflow.python.framework.error_interpolation"
+)
+_DTENSOR.check_method(error_interpolation, "parse_message", "message")
+ErrorTag = _private("framework.error_interpolation", "_ParseTag")
+_ERROR_TAG = re.compile(
+    _private("framework.error_interpolation", "_TAG_REGEX"), re.DOTALL
+)
+
+
+def tags_of_error(message: str) -> Iterator[tuple[int, int, Any]]:
+    """Yields the start, the end and the tag of each `{{type name}}`."""
+    for found in _ERROR_TAG.finditer(message):
+        yield *found.span(), ErrorTag(found["type"], found["name"])
+
+
+def shorten_message(error: tf.errors.OpError, message: str) -> None:
+    """Replaces the message of an error of TensorFlow."""
+    error._message = message
+
 
 # The saver of `dtensor.DTensorCheckpoint`, which supports only mesh tensors.
 DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")

@@ -555,6 +555,16 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         GROUP,
+        "_core.tf_private:error_interpolation",
+        "parse_message",
+        errors.parse_message,
+        "After an error of DTensor's compiler, TensorFlow searches the message "
+        "for hours.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_long_errors.py",
+    ),
+    Patch(
+        GROUP,
         "tensorflow:experimental.dtensor",
         "copy_to_mesh",
         errors.copy_to_mesh,

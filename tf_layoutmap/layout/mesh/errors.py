@@ -36,6 +36,9 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 # Errors of DTensor's compiler contain this text.
 _COMPILER = "dtensor_graph_to_mlir_pass"
+# Number of characters of a message of the compiler that users see. The rest is
+# the program that the compiler could not shard.
+_MAX_SHOWN = 2000
 # Matches the location of an eager op. A location contains only the name of the
 # op.
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
@@ -109,7 +112,49 @@ def explain_error(
         sentence = _sentence(str(error), model, kind, graph)
         if sentence is None:
             raise
-        raise UnsupportedByDTensorError(sentence) from error
+        raise UnsupportedByDTensorError(sentence) from without_program(error)
+
+
+def parse_message(
+    original: Callable[..., Any], message: str
+) -> tuple[str, list[Any], list[Any]]:
+    """Finds the tags `{{type name}}` in the message of an error.
+
+    TensorFlow's own function tries its pattern at each character, up to the end
+    of the message. With the programs that DTensor's compiler adds to its
+    messages, this can take hours.
+
+    Args:
+      original: `error_interpolation.parse_message`.
+      message: Message of a failed function, of any length.
+
+    Returns:
+      The message without its tags of functions, the tags of functions, and the
+      other tags.
+    """
+    del original
+    parts, functions, nodes = [], [], []
+    start = 0
+    for first, end, tag in tf_private.tags_of_error(message):
+        if tag.type == "function_node":
+            parts.append(message[start:first])
+            functions.append(tag)
+        else:
+            parts.append(message[start:end])
+            nodes.append(tag)
+        start = end
+    return "".join([*parts, message[start:]]), functions, nodes
+
+
+def without_program(error: tf.errors.OpError | None) -> Any:
+    """Returns `error`, whose message ends before the compiled program."""
+    if error is not None and len(error.message) > _MAX_SHOWN:
+        tf_private.shorten_message(
+            error,
+            f"{error.message[:_MAX_SHOWN]}... (the message has "
+            f"{len(error.message)} characters)",
+        )
+    return error
 
 
 def layer_of(name: str, model: Any) -> str | None:
@@ -155,7 +200,7 @@ def finding_of(error: str) -> str | None:
         error.partition(" error: ")[2].partition("\n")[0]
         or (error.partition("\n")[0])
     )
-    return textwrap.shorten(_PLACE.sub("", finding), 160)
+    return textwrap.shorten(_PLACE.sub("", finding)[:_MAX_SHOWN], 160)
 
 
 def _where(op: str, model: Any, graph: Any) -> str:

@@ -435,14 +435,14 @@ class _OnMesh:
             self._name, str(error), why, self._is_strict
         )
         if self._is_strict:
-            raise unsupported from error
+            raise unsupported from errors.without_program(error)
         reads, function = GatheredReads(), self._function._clone(None)
         try:
             outputs = self._run_replicated(reads, function, args, kwargs)
         except Exception:
             # The first error is raised instead of this error, because it
             # describes the layouts, which the user can change.
-            raise unsupported from error
+            raise unsupported from errors.without_program(error)
         self._reads, self._replicated = reads, function
         user_warnings.warn(
             f"DTensor cannot shard function {self._name!r}. Every device "
