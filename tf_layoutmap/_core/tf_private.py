@@ -1259,3 +1259,12 @@ def replace_item(items: Any, index: int, value: Any) -> None:
 # for a sharded tensor.
 EagerTensor = _private("framework.ops", "_EagerTensorBase")
 _private("framework.ops", "_EagerTensorBase._numpy")
+_private("framework.ops", "EagerTensor._num_elements")
+
+
+def num_elements(tensor: Any) -> int:
+    """Returns the number of elements of an eager tensor.
+
+    Every eager operation calls this function, and `tensor.shape` is slower.
+    """
+    return tensor._num_elements()

@@ -336,6 +336,9 @@ def _probe_of(mesh: Mesh) -> Any:
 def complete_groups(mesh: Mesh) -> None:
     """Runs one reduction per group of devices of `mesh`, on the first call.
 
+    The first tensor or function on a mesh calls this function, before any
+    operation that can fail.
+
     If a step fails while a group of devices communicates for the first time,
     all later collective operations of the process fail. After one successful
     reduction, a failed step does not have this effect.
@@ -348,6 +351,7 @@ def complete_groups(mesh: Mesh) -> None:
         key in complete
         or mesh.num_local_devices() < mesh.size
         or (mesh.size == 1 or not tf.executing_eagerly())
+        or tf_private.has_output_layout()
     ):
         return
     complete[key] = True
