@@ -1268,3 +1268,27 @@ def num_elements(tensor: Any) -> int:
     Every eager operation calls this function, and `tensor.shape` is slower.
     """
     return tensor._num_elements()
+
+
+# Creates the branches of `tf.switch_case` and `tf.cond`, and their gradients.
+# DTensor does not support the operations that they contain.
+switch_case = importlib.import_module(
+    "tensorflow.python.ops.control_flow_switch_case"
+)
+_DTENSOR.check_method(
+    switch_case,
+    "_indexed_case_helper",
+    "branch_fns",
+    "default",
+    "branch_index",
+    "name",
+)
+checked_branches = _private(
+    "ops.control_flow_switch_case", "_indexed_case_verify_and_canonicalize_args"
+)
+cond_v2 = importlib.import_module("tensorflow.python.ops.cond_v2")
+_DTENSOR.check_method(
+    cond_v2, "_create_fakeparams", "func_graph", "template_tensors"
+)
+eager_context = importlib.import_module("tensorflow.python.eager.context")
+_private("eager.context", "optionals_in_gradients_enabled")

@@ -6,6 +6,7 @@ from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch, Replacement
 from tf_layoutmap.layout.mesh import errors, transfer, variable
 from tf_layoutmap.layout.ops import (
     batch_norms,
+    branches,
     convolutions,
     corrections,
     independent_dims,
@@ -444,6 +445,39 @@ PATCHES: tuple[Patch, ...] = (
         "DTensor does not support the tensor lists that a loop creates.",
         TENSORFLOW,
         _TESTS + "test_loops.py",
+    ),
+    *(
+        Patch(
+            GROUP,
+            f"_core.tf_private:{module}",
+            name,
+            ours,
+            why,
+            TENSORFLOW,
+            _TESTS + "test_branches.py",
+        )
+        for module, name, ours, why in (
+            (
+                "switch_case",
+                "_indexed_case_helper",
+                branches.switch_case,
+                "DTensor does not support the operation of tf.switch_case.",
+            ),
+            (
+                "eager_context",
+                "optionals_in_gradients_enabled",
+                branches.uses_optionals,
+                "DTensor does not support optionals, which the gradient of "
+                "tf.cond uses.",
+            ),
+            (
+                "cond_v2",
+                "_create_fakeparams",
+                branches.missing_values,
+                "DTensor does not support the operation that represents "
+                "values of another branch.",
+            ),
+        )
     ),
     Patch(
         GROUP,
