@@ -82,6 +82,9 @@ _REMEDIES = {
 class UnsupportedByDTensorError(NotImplementedError):
     """Error for a model or function that DTensor cannot run on a mesh."""
 
+    # AutoGraph keeps the type of an exception only with this constructor.
+    __init__ = Exception.__init__
+
 
 class LayoutMapWarning(UserWarning):
     """Warning that a layout of a layout map is not used.
