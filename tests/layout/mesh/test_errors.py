@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+from tf_layoutmap.layout.mesh import errors
 
 dtensor = tf.experimental.dtensor
 
@@ -68,3 +70,15 @@ def test_groups_communicate_before_the_first_operation_can_fail():
                 table, to_mesh(np.array([1, 99]), layout_of(mesh, "rows"))
             )
     assert to_host(tf.reduce_sum(table)) == 32
+
+
+def test_error_of_enabled_check_numerics_names_another_check():
+    model = pairs.on_mesh(pairs.dense_model)
+    tf.debugging.enable_check_numerics()
+    try:
+        with pytest.raises(
+            errors.UnsupportedByDTensorError, match="TerminateOnNaN"
+        ):
+            model.predict(pairs.FEATURES, verbose=0)
+    finally:
+        tf.debugging.disable_check_numerics()

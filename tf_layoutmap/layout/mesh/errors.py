@@ -62,6 +62,11 @@ _LOOPS = (
 _REMEDIES = {
     "EmptyTensorList": _LOOPS,
     "TensorListReserve": _LOOPS,
+    "DebugNumericSummaryV2": (
+        "tf.debugging.enable_check_numerics uses it: call "
+        "tf.debugging.check_numerics on single tensors, or use "
+        "keras.callbacks.TerminateOnNaN."
+    ),
     "PyFunc": "tf.numpy_function uses it: call it in dataset.map.",
     "EagerPyFunc": "tf.py_function uses it: call it in dataset.map.",
     **{
