@@ -234,6 +234,15 @@ PATCHES: tuple[Patch, ...] = (
         "test_corrections.py",
     ),
     *_operation_entries(
+        "gen_math_ops",
+        "dense_bincount",
+        "DenseBincount",
+        corrections.dense_bincount,
+        "DTensor does not know the number of bins, which CategoryEncoding "
+        "limits to one number.",
+        "test_corrections.py",
+    ),
+    *_operation_entries(
         _ARRAYS,
         "scatter_nd",
         "ScatterNd",
