@@ -173,6 +173,7 @@ ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",
     "_gather_saveables_for_checkpoint",
+    "parse_message",
     # The program has enabled `keras.distribution`.
     "list_devices",
     "_to_backend_mesh",

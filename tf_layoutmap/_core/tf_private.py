@@ -8,6 +8,7 @@ comment with the reason.
 
 import contextlib
 import importlib
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -1166,6 +1167,30 @@ _private("pywrap_tfe", "TFE_Py_Execute")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
 
+# Finds the names of operations in the messages of errors. The function is
+# replaced, because its time is quadratic in the length of a message, and
+# DTensor's messages contain whole programs.
+error_interpolation = importlib.import_module(
+    "tensorflow.python.framework.error_interpolation"
+)
+_DTENSOR.check_method(error_interpolation, "parse_message", "message")
+ErrorTag = _private("framework.error_interpolation", "_ParseTag")
+_ERROR_TAG = re.compile(
+    _private("framework.error_interpolation", "_TAG_REGEX"), re.DOTALL
+)
+
+
+def tags_of_error(message: str) -> Iterator[tuple[int, int, Any]]:
+    """Yields the start, the end and the tag of each `{{type name}}`."""
+    for found in _ERROR_TAG.finditer(message):
+        yield *found.span(), ErrorTag(found["type"], found["name"])
+
+
+def shorten_message(error: tf.errors.OpError, message: str) -> None:
+    """Replaces the message of an error of TensorFlow."""
+    error._message = message
+
+
 # The saver of `dtensor.DTensorCheckpoint`, which supports only mesh tensors.
 DTrackableSaver = _DTENSOR.find("d_checkpoint", "DTrackableSaver")
 
@@ -1234,3 +1259,36 @@ def replace_item(items: Any, index: int, value: Any) -> None:
 # for a sharded tensor.
 EagerTensor = _private("framework.ops", "_EagerTensorBase")
 _private("framework.ops", "_EagerTensorBase._numpy")
+_private("framework.ops", "EagerTensor._num_elements")
+
+
+def num_elements(tensor: Any) -> int:
+    """Returns the number of elements of an eager tensor.
+
+    Every eager operation calls this function, and `tensor.shape` is slower.
+    """
+    return tensor._num_elements()
+
+
+# Creates the branches of `tf.switch_case` and `tf.cond`, and their gradients.
+# DTensor does not support the operations that they contain.
+switch_case = importlib.import_module(
+    "tensorflow.python.ops.control_flow_switch_case"
+)
+_DTENSOR.check_method(
+    switch_case,
+    "_indexed_case_helper",
+    "branch_fns",
+    "default",
+    "branch_index",
+    "name",
+)
+checked_branches = _private(
+    "ops.control_flow_switch_case", "_indexed_case_verify_and_canonicalize_args"
+)
+cond_v2 = importlib.import_module("tensorflow.python.ops.cond_v2")
+_DTENSOR.check_method(
+    cond_v2, "_create_fakeparams", "func_graph", "template_tensors"
+)
+eager_context = importlib.import_module("tensorflow.python.eager.context")
+_private("eager.context", "optionals_in_gradients_enabled")

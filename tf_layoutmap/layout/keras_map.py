@@ -78,8 +78,9 @@ class _KerasLayoutTable(LayoutTable):
         return [path]
 
     def _is_layer_output(self, key: str) -> bool:
-        # Keras looks up the path of a layer and this suffix.
-        return key.endswith("/output")
+        # Keras looks up the path of a layer and the suffix "/output". A regular
+        # expression need not contain the slash.
+        return key.removesuffix("$").endswith("output")
 
     def mesh_in_use(self) -> Mesh:
         self._synchronize()

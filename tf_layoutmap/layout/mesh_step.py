@@ -19,6 +19,7 @@ from tf_layoutmap._core import strategies, user_warnings
 from tf_layoutmap.layout.mesh import atomic_step, errors, tracing, transfer
 from tf_layoutmap.layout.ops import random_state
 from tf_layoutmap.layout.processes.checks import ProcessChecks
+from tf_layoutmap.layout.replication import empty_tensors
 from tf_layoutmap.layout.replication.retrace import RetracedFunction
 
 
@@ -48,6 +49,7 @@ class MeshStep:
         )
         self.model_step = getattr(model, f"{kind}_step")
         self._is_prepared = False
+        self._is_traced = model.run_eagerly
         self.random_state = random_state.StepRandomState(context.mesh)
         self._trace_ids = random_state.TraceIds()
         self._trace_id = 1
@@ -138,7 +140,7 @@ class MeshStep:
         strategies.check_no_replicas(f"model {self.model.name!r} on a mesh")
         mesh, batch_dim = self.context.mesh, self.context.batch_dim
         is_first = not self._is_prepared
-        num_before = self.num_variables() if is_first else 0
+        num_before = 0 if self._is_traced else self.num_variables()
         if is_first:
             self.prepare(batch)
             self._is_prepared = True
@@ -157,12 +159,16 @@ class MeshStep:
                     )
                 ),
             ):
-                if is_first and not self.model.run_eagerly:
+                run = self._run
+                if empty_tensors.is_called_with_empty_tensor(batch):
+                    run = self._run_or_trace
+                elif not self._is_traced:
+                    self._is_traced = True
                     self._trace_first(batch, num_before)
                 # A step without random numbers needs only one trace.
                 if not self.random_state.is_used:
                     self._trace_id = 1
-                outputs = self._run(batch, self._trace_id)
+                outputs = run(batch, self._trace_id)
             # If the step failed, reading the results raises the error.
             outputs = self.map_structure(transfer.to_host_tensor, outputs)
         return self.finish(outputs)

@@ -6,6 +6,7 @@ from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch, Replacement
 from tf_layoutmap.layout.mesh import errors, transfer, variable
 from tf_layoutmap.layout.ops import (
     batch_norms,
+    branches,
     convolutions,
     corrections,
     independent_dims,
@@ -233,6 +234,15 @@ PATCHES: tuple[Patch, ...] = (
         "test_corrections.py",
     ),
     *_operation_entries(
+        "gen_math_ops",
+        "dense_bincount",
+        "DenseBincount",
+        corrections.dense_bincount,
+        "DTensor does not know the number of bins, which CategoryEncoding "
+        "limits to one number.",
+        "test_corrections.py",
+    ),
+    *_operation_entries(
         _ARRAYS,
         "scatter_nd",
         "ScatterNd",
@@ -445,6 +455,39 @@ PATCHES: tuple[Patch, ...] = (
         TENSORFLOW,
         _TESTS + "test_loops.py",
     ),
+    *(
+        Patch(
+            GROUP,
+            f"_core.tf_private:{module}",
+            name,
+            ours,
+            why,
+            TENSORFLOW,
+            _TESTS + "test_branches.py",
+        )
+        for module, name, ours, why in (
+            (
+                "switch_case",
+                "_indexed_case_helper",
+                branches.switch_case,
+                "DTensor does not support the operation of tf.switch_case.",
+            ),
+            (
+                "eager_context",
+                "optionals_in_gradients_enabled",
+                branches.uses_optionals,
+                "DTensor does not support optionals, which the gradient of "
+                "tf.cond uses.",
+            ),
+            (
+                "cond_v2",
+                "_create_fakeparams",
+                branches.missing_values,
+                "DTensor does not support the operation that represents "
+                "values of another branch.",
+            ),
+        )
+    ),
     Patch(
         GROUP,
         "_core.tf_private:tensor_array_ops",
@@ -552,6 +595,16 @@ PATCHES: tuple[Patch, ...] = (
         "and can end the process.",
         TENSORFLOW,
         "tests/layout/mesh/test_errors.py",
+    ),
+    Patch(
+        GROUP,
+        "_core.tf_private:error_interpolation",
+        "parse_message",
+        errors.parse_message,
+        "After an error of DTensor's compiler, TensorFlow searches the message "
+        "for hours.",
+        TENSORFLOW,
+        "tests/layout/mesh/test_long_errors.py",
     ),
     Patch(
         GROUP,

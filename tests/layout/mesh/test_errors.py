@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+from tf_layoutmap.layout.mesh import errors
 
 dtensor = tf.experimental.dtensor
 
@@ -53,3 +56,29 @@ def test_process_survives_many_failed_steps():
         with pytest.raises(tf.errors.InvalidArgumentError):
             run([1, 99, 3, 99])
         assert to_host(run([1, 2, 3, 4])) == 4
+
+
+def test_groups_communicate_before_the_first_operation_can_fail():
+    # If an eager operation fails while a group communicates for the first time,
+    # all later collective operations of the process can fail.
+    mesh = mesh_of(rows=2, columns=2)
+    table = to_mesh(np.ones((8, 4), np.float32), layout_of(mesh, "rows", None))
+    assert mesh.to_string() in tf_private.kept_with_device("complete_groups")
+    for _ in range(3):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            tf.gather(
+                table, to_mesh(np.array([1, 99]), layout_of(mesh, "rows"))
+            )
+    assert to_host(tf.reduce_sum(table)) == 32
+
+
+def test_error_of_enabled_check_numerics_names_another_check():
+    model = pairs.on_mesh(pairs.dense_model)
+    tf.debugging.enable_check_numerics()
+    try:
+        with pytest.raises(
+            errors.UnsupportedByDTensorError, match="TerminateOnNaN"
+        ):
+            model.predict(pairs.FEATURES, verbose=0)
+    finally:
+        tf.debugging.disable_check_numerics()

@@ -570,3 +570,21 @@ def test_where_with_a_scalar_condition_does_not_end_the_process():
     with default_mesh(mesh, "batch"):
         found = step(to_mesh(x, layout_of(mesh, "batch", None)))
     np.testing.assert_array_equal(to_host(found), x)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_number_of_bins_is_known_if_both_limits_are_equal(binary):
+    # `CategoryEncoding` counts in this way.
+    ids = np.array([[0, 3, 3], [7, 9, 1], [2, 2, 2], [5, 0, 6]])
+
+    def counts(ids):
+        bins = tf.math.bincount(
+            ids, minlength=8, maxlength=8, axis=-1, binary_output=binary
+        )
+        assert bins.shape == (4, 8)
+        return bins
+
+    with default_mesh(MESH):
+        x = to_mesh(ids, layout_of(MESH, "batch", None))
+        got = tf.function(counts, autograph=False)(x)
+    np.testing.assert_array_equal(to_host(got), counts(ids))

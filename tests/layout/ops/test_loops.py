@@ -66,6 +66,19 @@ def test_loop_matches_plain_tensorflow(name):
         np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["map_fn", "scan", "foldr"])
+@pytest.mark.parametrize("axes", [(), ("batch", None, "model", None)])
+def test_loop_over_tensors_of_several_dimensions(name, axes):
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 2)).astype(np.float32)
+    x = x if axes else x[..., 0]
+    wanted = step_of(LOOPS[name])(tf.constant(x))
+    with default_mesh(MESH):
+        layout = layout_of(MESH, *axes or [None] * x.ndim)
+        got = step_of(LOOPS[name])(to_mesh(x, layout))
+    for mine, plain in zip(got, wanted):
+        np.testing.assert_allclose(to_host(mine), plain, 1e-5, 1e-5)
+
+
 def test_write_does_not_change_the_previous_array():
     @tf.function(autograph=False)
     def step(x):

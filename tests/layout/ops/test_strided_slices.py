@@ -239,3 +239,23 @@ def test_model_that_adds_dimensions_trains():
         pairs.SERIES,
         pairs.DENSE,
     )
+
+
+def test_slice_of_static_size_at_a_computed_start():
+    # `RandomCrop` cuts images in this way.
+    def step(x, start):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            other = start * 2
+            y = tf.sin(x)[:, start : start + 3, 1:, other : 2 + other]
+        return y, tape.gradient(y, x)
+
+    x = np.arange(4 * 6 * 2 * 8, dtype=np.float32).reshape(4, 6, 2, 8)
+    wanted = step(tf.constant(x), tf.constant(2))
+    with default_mesh(MESH):
+        got = tf.function(step, autograph=False)(
+            to_mesh(x, layout_of(MESH, "batch", None, None, "model")),
+            to_mesh(np.int32(2), layout_of(MESH)),
+        )
+    for mine, plain in zip(got, wanted):
+        np.testing.assert_allclose(to_host(mine), plain, 1e-6, 1e-6)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.layout import pairs, unsupported
 from tests.layout.meshes import layout_of, mesh_of
+from tf_layoutmap.layout import default_mesh, to_host, to_mesh
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
 
 L = keras.layers
@@ -223,3 +224,17 @@ def test_other_errors_are_unchanged():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="not positive"):
         function(tf.constant(-1))
+
+
+def test_gradient_of_a_permutation_outside_of_the_function():
+    mesh = mesh_of(batch=2, model=2)
+    # The gradient function gets the permutation as an argument.
+    x = np.arange(64, dtype=np.float32).reshape(4, 2, 8)
+    function = tf.function(lambda x: tf.transpose(x, [1, 0, 2]) ** 2)
+    with default_mesh(mesh):
+        x = to_mesh(x, layout_of(mesh, "batch", None, None))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        gradient = tape.gradient(y, x)
+    np.testing.assert_array_equal(to_host(gradient), 2 * to_host(x))

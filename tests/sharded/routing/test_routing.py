@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sharded.tables import make_table
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
-from tf_layoutmap.sharded.routing import parts, routing
+from tf_layoutmap.sharded.routing import checks, parts, routing
 
 outside = pytest.mark.parametrize("bad_id", [-1, 10, -(2**31), 2**31 - 1])
 
@@ -77,6 +77,24 @@ def test_xla_compiles_lookups_and_scatters(values, sizes):
     np.testing.assert_array_equal(
         step(tf.constant([9, 0, 4])), values[[9, 0, 4]] + 1
     )
+
+
+def test_nan_appears_only_where_an_id_is_invalid():
+    tf.debugging.enable_check_numerics()
+    try:
+        marked = tf.function(checks.nan_where, autograph=False)
+        for dtype in (tf.float32, tf.bfloat16, tf.complex64):
+            rows = tf.ones([2, 3], dtype)
+            valid = marked(tf.constant([False, False]), rows)
+            np.testing.assert_array_equal(valid, rows)
+    finally:
+        tf.debugging.disable_check_numerics()
+    for dtype in (tf.float32, tf.bfloat16, tf.complex64):
+        rows = checks.nan_where(
+            tf.constant([False, True]), tf.ones([2, 3], dtype)
+        )
+        found = np.isnan(rows.numpy().astype(np.complex64))
+        np.testing.assert_array_equal(found, [[False] * 3, [True] * 3])
 
 
 @pytest.mark.covering(1)

@@ -36,6 +36,9 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, is_registered
 _LACKS = re.compile(r"'tf\.(\w+)' op does not implement layout propagation")
 # Errors of DTensor's compiler contain this text.
 _COMPILER = "dtensor_graph_to_mlir_pass"
+# Number of characters of a message of the compiler that users see. The rest is
+# the program that the compiler could not shard.
+_MAX_SHOWN = 2000
 # Matches the location of an eager op. A location contains only the name of the
 # op.
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
@@ -59,6 +62,11 @@ _LOOPS = (
 _REMEDIES = {
     "EmptyTensorList": _LOOPS,
     "TensorListReserve": _LOOPS,
+    "DebugNumericSummaryV2": (
+        "tf.debugging.enable_check_numerics uses it: call "
+        "tf.debugging.check_numerics on single tensors, or use "
+        "keras.callbacks.TerminateOnNaN."
+    ),
     "PyFunc": "tf.numpy_function uses it: call it in dataset.map.",
     "EagerPyFunc": "tf.py_function uses it: call it in dataset.map.",
     **{
@@ -78,6 +86,9 @@ _REMEDIES = {
 
 class UnsupportedByDTensorError(NotImplementedError):
     """Error for a model or function that DTensor cannot run on a mesh."""
+
+    # AutoGraph keeps the type of an exception only with this constructor.
+    __init__ = Exception.__init__
 
 
 class LayoutMapWarning(UserWarning):
@@ -109,7 +120,49 @@ def explain_error(
         sentence = _sentence(str(error), model, kind, graph)
         if sentence is None:
             raise
-        raise UnsupportedByDTensorError(sentence) from error
+        raise UnsupportedByDTensorError(sentence) from without_program(error)
+
+
+def parse_message(
+    original: Callable[..., Any], message: str
+) -> tuple[str, list[Any], list[Any]]:
+    """Finds the tags `{{type name}}` in the message of an error.
+
+    TensorFlow's own function tries its pattern at each character, up to the end
+    of the message. With the programs that DTensor's compiler adds to its
+    messages, this can take hours.
+
+    Args:
+      original: `error_interpolation.parse_message`.
+      message: Message of a failed function, of any length.
+
+    Returns:
+      The message without its tags of functions, the tags of functions, and the
+      other tags.
+    """
+    del original
+    parts, functions, nodes = [], [], []
+    start = 0
+    for first, end, tag in tf_private.tags_of_error(message):
+        if tag.type == "function_node":
+            parts.append(message[start:first])
+            functions.append(tag)
+        else:
+            parts.append(message[start:end])
+            nodes.append(tag)
+        start = end
+    return "".join([*parts, message[start:]]), functions, nodes
+
+
+def without_program(error: tf.errors.OpError | None) -> Any:
+    """Returns `error`, whose message ends before the compiled program."""
+    if error is not None and len(error.message) > _MAX_SHOWN:
+        tf_private.shorten_message(
+            error,
+            f"{error.message[:_MAX_SHOWN]}... (the message has "
+            f"{len(error.message)} characters)",
+        )
+    return error
 
 
 def layer_of(name: str, model: Any) -> str | None:
@@ -155,7 +208,7 @@ def finding_of(error: str) -> str | None:
         error.partition(" error: ")[2].partition("\n")[0]
         or (error.partition("\n")[0])
     )
-    return textwrap.shorten(_PLACE.sub("", finding), 160)
+    return textwrap.shorten(_PLACE.sub("", finding)[:_MAX_SHOWN], 160)
 
 
 def _where(op: str, model: Any, graph: Any) -> str:
@@ -291,6 +344,9 @@ def _probe_of(mesh: Mesh) -> Any:
 def complete_groups(mesh: Mesh) -> None:
     """Runs one reduction per group of devices of `mesh`, on the first call.
 
+    The first tensor or function on a mesh calls this function, before any
+    operation that can fail.
+
     If a step fails while a group of devices communicates for the first time,
     all later collective operations of the process fail. After one successful
     reduction, a failed step does not have this effect.
@@ -303,6 +359,7 @@ def complete_groups(mesh: Mesh) -> None:
         key in complete
         or mesh.num_local_devices() < mesh.size
         or (mesh.size == 1 or not tf.executing_eagerly())
+        or tf_private.has_output_layout()
     ):
         return
     complete[key] = True

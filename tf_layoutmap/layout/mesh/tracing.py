@@ -394,7 +394,7 @@ def mesh_of_operation() -> Mesh | None:
         mesh = dtensor.get_default_mesh()
         if mesh is not None and not is_registered(mesh):
             return None
-    return None if mesh is not None and _is_in_dataset_function() else mesh
+    return None if mesh is not None and is_in_dataset_function() else mesh
 
 
 def batch_dim_of_trace() -> str | None:
@@ -407,7 +407,7 @@ def with_replicated_batches() -> contextlib.AbstractContextManager[None]:
     return _trace.set_to((mesh_of_trace(), None))
 
 
-def _is_in_dataset_function() -> bool:
+def is_in_dataset_function() -> bool:
     """Returns whether a function of `tf.data` is being traced."""
     # `Dataset.map(parse)` names its function `Dataset_map_parse`, for example.
     return any(

@@ -184,6 +184,7 @@ def padded_to_mesh(value: Any, layout: Layout) -> Any:
     """
     check_devices(layout.mesh)
     prepare_process(layout.mesh)
+    errors.complete_groups(layout.mesh)
     tensor = value if tf.is_tensor(value) else np.asarray(value)
     shards = unique_shards(tensor.shape, layout)
     return packed(

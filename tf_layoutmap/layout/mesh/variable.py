@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from tf_layoutmap._core import freed_gradients, slice_specs, tf_private
-from tf_layoutmap.layout.mesh import device_mesh, tracing, transfer
+from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.atomic_step import AllOrNothingVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
@@ -147,6 +148,52 @@ class StoredVariable(AllOrNothingVariable):
         if not are_slices():
             return super()._gather_saveables_for_checkpoint()
         return {_KEY: lambda name=self.name: _ShardsSaveable(self, name)}
+
+    def _is_eager_and_sharded(self) -> bool:
+        return tf.executing_eagerly() and not self.layout.is_fully_replicated()
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if (
+            not tf.executing_eagerly()
+            and tracing.is_in_dataset_function()
+            and not self.layout.is_fully_replicated()
+        ):
+            raise errors.UnsupportedByDTensorError(
+                "A function of tf.data runs on the host, and cannot read "
+                f"sharded weights. Received: variable {self.name!r} in a "
+                "function that is passed to a dataset, for example by "
+                "dataset.map. Call the model on the batches of the dataset "
+                "instead, or pass a model that is created outside the scope "
+                "and has the same weights."
+            )
+        return super()._read_variable_op(no_copy)
+
+    # DTensor has no rules for TensorFlow's next methods if a variable is
+    # sharded.
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Returns rows of the variable."""
+        if not self._is_eager_and_sharded():
+            return super().sparse_read(indices, name)
+        return tf.gather(self.read_value(), indices, name=name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """Returns slices of the variable."""
+        if not self._is_eager_and_sharded():
+            return super().gather_nd(indices, name)
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
+    def _scattered(
+        self, scatter: Callable[..., tf.Tensor], indices: Any, updates: Any
+    ) -> Any:
+        """Assigns the result of an op such as `tf.tensor_scatter_nd_add`."""
+        with tf.device("CPU:0"):
+            value, indices, updates = (
+                tf.convert_to_tensor(transfer.to_host_tensor(x))
+                for x in (self.read_value(), indices, updates)
+            )
+            value = scatter(value, indices, tf.cast(updates, value.dtype))
+        return self.assign(transfer.padded_to_mesh(value, self.layout))
 
 
 def saveables(original: Callable, variable: DVariable) -> dict:
@@ -373,6 +420,45 @@ class PaddedVariable(StoredVariable):
         )
         tensor_map[self.handle] = variable.handle
         return [self.handle]
+
+
+def _on_host(name: str) -> Callable[..., Any]:
+    """Returns a method that updates parts of a sharded variable on the host.
+
+    Args:
+      name: Name of the method of `tf.Variable`. In graphs, and for replicated
+        variables, the method of TensorFlow is called.
+    """
+    original = getattr(StoredVariable, name)
+    parameters = inspect.signature(original)
+    scatter = getattr(tf, f"tensor_scatter_nd_{name.rpartition('_')[2]}")
+
+    @functools.wraps(original)
+    def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
+        if not variable._is_eager_and_sharded():
+            return original(variable, *args, **kwargs)
+        given = parameters.bind(variable, *args, **kwargs).arguments
+        if "sparse_delta" not in given:
+            return variable._scattered(
+                scatter, given["indices"], given["updates"]
+            )
+        delta = given["sparse_delta"]
+        if not isinstance(delta, tf.IndexedSlices):
+            raise TypeError(
+                f"Argument `sparse_delta` of `{name}` must be a "
+                f"tf.IndexedSlices. Received: {delta!r}."
+            )
+        rows = tf.convert_to_tensor(transfer.to_host_tensor(delta.indices))
+        rows = tf.expand_dims(rows, -1)
+        return variable._scattered(scatter, rows, delta.values)
+
+    return method
+
+
+for _operation in ("add", "sub", "max", "min", "update"):
+    for _kind in ("scatter", "scatter_nd"):
+        _name = f"{_kind}_{_operation}"
+        setattr(StoredVariable, _name, _on_host(_name))
 
 
 # Messages of TensorFlow's ops use this name for every variable on a mesh.

@@ -280,6 +280,41 @@ def cut(
     )
 
 
+def dense_bincount(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    size: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Computes `tf.math.bincount` with a static size if its bounds are equal.
+
+    `CategoryEncoding` sets `minlength` and `maxlength` to the same number, but
+    TensorFlow also computes the largest id, which DTensor does not know.
+    """
+    del mesh
+    limit = _upper_bound(size)
+    if limit is not None:
+        size = tf.constant(limit, size.dtype)
+    return original(input, size, *args, **kwargs)
+
+
+def _upper_bound(size: Any) -> Any:
+    """Returns the value of `min(limit, max(least, x))` if `least >= limit`."""
+    if not tf.is_symbolic_tensor(size) or size.op.type != "Minimum":
+        return None
+    first, second = size.op.inputs
+    for limit, other in ((first, second), (second, first)):
+        value = static_value(limit)
+        if value is None or other.op.type != "Maximum":
+            continue
+        bounds = [static_value(x) for x in other.op.inputs]
+        if any(bound is not None and bound >= value for bound in bounds):
+            return value
+    return None
+
+
 def sparse_cross_entropy(
     original: Callable[..., Any],
     mesh: Mesh | None,

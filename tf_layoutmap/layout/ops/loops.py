@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
+from tf_layoutmap.layout.mesh.known_layouts import UnshardedDim
 from tf_layoutmap.layout.ops import host_loops, random_state
 from tf_layoutmap.layout.ops.corrections import static_value
 
@@ -259,18 +260,12 @@ class UnrolledArray:
 def _with_full_first_dim(x: Any, mesh: Mesh | None) -> Any:
     """Returns `x` with an unsharded first dimension, so it can be unstacked.
 
-    The other dimensions keep their sharding; in recurrent layers the second
-    dimension is the batch.
+    The second dimension, which is the batch in recurrent layers, keeps its
+    sharding; the others keep it if the layout is known during tracing.
     """
     if not tf.is_symbolic_tensor(x) or not x.shape.rank:
         return x
-    dtensor = tf.experimental.dtensor
-    return dtensor.relayout(
-        x,
-        dtensor.Layout(
-            [dtensor.UNSHARDED, *[dtensor.MATCH] * (x.shape.rank - 1)], mesh
-        ),
-    )
+    return UnshardedDim(x, mesh, 0).pin(x)
 
 
 # Maximum number of steps of an unrolled loop. A longer loop would take hours to

@@ -26,6 +26,7 @@ from tf_layoutmap.layout.mesh.known_layouts import known_axes
 from tf_layoutmap.layout.ops.corrections import (
     is_shape,
     static_array,
+    static_value,
     vector_entries,
 )
 from tf_layoutmap.layout.ops.loops import location
@@ -196,6 +197,7 @@ def strided_slice(
         pin = _pin_for_unknown_slice(strides, mesh)
         return pin(original(pin(x), begin, end, strides, name=name, **masks))
     parts, added = expanded
+    x, parts = _without_windows(x, parts)
     _check_sizes(parts, x)
     if not added or any(part != FULL for part in parts):
         pin, pin_result = _pins_for_known_layout(x, parts, mesh)
@@ -203,6 +205,45 @@ def strided_slice(
     for axis in added:
         x = tf.expand_dims(x, axis)
     return x
+
+
+def _without_windows(
+    x: Any, parts: list[DimSlice]
+) -> tuple[Any, list[DimSlice]]:
+    """Gathers slices `start : start + size` whose start is computed.
+
+    DTensor does not know the size of such a slice. Unlike a slice, the lookup
+    raises an error if an index is out of range.
+
+    Returns:
+      The input after these slices, and the remaining slices.
+    """
+    parts = list(parts)
+    for axis, part in enumerate(parts):
+        size = _window_size(part)
+        if size is not None:
+            rows = part.start + tf.range(size, dtype=part.start.dtype)
+            x = tf.gather(x, rows, axis=axis)
+            parts[axis] = FULL
+    return x, parts
+
+
+def _window_size(part: DimSlice) -> int | None:
+    start, end = part.start, part.end
+    if (
+        part.index is not None
+        or not isinstance(part.step, int)
+        or part.step != 1
+        or not tf.is_symbolic_tensor(start)
+        or not tf.is_symbolic_tensor(end)
+        or end.op.type not in ("Add", "AddV2")
+        or is_shape(start)
+    ):
+        return None
+    first, second = end.op.inputs
+    other = second if first is start else first if second is start else None
+    size = None if other is None else static_value(other)
+    return None if size is None or size < 0 else int(size)
 
 
 # Name of the graph of a loop body. It starts with the name scope of the loop.

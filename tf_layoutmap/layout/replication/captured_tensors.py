@@ -26,7 +26,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.processes import digest, messages
-from tf_layoutmap.layout.replication import replicated_ops
+from tf_layoutmap.layout.replication import empty_tensors, replicated_ops
 
 dtensor = tf.experimental.dtensor
 
@@ -72,6 +72,11 @@ def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     Raises:
       FastWayRefused: If `run` can run the operation.
     """
+    if (
+        empty_tensors.has_empty_tensor(args[3:])
+        and _mesh_of(tf.nest.flatten(args[3:])) is not None
+    ):
+        raise tf_private.FastWayRefused
     try:
         return original(*args)
     except tf_private.OperationFailed as error:
@@ -104,6 +109,15 @@ def run(original: Callable[..., Any], *args: Any) -> Any:
         tensors, and further arguments.
     """
     operation, inputs = tf.compat.as_str(args[2]), args[3]
+    if (
+        tf.executing_eagerly()
+        and empty_tensors.has_empty_tensor(inputs)
+        and tf_private.op_def_of(operation) is not None
+    ):
+        mesh = _mesh_of(inputs)
+        results = mesh and empty_tensors.run_on_host(original, args, mesh)
+        if results is not None:
+            return results
     positions = _host_inputs.get(operation, [])
     mesh = _mesh_of(inputs) if positions else None
     if mesh is not None:

@@ -137,6 +137,8 @@ def create(
       **kwargs: The same arguments by name.
     """
     trace = _trace.get()
+    if tracing.mesh_of_operation() is not None:
+        inputs = [_constant_of_other_graph(x, graph) for x in inputs]
     if trace is None or op_type in _NEVER:
         op = original(graph, op_type, inputs, *args, **kwargs)
         _check_ranks(op)
@@ -178,6 +180,25 @@ def create(
         for x in op.outputs:
             trace.results[id(x)] = x, extent
     return op
+
+
+def _constant_of_other_graph(x: Any, graph: Any) -> Any:
+    """Returns a constant of another graph as a constant of `graph`.
+
+    TensorFlow would pass the constant as an argument, for example to the
+    function that computes the gradient of another function. DTensor needs the
+    values of sizes, axes and permutations when it compiles the function.
+    """
+    if (
+        not tf.is_symbolic_tensor(x)
+        or x.graph is graph
+        or x.op.type != "Const"
+        or x.dtype not in (tf.int32, tf.int64)
+        or x.shape.rank not in (0, 1)
+    ):
+        return x
+    with graph.as_default(), tf.control_dependencies(None):
+        return tf.constant(tf.get_static_value(x), x.dtype)
 
 
 def _check_ranks(op: Any) -> None:

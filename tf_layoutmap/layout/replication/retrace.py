@@ -25,7 +25,12 @@ from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import TraceAgain, TraceStage
 from tf_layoutmap.layout.ops import host_loops
-from tf_layoutmap.layout.replication import measured, replicated_ops, report
+from tf_layoutmap.layout.replication import (
+    empty_tensors,
+    measured,
+    replicated_ops,
+    report,
+)
 from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
 from tf_layoutmap.layout.replication.replicated_ops import (
     Extent,
@@ -376,6 +381,8 @@ class _OnMesh:
         self._reads: GatheredReads | None = None
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
+        if empty_tensors.is_called_with_empty_tensor((args, kwargs)):
+            return self._function.python_function(*args, **kwargs)
         if tracing.mesh_of_operation() is not None:
             # User code has set a default mesh, so the results are not converted
             # to tensors that are readable without a mesh.
@@ -435,14 +442,14 @@ class _OnMesh:
             self._name, str(error), why, self._is_strict
         )
         if self._is_strict:
-            raise unsupported from error
+            raise unsupported from errors.without_program(error)
         reads, function = GatheredReads(), self._function._clone(None)
         try:
             outputs = self._run_replicated(reads, function, args, kwargs)
         except Exception:
             # The first error is raised instead of this error, because it
             # describes the layouts, which the user can change.
-            raise unsupported from error
+            raise unsupported from errors.without_program(error)
         self._reads, self._replicated = reads, function
         user_warnings.warn(
             f"DTensor cannot shard function {self._name!r}. Every device "

@@ -278,9 +278,11 @@ def nan_where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         ],
         axis=0,
     )
+    # `tf.debugging.enable_check_numerics` does not allow a constant NaN.
+    nan_or_zero = tf.sqrt(-tf.cast(condition, tf.float32))
     return tf.where(
         tf.reshape(condition, shape),
-        tf.constant(float("nan"), tensor.dtype),
+        tf.reshape(tf.cast(nan_or_zero, tensor.dtype), shape),
         tensor,
     )
 
