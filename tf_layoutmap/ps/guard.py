@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -10,12 +11,25 @@ from typing import Any, NoReturn
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
+from tf_layoutmap.ps import (
+    answers,
+    exits,
+    handled_errors,
+    lost_calls,
+    processes,
+    restarts,
+    waiting,
+)
 from tf_layoutmap.ps.processes import Process
 from tf_layoutmap.ps.waiting import ServerLostError, StepDeadlineError
 
 # Timeout in seconds for the answer of a process after an error.
 _ANSWER_SECONDS = 5.0
+# Words of TensorFlow's errors about connections between its processes.
+_CONNECTION = re.compile(
+    r"Socket closed|recvmsg|Connection reset|Broken pipe|failed to connect"
+    r"|context_id|/job:(?:ps|worker)"
+)
 
 
 class Guard:
@@ -58,17 +72,37 @@ class Guard:
 
         Raises:
           StepDeadlineError: If `function` raised a `LateError`, or a process
-            did not answer within the deadline of the check before tracing.
-          ServerLostError: If `function` raised one of `rounds.LOST`.
+            did not answer within the deadline.
+          ServerLostError: If `function` raised one of `handled_errors.LOST`.
         """
+        answers.set_deadline(self._deadline)
         try:
-            if always_traces or not self._all_have_answered:
-                self._check_all_answer()
-            return function()
+            with handled_errors.error_handler():
+                if always_traces or not self._all_have_answered:
+                    self._check_all_answer()
+                return function()
         except waiting.LateError:
             raise self.deadline_error() from None
-        except rounds.LOST as error:
-            self._handle_server_loss(error)
+        except handled_errors.LOST as error:
+            raise self._error_after_loss(
+                processes.find_faults(self._processes, _ANSWER_SECONDS)
+            ) from error
+
+    def cover_other_calls(self) -> None:
+        """Explains errors of calls that are not made by `call`, from now on.
+
+        The deadline of this guard also applies to these calls.
+        """
+        answers.set_deadline(self._deadline)
+        lost_calls.explain_with(self._explain)
+
+    def _explain(self, error: tf.errors.OpError) -> Exception | None:
+        """Returns the error to raise instead of `error`, or None."""
+        faults = processes.find_faults(self._processes, _ANSWER_SECONDS)
+        if not faults.texts and not _CONNECTION.search(error.message):
+            return None  # Files and other services raise the same errors.
+        found = self._error_after_loss(faults)
+        return lost_calls.error_of(type(found), str(found), error)
 
     def _check_all_answer(self):
         """Checks that all processes answer within the deadline.
@@ -93,29 +127,51 @@ class Guard:
         answer.
         """
         exits.leave_cluster()
-        wrong = processes.find_silent(self._processes, _ANSWER_SECONDS)
+        return self._error_of(
+            processes.find_faults(self._processes, _ANSWER_SECONDS)
+        )
+
+    def _error_after_loss(
+        self, faults: processes.Faults
+    ) -> StepDeadlineError | ServerLostError:
+        """Returns the error after one of `handled_errors.LOST`."""
+        if faults.has_stopped and not faults.has_lost_server:
+            return self._error_of(faults)
+        return self._lost_server(faults)
+
+    def _error_of(self, faults: processes.Faults) -> StepDeadlineError:
+        exits.leave_cluster()
         return StepDeadlineError(
-            f"No step has ended within {self._deadline:g} s. "
-            f"{'; '.join(wrong) or 'All processes answer'}. "
+            f"No step or call has ended within {self._deadline:g} s. "
+            f"{'; '.join(faults.texts) or 'All processes answer'}. "
             f"{self._checkpoint_status()[1]}"
         )
 
-    def _handle_server_loss(self, error: tf.errors.OpError) -> NoReturn:
-        wrong = processes.find_silent(
-            [one for one in self._processes if one.job == "ps"], _ANSWER_SECONDS
-        )
+    def _lost_server(self, faults: processes.Faults) -> ServerLostError:
+        """Returns the error for a lost process, or restarts the program."""
+        exits.leave_cluster()
         num_saved, remedy = self._checkpoint_status()
-        message = (
-            "A parameter server was lost or restarted: "
-            f"{'; '.join(wrong) or 'all servers answer now'}. Its variables "
-            f"are lost. {remedy}"
+        what = (
+            "A worker"
+            if faults.texts and not faults.has_lost_server
+            else "A parameter server"
         )
-        if not self._restarts_program or not restarts.may_restart(
+        message = (
+            f"{what} was lost or restarted: "
+            f"{'; '.join(faults.texts) or 'all servers answer now'}. "
+            f"{'' if what == 'A worker' else 'Its variables are lost. '}"
+            f"{remedy}"
+        )
+        if self._restarts_program and restarts.may_restart(
             num_saved, os.environ
         ):
-            raise ServerLostError(message) from error
-        logging.error("%s This program restarts.", message)
-        logging.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+            _restart_program(message)
+        return ServerLostError(message)
+
+
+def _restart_program(message: str) -> NoReturn:
+    logging.error("%s This program restarts.", message)
+    logging.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -14,6 +14,7 @@ import grpc
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
+from tf_layoutmap.ps import handled_errors
 
 # Timeout in seconds for a connection attempt, and for the answer of the
 # process.
@@ -232,7 +233,8 @@ def describe_all(
 
     def request(process: Process):
         try:
-            answers.put((process, describe(process)))
+            with handled_errors.error_handler():
+                answers.put((process, describe(process)))
         except Exception as error:  # The caller handles errors.
             answers.put((process, error))
 
@@ -253,15 +255,59 @@ def describe_all(
     return found
 
 
-def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
-    """Returns one error text for each process that does not answer."""
+class Faults(NamedTuple):
+    """Processes that are lost or do not answer.
+
+    Attributes:
+      texts: One text for each of these processes, with its name.
+      has_lost_server: Whether a server accepts no connections or was restarted.
+      has_stopped: Whether a process accepts connections and does not answer.
+    """
+
+    texts: list[str]
+    has_lost_server: bool = False
+    has_stopped: bool = False
+
+
+def find_faults(processes: Sequence[Process], seconds: float) -> Faults:
+    """Checks which processes are lost or do not answer.
+
+    Args:
+      processes: Processes that were connected.
+      seconds: Timeout for the answers.
+    """
     closed = [one for one in processes if not listens(one)]
-    wrong = [f"{one.name} accepts no connections" for one in closed]
     answers = describe_all(
         [one for one in processes if one not in closed], seconds
     )
-    return wrong + [
-        f"{process.name} does not answer"
-        for process, answer in answers.items()
-        if answer is None or isinstance(answer, tf.errors.OpError)
+    # The errors of an op also depend on earlier errors of its connection.
+    failed = [
+        one
+        for one, answer in answers.items()
+        if isinstance(answer, tf.errors.OpError)
     ]
+    stopped = [one for one, answer in answers.items() if answer is None] + [
+        one
+        for one in failed
+        if connection_fault(one, _CONNECT_SECONDS) is not None
+    ]
+    restarted = [
+        one
+        for one in failed
+        if one not in stopped
+        and not isinstance(answers[one], tf.errors.UnavailableError)
+    ]
+    return Faults(
+        [
+            *(f"{one.name} accepts no connections" for one in closed),
+            *(f"{one.name} was restarted" for one in restarted),
+            *(f"{one.name} does not answer" for one in stopped),
+        ],
+        any(one.job == "ps" for one in [*closed, *restarted]),
+        bool(stopped),
+    )
+
+
+def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
+    """Returns one error text for each process that is lost or silent."""
+    return find_faults(processes, seconds).texts

@@ -6,10 +6,12 @@ from tf_layoutmap.ps import (
     fit_accumulation,
     fit_keras3,
     keras3_variables,
+    lost_calls,
 )
 
 KERAS3_PS_GROUP = "keras3_ps"
 EXIT_GROUP = "ps_exit"
+CALLS_GROUP = "ps_calls"
 _LOST_COUNTS = (
     "Keras 3 reads and writes a count in two operations. An increment by "
     "another worker between these operations is lost."
@@ -84,6 +86,35 @@ PATCHES: tuple[Patch, ...] = (
             ("_core.tf_private:EagerContext", "remove_function"),
             ("_core.tf_private:EagerResourceDeleter", "__del__"),
             ("_core.tf_private:CapturableResource", "__del__"),
+        ]
+    ),
+    *(
+        Patch(
+            CALLS_GROUP,
+            owner,
+            name,
+            ours,
+            "If a server or worker is lost, the error of a call often does not "
+            "name the process.",
+            TENSORFLOW,
+            "tests/ps/guard/test_other_calls.py",
+        )
+        for owner, name, ours in [
+            (
+                "_core.tf_private:eager_core",
+                "_status_to_exception",
+                lost_calls.status_to_exception,
+            ),
+            (
+                "_core.tf_private:EagerContext",
+                "sync_executors",
+                lost_calls.call,
+            ),
+            (
+                "_core.tf_private:constant_op",
+                "convert_to_eager_tensor",
+                lost_calls.call,
+            ),
         ]
     ),
 )
