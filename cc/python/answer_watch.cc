@@ -136,10 +136,12 @@ class Server {
   // Begins or continues a check. `passed` is the time since the last call, and
   // `interval` the time between two checks.
   void Check(double passed, double interval) {
-    silent_ += passed;
     const double now = Now();
+    // Between two checks, it is not known whether the server answers.
+    if (!answered_) silent_ += passed;
     if (socket_ < 0) {
       if (now < next_ || addresses_.empty()) return;
+      answered_ = false;
       Begin(now);
       if (socket_ < 0) return;
     }
@@ -147,7 +149,10 @@ class Server {
     if (poll(&ready, 1, 0) > 0) {
       if (sent_) {
         char answer;
-        if (recv(socket_, &answer, 1, 0) == 1) silent_ = 0.0;
+        if (recv(socket_, &answer, 1, 0) == 1) {
+          answered_ = true;
+          silent_ = 0.0;
+        }
         End(now + interval);
       } else if (HasError() ||
                  send(socket_, kPreface, kPrefaceSize, MSG_NOSIGNAL) < 0) {
@@ -179,6 +184,7 @@ class Server {
     return found;
   }
 
+  // Returns the time since the first of the checks without an answer.
   double silent() const { return silent_; }
 
  private:
@@ -214,6 +220,7 @@ class Server {
   size_t num_checks_ = 0;
   int socket_ = -1;
   bool sent_ = false;
+  bool answered_ = false;
   double began_ = 0.0;
   double next_ = 0.0;
   double silent_ = 0.0;
@@ -314,7 +321,7 @@ void DefineAnswerWatch(py::module_* m) {
            "Sets the time without an answer after which connections are "
            "closed.")
       .def_property_readonly("silent", &AnswerWatch::silent,
-                             "Seconds since the last answer of each server.")
+                             "Seconds for which each server has not answered.")
       .def_property_readonly("num_cuts", &AnswerWatch::num_cuts,
                              "Number of times that connections were closed.")
       .def("end", &AnswerWatch::End, "Ends the thread.");

@@ -1181,6 +1181,7 @@ def kept_with_device(kind: str) -> dict[Any, Any]:
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
+_private("pywrap_tfe", "TFE_Py_ExecuteCancelable")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
 

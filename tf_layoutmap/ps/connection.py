@@ -18,6 +18,7 @@ from tf_layoutmap.ps import (
     datasets,
     exits,
     guard,
+    lost_calls,
     messages,
     processes,
     restarts,
@@ -115,6 +116,7 @@ def connect(
             f"After {seconds:g} s: {'; '.join(faults)}. Start each server and "
             f"worker with `python -m tf_layoutmap.server`{remedy}."
         )
+    all_processes = processes.with_status(all_processes)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), rpc_layer="grpc"
     )
@@ -131,8 +133,10 @@ def connect(
         restarts_program=on_server_loss == "restart",
     )
     call_guard.cover_other_calls()
-    strategy = tf.distribute.ParameterServerStrategy(
-        resolver, variable_partitioner=partitioner
+    strategy = lost_calls.call(
+        tf.distribute.ParameterServerStrategy,
+        resolver,
+        variable_partitioner=partitioner,
     )
     check_answers(processes.describe_all(all_processes, _ANSWER_SECONDS))
     claims.claim(all_processes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from tf_layoutmap.ps import (
     exits,
     handled_errors,
     lost_calls,
+    messages,
     processes,
     restarts,
     waiting,
@@ -30,6 +32,8 @@ _CONNECTION = re.compile(
     r"Socket closed|recvmsg|Connection reset|Broken pipe|failed to connect"
     r"|context_id|/job:(?:ps|worker)"
 )
+
+_restart_lock = threading.Lock()
 
 
 class Guard:
@@ -84,9 +88,9 @@ class Guard:
         except waiting.LateError:
             raise self.deadline_error() from None
         except handled_errors.LOST as error:
-            raise self._error_after_loss(
-                processes.find_faults(self._processes, _ANSWER_SECONDS)
-            ) from error
+            if isinstance(error, (ServerLostError, StepDeadlineError)):
+                raise  # Another thread of `function` has raised it.
+            raise self._error_after_loss(self._find_faults(), error) from error
 
     def cover_other_calls(self) -> None:
         """Explains errors of calls that are not made by `call`, from now on.
@@ -98,10 +102,10 @@ class Guard:
 
     def _explain(self, error: tf.errors.OpError) -> Exception | None:
         """Returns the error to raise instead of `error`, or None."""
-        faults = processes.find_faults(self._processes, _ANSWER_SECONDS)
+        faults = self._find_faults()
         if not faults.texts and not _CONNECTION.search(error.message):
             return None  # Files and other services raise the same errors.
-        found = self._error_after_loss(faults)
+        found = self._error_after_loss(faults, error)
         return lost_calls.error_of(type(found), str(found), error)
 
     def _check_all_answer(self):
@@ -115,8 +119,8 @@ class Guard:
         Raises:
           LateError: If a process does not answer.
         """
-        answers = processes.describe_all(self._processes, self._deadline)
-        if None in answers.values():
+        found = processes.describe_all(self._processes, self._deadline)
+        if None in found.values():
             raise waiting.LateError
         self._all_have_answered = True
 
@@ -127,46 +131,52 @@ class Guard:
         answer.
         """
         exits.leave_cluster()
-        return self._error_of(
-            processes.find_faults(self._processes, _ANSWER_SECONDS)
-        )
+        return self._error_of_silence(self._find_faults())
+
+    def _find_faults(self) -> processes.Faults:
+        return processes.find_faults(self._processes, _ANSWER_SECONDS)
 
     def _error_after_loss(
-        self, faults: processes.Faults
+        self, faults: processes.Faults, error: tf.errors.OpError
     ) -> StepDeadlineError | ServerLostError:
-        """Returns the error after one of `handled_errors.LOST`."""
-        if faults.has_stopped and not faults.has_lost_server:
-            return self._error_of(faults)
-        return self._lost_server(faults)
+        """Returns the error after one of `handled_errors.LOST`.
 
-    def _error_of(self, faults: processes.Faults) -> StepDeadlineError:
+        If the program restarts after a loss, the method does not return.
+        """
         exits.leave_cluster()
+        if faults.has_stopped and not faults.has_lost_server:
+            return self._error_of_silence(faults)
+        num_saved, remedy = self._checkpoint_status()
+        message = f"{_describe_loss(faults, error)} {remedy}"
+        # Several threads can lose the same process. The program restarts once.
+        with _restart_lock:
+            if self._restarts_program and restarts.may_restart(
+                num_saved, os.environ
+            ):
+                _restart_program(message)
+        return ServerLostError(message)
+
+    def _error_of_silence(self, faults: processes.Faults) -> StepDeadlineError:
         return StepDeadlineError(
             f"No step or call has ended within {self._deadline:g} s. "
             f"{'; '.join(faults.texts) or 'All processes answer'}. "
             f"{self._checkpoint_status()[1]}"
         )
 
-    def _lost_server(self, faults: processes.Faults) -> ServerLostError:
-        """Returns the error for a lost process, or restarts the program."""
-        exits.leave_cluster()
-        num_saved, remedy = self._checkpoint_status()
-        what = (
-            "A worker"
-            if faults.texts and not faults.has_lost_server
-            else "A parameter server"
+
+def _describe_loss(faults: processes.Faults, error: tf.errors.OpError) -> str:
+    texts = "; ".join(faults.texts)
+    if faults.has_lost_server:
+        return (
+            f"A parameter server was lost or restarted: {texts}. Its variables "
+            "are lost."
         )
-        message = (
-            f"{what} was lost or restarted: "
-            f"{'; '.join(faults.texts) or 'all servers answer now'}. "
-            f"{'' if what == 'A worker' else 'Its variables are lost. '}"
-            f"{remedy}"
-        )
-        if self._restarts_program and restarts.may_restart(
-            num_saved, os.environ
-        ):
-            _restart_program(message)
-        return ServerLostError(message)
+    if texts:
+        return f"A worker was lost or restarted: {texts}."
+    return (
+        "The connection to a server or worker was interrupted, but all "
+        f"processes answer now ({messages.sentence_of(error.message)})."
+    )
 
 
 def _restart_program(message: str) -> NoReturn:

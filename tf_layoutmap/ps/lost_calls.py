@@ -3,9 +3,10 @@
 Programs also call servers outside of `Run.steps` and `fit`: in `build`, in
 `stats`, in methods of vocabularies, in `DeltaWriter.write`, or when they read a
 variable. If a process is lost, TensorFlow raises an `UnavailableError` or an
-`AbortedError` that often does not name the process. TensorFlow creates almost
-all errors of eager calls in one function, which this module replaces. C++ code
-raises the other errors directly.
+`AbortedError` that often does not name the process. TensorFlow creates the
+errors of most eager ops in one Python function, which this module replaces. C++
+functions raise the errors of traced functions, and of copies of inputs,
+directly, so these functions are also replaced.
 """
 
 from __future__ import annotations

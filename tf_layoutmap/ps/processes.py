@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -19,9 +20,12 @@ from tf_layoutmap.ps import handled_errors
 # Timeout in seconds for a connection attempt, and for the answer of the
 # process.
 _CONNECT_SECONDS = 2.0
+# Maximum time in seconds in which a process that was killed closes its port.
+_CLOSE_SECONDS = 0.5
 # Seconds between two connection attempts.
 _RETRY_SECONDS = 0.2
-# Every TensorFlow server answers this RPC with the names of its devices.
+# Every TensorFlow server answers this RPC with the names of its devices, and
+# with random numbers that it draws when it starts.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 
 
@@ -32,11 +36,14 @@ class Process(NamedTuple):
       job: `"ps"` or `"worker"`.
       index: Index of the process in its job.
       address: Address, as `"host:port"`.
+      status: Status when this program has connected. A process that was
+        restarted has another status.
     """
 
     job: str
     index: int
     address: str
+    status: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -99,11 +106,7 @@ def connection_fault(process: Process, seconds: float) -> str | None:
     """
     if not listens(process):
         return f"no connection to {process.name}"
-    # The option avoids the global pool of connections, in which a channel
-    # inherits the backoff delay of earlier channels.
-    with grpc.insecure_channel(
-        process.address, options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
+    with _channel_to(process) as channel:
         try:
             answer = channel.unary_unary(_STATUS)(b"", timeout=seconds)
         except grpc.RpcError as error:
@@ -118,6 +121,37 @@ def connection_fault(process: Process, seconds: float) -> str | None:
     if process.device.rpartition("/")[0].encode() + b"/" not in answer:
         return f"{process.name} has another task in its cluster"
     return None
+
+
+def _channel_to(process: Process) -> grpc.Channel:
+    # The option avoids the global pool of connections, in which a channel
+    # inherits the backoff delay of earlier channels.
+    return grpc.insecure_channel(
+        process.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    )
+
+
+def _read_statuses(
+    processes: Sequence[Process], seconds: float
+) -> dict[Process, bytes | None]:
+    """Returns the statuses of all processes, or None without an answer."""
+    with contextlib.ExitStack() as stack:
+        calls = [
+            stack.enter_context(_channel_to(one))
+            .unary_unary(_STATUS)
+            .future(b"", timeout=seconds)
+            for one in processes
+        ]
+        return {
+            one: None if call.exception() else call.result()
+            for one, call in zip(processes, calls)
+        }
+
+
+def with_status(processes: Sequence[Process]) -> list[Process]:
+    """Returns the processes with their current status, for `find_faults`."""
+    found = _read_statuses(processes, _CONNECT_SECONDS)
+    return [one._replace(status=status) for one, status in found.items()]
 
 
 def wait_until_all_serve(
@@ -273,41 +307,35 @@ def find_faults(processes: Sequence[Process], seconds: float) -> Faults:
     """Checks which processes are lost or do not answer.
 
     Args:
-      processes: Processes that were connected.
+      processes: Result of `with_status`.
       seconds: Timeout for the answers.
     """
-    closed = [one for one in processes if not listens(one)]
-    answers = describe_all(
-        [one for one in processes if one not in closed], seconds
-    )
-    # The errors of an op also depend on earlier errors of its connection.
-    failed = [
-        one
-        for one, answer in answers.items()
-        if isinstance(answer, tf.errors.OpError)
-    ]
-    stopped = [one for one, answer in answers.items() if answer is None] + [
-        one
-        for one in failed
-        if connection_fault(one, _CONNECT_SECONDS) is not None
-    ]
+    found = _read_statuses(processes, seconds)
+    silent = [one for one, status in found.items() if status is None]
+    if silent:
+        # A process that was killed closes its connections before its port. It
+        # may also have been restarted during the first attempt.
+        time.sleep(_CLOSE_SECONDS)
+        found.update(_read_statuses(silent, _CONNECT_SECONDS))
+    silent = [one for one in silent if found[one] is None]
+    closed = [one for one in silent if not listens(one)]
+    stopped = [one for one in silent if one not in closed]
     restarted = [
         one
-        for one in failed
-        if one not in stopped
-        and not isinstance(answers[one], tf.errors.UnavailableError)
+        for one, status in found.items()
+        if None not in (status, one.status) and status != one.status
     ]
+    lost_servers = [one for one in (*closed, *restarted) if one.job == "ps"]
+    if closed or stopped or lost_servers:
+        # Steps continue if workers are restarted, so the restart of a worker
+        # may not be the reason.
+        restarted = [one for one in restarted if one.job == "ps"]
     return Faults(
         [
             *(f"{one.name} accepts no connections" for one in closed),
             *(f"{one.name} was restarted" for one in restarted),
             *(f"{one.name} does not answer" for one in stopped),
         ],
-        any(one.job == "ps" for one in [*closed, *restarted]),
-        bool(stopped),
+        has_lost_server=bool(lost_servers),
+        has_stopped=bool(stopped),
     )
-
-
-def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
-    """Returns one error text for each process that is lost or silent."""
-    return find_faults(processes, seconds).texts

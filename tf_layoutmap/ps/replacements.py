@@ -1,6 +1,6 @@
 """Replaced names of TensorFlow and Keras 3, for parameter servers."""
 
-from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch
+from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch, unwrapped
 from tf_layoutmap.ps import (
     exits,
     fit_accumulation,
@@ -91,30 +91,32 @@ PATCHES: tuple[Patch, ...] = (
     *(
         Patch(
             CALLS_GROUP,
-            owner,
+            f"_core.tf_private:{owner}",
             name,
             ours,
             "If a server or worker is lost, the error of a call often does not "
             "name the process.",
             TENSORFLOW,
-            "tests/ps/guard/test_other_calls.py",
+            "tests/ps/guard/test_lost_calls.py",
+            make=make,
         )
-        for owner, name, ours in [
+        for owner, name, ours, make in [
             (
-                "_core.tf_private:eager_core",
+                "eager_core",
                 "_status_to_exception",
                 lost_calls.status_to_exception,
+                None,
             ),
-            (
-                "_core.tf_private:EagerContext",
-                "sync_executors",
-                lost_calls.call,
+            *(
+                ("pywrap_tfe", name, lost_calls.call, unwrapped)
+                for name in (
+                    "TFE_Py_FastPathExecute",
+                    "TFE_Py_Execute",
+                    "TFE_Py_ExecuteCancelable",
+                )
             ),
-            (
-                "_core.tf_private:constant_op",
-                "convert_to_eager_tensor",
-                lost_calls.call,
-            ),
+            ("EagerContext", "sync_executors", lost_calls.call, None),
+            ("constant_op", "convert_to_eager_tensor", lost_calls.call, None),
         ]
     ),
 )

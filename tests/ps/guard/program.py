@@ -3,10 +3,13 @@
 python -m tests.ps.guard.program FOLDER [OPTIONS AS JSON]
 
 Prints the name of each phase when the phase begins. With the option `calls`,
-the program then waits for the file FOLDER/lost, makes calls that are not steps,
-and prints the error and the duration of each call.
+the program then makes calls that are not steps, and prints the error and the
+duration of each call. With "all", it waits for the file FOLDER/lost, and makes
+each call once. With a list of names, it repeats these calls until one of them
+fails, and then makes each of the others once.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -21,6 +24,9 @@ from tf_layoutmap.ps import answers
 
 tpu = tf.tpu.experimental.embedding
 BATCH = np.arange(4)
+# Deadline of the calls in seconds. On a busy machine, a process that is not
+# stopped may need some seconds for an answer.
+CALL_SECONDS = 4.0
 
 
 def make_embedding(strategy, num_rows=64):
@@ -42,7 +48,7 @@ def make_embedding(strategy, num_rows=64):
     return one
 
 
-def make_run(strategy, embedding, folder, options):
+def make_run(strategy, embedding, folder, deadline, on_server_loss="raise"):
     def step(batch):
         embedding.enqueue({"ids": batch, "keys": batch})
         activations = embedding.dequeue()
@@ -56,14 +62,17 @@ def make_run(strategy, embedding, folder, options):
         lambda: tf.data.Dataset.from_tensors(BATCH).repeat(),
         folder / "checkpoints",
         objects={"embedding": embedding},
-        step_deadline=options["deadline"],
-        on_server_loss=options["on_server_loss"],
+        step_deadline=deadline,
+        on_server_loss=on_server_loss,
     )
 
 
 def calls(strategy, embedding, run, folder):
     """Returns the calls by name."""
     words = embedding.vocabularies["keys"]
+    # A `DeltaWriter` does not support an embedding that was resized.
+    resized = make_embedding(strategy).vocabularies["keys"]
+    capacities = itertools.cycle([128, 64])
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     base = checkpoint.write(str(folder / "base"))
     writer = tlm.DeltaWriter(embedding, folder / "deltas", base=base)
@@ -76,23 +85,20 @@ def calls(strategy, embedding, run, folder):
         "evict": lambda: words.evict(BATCH[:1]),
         "write": lambda: words.write(BATCH[:1], np.ones([1, 4], np.float32)),
         "export of keys": lambda: words.export(folder / "keys"),
-        "resize": lambda: words.resize(128),
+        "resize": lambda: resized.resize(next(capacities)),
         "numpy": table.numpy,
         "assign": lambda: table.assign(np.ones([64, 4], np.float32)),
         "DeltaWriter.write": writer.write,
+        "export": lambda: tlm.export(embedding, folder / "export"),
         "read": lambda: checkpoint.read(base),
         "save": run.save,
-        "Run": lambda: make_run(
-            strategy,
-            embedding,
-            folder,
-            {"deadline": "2s", "on_server_loss": "raise"},
-        ),
+        "Run": lambda: make_run(strategy, embedding, folder, CALL_SECONDS),
         "build": lambda: make_embedding(strategy),
     }
 
 
 def result_of(call):
+    """Returns the error of a call as text, and the duration in seconds."""
     began = time.monotonic()
     try:
         call()
@@ -100,6 +106,22 @@ def result_of(call):
     except Exception as found:
         error = f"{type(found).__name__}: {found}"[:1000]
     return error, time.monotonic() - began
+
+
+def results_of(all_calls, folder, names):
+    """Returns the results of calls while the cluster loses a process."""
+    if names == "all":
+        while not (folder / "lost").exists():
+            time.sleep(0.02)
+        return {name: result_of(one) for name, one in all_calls.items()}
+    for name in itertools.cycle(names):
+        found = {name: result_of(all_calls[name])}
+        if found[name][0] != "none":
+            break
+    for other in names:
+        if other not in found:
+            found[other] = result_of(all_calls[other])
+    return found
 
 
 def say(*words):
@@ -111,36 +133,36 @@ def main():
     options = {
         "deadline": "60s",
         "on_server_loss": "raise",
-        "calls": False,
+        "calls": None,
         "num_builds": 1,
         "num_rows": 64,
+        "until": 20,
         **json.loads(sys.argv[2] if len(sys.argv) > 2 else "{}"),
     }
+    deadline, on_server_loss = options["deadline"], options["on_server_loss"]
     strategy = tlm.ps.connect(
         timeout_seconds=60,
-        call_deadline=options["deadline"],
-        on_server_loss=options["on_server_loss"],
+        call_deadline=deadline,
+        on_server_loss=on_server_loss,
     )
     say("PHASE build")
     for _ in range(options["num_builds"]):
         embedding = make_embedding(strategy, options["num_rows"])
     say("PHASE restore")
-    run = make_run(strategy, embedding, folder, options)
+    run = make_run(strategy, embedding, folder, deadline, on_server_loss)
     say("PHASE trace")
-    run.steps(until=20)
+    run.steps(until=options["until"])
     say("PHASE end")
     if options["calls"]:
         found = calls(strategy, embedding, run, folder)
-        # A busy machine may need more time before the process is lost.
-        run._deadline = run._guard._deadline = 2.0
-        answers.set_deadline(2.0)
+        # Each call must raise its error. A busy machine may need more time for
+        # the calls above.
+        run._guard._restarts_program = False
+        run._deadline = run._guard._deadline = CALL_SECONDS
+        answers.set_deadline(CALL_SECONDS)
         say("PHASE calls")
-        while not (folder / "lost").exists():
-            time.sleep(0.02)
-        say(
-            "FOUND "
-            + json.dumps({name: result_of(one) for name, one in found.items()})
-        )
+        found = results_of(found, folder, options["calls"])
+        say("FOUND " + json.dumps(found))
     say("ENDED", run.num_done)
     os._exit(0)
 

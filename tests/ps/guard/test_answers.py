@@ -82,6 +82,18 @@ def test_a_separate_deadline_is_reached_first():
         assert answers.num_closed() == 0
 
 
+def test_a_shorter_deadline_begins_with_the_next_check():
+    """With the first deadline, the server is checked every 5 s."""
+    with server(True) as alive:
+        watch = ops.native.AnswerWatch([name(alive)], 600.0, 1)
+        with socket.create_connection(alive) as connection:
+            time.sleep(1.0)
+            watch.set_seconds(0.5)
+            assert not is_closed(connection, 1.0)
+        assert watch.num_cuts == 0
+        watch.end()
+
+
 def test_the_deadline_must_be_positive():
     with pytest.raises(ValueError, match="seconds"):
         ops.native.AnswerWatch([], 0.0, 0)

@@ -28,7 +28,7 @@ def start(cluster, index, folder, **options):
 
 def test_servers_have_one_coordinator_at_a_time(tmp_path):
     with Cluster(tmp_path, num_servers=2, num_workers=1) as cluster:
-        start(cluster, 0, tmp_path / "first", calls=True)
+        start(cluster, 0, tmp_path / "first", calls="all")
         cluster.wait_for("PHASE calls", _START, "chief", 0)
         start(cluster, 1, tmp_path / "second")
         line = cluster.wait_for("RuntimeError: ", _START, "chief", 1)
