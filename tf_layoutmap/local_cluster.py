@@ -21,6 +21,7 @@ Security: see `tf_layoutmap.server`.
 """
 
 import collections
+import contextlib
 import json
 import os
 import re
@@ -98,6 +99,7 @@ class Group:
         self._ending = threading.Event()
         # Number of consecutive early exits of each process.
         self._early_ends: collections.Counter[str] = collections.Counter()
+        self._has_reported_output_error = False
         self._keeper = subprocess.Popen(
             [sys.executable, "-c", _KEEPER],
             stdin=subprocess.PIPE,
@@ -158,9 +160,31 @@ class Group:
         thread.start()
 
     def say(self, text: str, name: str = "local_cluster") -> None:
-        """Prints a line that begins with the name of a process."""
+        """Prints a line that begins with the name of a process.
+
+        If the standard output fails, for example because its reader has ended
+        or the disk is full, the line is lost. The method does not raise an
+        error, because the threads that call it must read the output of the
+        processes until the end: a process whose output is not read blocks.
+        """
         with self._lock:
-            print(f"[{name}] {text}", flush=True)
+            try:
+                print(_printable(f"[{name}] {text}"), flush=True)
+            except (OSError, ValueError) as error:
+                self._report_output_error(error)
+
+    def _report_output_error(self, error: Exception) -> None:
+        """Reports the first error of the standard output on standard error."""
+        if self._has_reported_output_error:
+            return
+        self._has_reported_output_error = True
+        with contextlib.suppress(OSError, ValueError):
+            print(
+                "[local_cluster] The standard output failed, and lines of the "
+                f"processes are lost ({error}). The program continues.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _follow(
         self,
@@ -193,8 +217,16 @@ class Group:
         )
         self._end_group(process)
         # The delay limits the load that a process causes if it always fails.
-        if not self._ending.wait(delay):
-            self.start(name, command, environment, where, restart)
+        while not self._ending.wait(delay):
+            try:
+                self.start(name, command, environment, where, restart)
+                return
+            except OSError as error:
+                delay = DELAYS[-1]
+                self.say(
+                    f"{name} did not start ({error}); the next attempt is in "
+                    f"{delay:g} s"
+                )
 
     def wait(self, names: Sequence[str]) -> int:
         """Waits until all processes exit or one process fails.
@@ -236,8 +268,10 @@ class Group:
         for thread in self._threads:
             thread.join(1.0)
         assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._keeper.stdin.close()
         self._keeper.wait()
+        _discard_unwritten_output()
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
         # SIGKILL is also sent if the process has exited, because its child
@@ -254,8 +288,32 @@ class Group:
 
     def _send_to_keeper(self, word: str, group: int) -> None:
         assert self._keeper.stdin is not None
-        self._keeper.stdin.write(f"{word} {group}\n")
-        self._keeper.stdin.flush()
+        # If the keeper was killed, the processes are not terminated after a
+        # SIGKILL of this process. All other functions still work.
+        with contextlib.suppress(BrokenPipeError):
+            self._keeper.stdin.write(f"{word} {group}\n")
+            self._keeper.stdin.flush()
+
+
+def _printable(text: str) -> str:
+    """Replaces characters that the encoding of the output does not contain."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _discard_unwritten_output() -> None:
+    """Discards output that cannot be written.
+
+    Otherwise, the interpreter would write it again at its shutdown, and exit
+    with code 120 instead of the exit code of the program.
+    """
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, sys.stdout.fileno())
+            os.close(null)
 
 
 def _exit_text(code: int) -> str:

@@ -311,9 +311,9 @@ MUTATIONS = [
     Mutation(
         "missing check: a checkpoint without its state is chosen",
         "ps/checkpoints.py",
-        "if match and (path / _STATE).exists():",
-        "if match:",
-        ("tests/ps/test_parts.py",),
+        "if (one[2] / _STATE).exists()]",
+        "]",
+        ("tests/ps/guard/test_checkpoint_folders.py",),
     ),
     # The following Python functions have the same results as C++ code.
     Mutation(

@@ -18,6 +18,7 @@
 #include "cc/core/rows/unique_rows.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/dtensor/expander_registry.h"
+#include "cc/python/answer_watch.h"
 #include "cc/python/vocabulary.h"
 
 namespace py = pybind11;
@@ -130,6 +131,7 @@ PYBIND11_MODULE(_native, m) {
   layoutmap::DefineForIds<int32_t>(&m);
   layoutmap::DefineForIds<int64_t>(&m);
   layoutmap::DefineVocabulary(&m);
+  layoutmap::DefineAnswerWatch(&m);
   m.def(
       "cpu_level",
       [] { return layoutmap::CpuLevelName(layoutmap::CurrentCpuLevel()); },

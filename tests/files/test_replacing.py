@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.files import snapshots
 from tf_layoutmap._core import files, ops, paths
+from tf_layoutmap.ps import lost_calls, waiting
 
 
 def folder_of(path, text):
@@ -193,6 +194,17 @@ def test_tensorflow_errors_become_os_errors(error, number):
                 "/job:a/device:CPU:0}} x.data; why [Op:SaveV2]",
             )
     assert one.value.errno == number
+
+
+@pytest.mark.parametrize(
+    "kind", [waiting.ServerLostError, waiting.StepDeadlineError]
+)
+def test_the_loss_of_a_server_is_not_an_error_of_files(kind):
+    """The values of the files can be on a server."""
+    cause = tf.errors.UnavailableError(None, None, "Socket closed")
+    with pytest.raises(kind, match="ps 1 is lost"):
+        with files.os_errors("x"):
+            raise lost_calls.error_of(kind, "ps 1 is lost", cause)
 
 
 def test_names_with_a_prefix_are_found_in_a_folder_with_any_name(tmp_path):

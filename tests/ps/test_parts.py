@@ -212,9 +212,10 @@ def test_a_closed_port_is_reported():
     assert processes.wait_until_all_serve([process], 0) == [
         f"no connection to {process.name}"
     ]
-    assert processes.find_silent([process], 1) == [
-        f"ps 0 at 127.0.0.1:{port} accepts no connections"
-    ]
+    assert processes.find_faults([process], 1) == processes.Faults(
+        [f"ps 0 at 127.0.0.1:{port} accepts no connections"],
+        has_lost_server=True,
+    )
 
 
 @contextlib.contextmanager

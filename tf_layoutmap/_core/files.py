@@ -47,6 +47,10 @@ def os_errors(path: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
+        if isinstance(error, RuntimeError):
+            # The values to write are on a server that is lost. The error is a
+            # `tlm.ps.ServerLostError` or `tlm.ps.StepDeadlineError`.
+            raise
         message = re.sub(r"^\{\{.*?\}\} | \[Op:\w+\].*$", "", error.message)
         raise OSError(error_number(error), message, path) from None
 

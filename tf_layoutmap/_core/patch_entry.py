@@ -54,3 +54,12 @@ class Patch:
     def key(self) -> tuple[str, str]:
         """Owner and name, which together identify the replaced function."""
         return self.owner, self.name
+
+
+def unwrapped(original: Any, replacement: Callable[..., Any]) -> Any:
+    """Returns `replacement` without a wrapper, as the argument `make`.
+
+    A wrapper would take time in each eager op.
+    """
+    del original
+    return replacement

@@ -39,6 +39,7 @@ _HOMES = {
     "keras3_ps": "tf_layoutmap.ps.replacements",
     "tf_keras_ps": "tf_layoutmap.ps.tf_keras_replacements",
     "ps_exit": "tf_layoutmap.ps.replacements",
+    "ps_calls": "tf_layoutmap.ps.replacements",
     "sharded_tables": "tf_layoutmap.embedding.divided.replacements",
     "memory": "tf_layoutmap._core.freed_gradients",
     "table_gradients": "tf_layoutmap.sharded.replacements",

@@ -559,6 +559,24 @@ def collective_arguments(launcher: Any) -> dict[str, Any]:
 # cluster. These methods must do nothing after a process has stopped responding.
 EagerContext = _private("eager.context", "Context")
 _private("eager.context", "Context.remove_function")
+_private("eager.context", "Context.sync_executors")
+_eager_context = _private("eager.context", "context")
+_context_id_of = _private("pywrap_tfe", "TFE_GetContextId")
+
+
+def eager_context_id() -> int:
+    """Returns the number of this process's context in other processes.
+
+    A server frees the variables of a context when the context is closed.
+    """
+    return _context_id_of(_eager_context()._handle)
+
+
+# This module converts the status of each eager call to an exception.
+eager_core = _private("eager", "core")
+_private("eager.core", "_status_to_exception")
+constant_op = _private("framework", "constant_op")
+_private("framework.constant_op", "convert_to_eager_tensor")
 EagerResourceDeleter = _private(
     "ops.resource_variable_ops", "EagerResourceDeleter"
 )
@@ -1164,6 +1182,7 @@ def kept_with_device(kind: str) -> dict[Any, Any]:
 pywrap_tfe = importlib.import_module("tensorflow.python.pywrap_tfe")
 _private("pywrap_tfe", "TFE_Py_FastPathExecute")
 _private("pywrap_tfe", "TFE_Py_Execute")
+_private("pywrap_tfe", "TFE_Py_ExecuteCancelable")
 OperationFailed = _private("eager.core", "_NotOkStatusException")
 FastWayRefused = _private("eager.core", "_FallbackException")
 

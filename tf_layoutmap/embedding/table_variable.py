@@ -95,16 +95,15 @@ def create(
     )
     drawn = []
     if devices is not None and is_drawn_there:
-        # With this scope, all servers compute their values in parallel. Without
-        # the scope, the calls would run one after the other.
-        with tf.experimental.async_scope():
-            for shard, device in enumerate(devices):
-                with tf.device(device):
-                    drawn.append(
-                        sharded_initial_value.of_shard(
-                            bound, shape, tf.float32, cut, shard, table.name
-                        )
+        # `tf.experimental.async_scope` is not used: if a server is lost inside
+        # of the scope, TensorFlow can wait for its values without an end.
+        for shard, device in enumerate(devices):
+            with tf.device(device):
+                drawn.append(
+                    sharded_initial_value.of_shard(
+                        bound, shape, tf.float32, cut, shard, table.name
                     )
+                )
     shards = []
     for shard, shard_name in enumerate(_shard_names(name, cut.num_shards)):
         value = _ShardValue(bound, shape, cut, shard, table.name)

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch, Replacement
+from tf_layoutmap._core.patch_entry import (
+    TENSORFLOW,
+    Patch,
+    Replacement,
+    unwrapped,
+)
 from tf_layoutmap.layout.mesh import errors, transfer, variable
 from tf_layoutmap.layout.ops import (
     batch_norms,
@@ -527,7 +532,7 @@ PATCHES: tuple[Patch, ...] = (
             "DTensor raises an error if a layer or loss uses a host tensor.",
             TENSORFLOW,
             "tests/layout/replication/test_captured_tensors.py",
-            make=captured_tensors.unwrapped,
+            make=unwrapped,
         )
         for name, ours in (
             ("TFE_Py_FastPathExecute", captured_tensors.run_fast),

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from absl import logging
 
 from tf_layoutmap._core import files, tf_private
-from tf_layoutmap.ps import messages
+from tf_layoutmap.ps import folder_locks, messages
 from tf_layoutmap.vocabulary import checkpoint_files
 
 # The name contains the number of closures. If the same number is saved again,
@@ -46,12 +47,22 @@ class CheckpointFolder:
         """Opens the directory, and creates it if it does not exist.
 
         Raises:
-          OSError: If the directory is not writable or cannot be created.
+          OSError: If the directory is not writable or cannot be created, or if
+            another program uses it.
         """
         self._folder = pathlib.Path(folder)
         self._max_to_keep = max_to_keep
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = folder_locks.lock(self._folder)
         self._remove_unfinished()
+        for _, _, path in self._named():
+            if not (path / _STATE).exists():
+                logging.warning(
+                    "%s is not a complete checkpoint, because it has no file "
+                    "%s. It is ignored; delete it.",
+                    path,
+                    _STATE,
+                )
 
     def newest(self) -> Saved | None:
         """Returns the newest complete checkpoint."""
@@ -103,7 +114,7 @@ class CheckpointFolder:
     def _next_name(self, num_done: int) -> str:
         revisions = [
             revision
-            for number, revision, _ in self._all()
+            for number, revision, _ in self._named()
             if number == num_done
         ]
         return f"closure-{num_done}" + (
@@ -112,12 +123,15 @@ class CheckpointFolder:
 
     def _all(self) -> list[tuple[int, int, pathlib.Path]]:
         """Returns the complete checkpoints, from oldest to newest."""
-        found = []
-        for path in self._folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match and (path / _STATE).exists():
-                found.append((int(match[1]), int(match[2] or 0), path))
-        return sorted(found)
+        return [one for one in self._named() if (one[2] / _STATE).exists()]
+
+    def _named(self) -> list[tuple[int, int, pathlib.Path]]:
+        """Returns all paths with the name of a checkpoint, sorted."""
+        return sorted(
+            (int(match[1]), int(match[2] or 0), path)
+            for path in self._folder.iterdir()
+            if (match := _NAME.fullmatch(path.name))
+        )
 
     def _remove(self, path: pathlib.Path):
         """Removes a checkpoint.

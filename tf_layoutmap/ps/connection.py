@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_layoutmap import _version
-from tf_layoutmap._core import requirements, strategies
-from tf_layoutmap.ps import datasets, exits, messages, processes, waiting
+from tf_layoutmap._core import checks, literals, requirements, strategies
+from tf_layoutmap.ps import (
+    answers,
+    claims,
+    datasets,
+    exits,
+    guard,
+    lost_calls,
+    messages,
+    processes,
+    restarts,
+    waiting,
+)
 from tf_layoutmap.ps.processes import Process
 
 if TYPE_CHECKING:
@@ -25,6 +36,8 @@ _REMEDY = (
     f"{_version.__version__} and TensorFlow {{tensorflow}}."
 )
 
+_CALL_REMEDY = "Start missing servers and workers, and this program again."
+
 _processes: weakref.WeakKeyDictionary[Any, list[Process]] = (
     weakref.WeakKeyDictionary()
 )
@@ -36,11 +49,15 @@ def connect(
     | None = None,
     partitioner: ShardCounts | None = None,
     timeout_seconds: str | float = 120.0,
+    on_server_loss: literals.OnServerLoss = "raise",
+    call_deadline: str | float = "10min",
 ) -> tf.distribute.ParameterServerStrategy:
     """Joins a cluster of servers and workers as its coordinator.
 
     The function waits until all servers and workers answer. The function checks
-    the versions of TensorFlow and of this package in each process.
+    the versions of TensorFlow and of this package in each process, and that no
+    other coordinator uses the servers. If an earlier coordinator of the servers
+    has ended, the memory of its tables is freed.
 
     ```py
     strategy = tlm.ps.connect()
@@ -57,6 +74,14 @@ def connect(
         `tf.distribute.ParameterServerStrategy`.
       timeout_seconds: Maximum time to wait for servers and workers, in seconds
         or as `"2min"`.
+      on_server_loss: What happens if a server or worker is lost during a call
+        that is not a step of a `Run` or of `fit`, for example in `build` or
+        `stats`. `"raise"` raises `ServerLostError`. `"restart"` restarts this
+        program, as for `tlm.ps.Run`.
+      call_deadline: Maximum time that such a call waits for a server or worker
+        that does not answer, before it raises `StepDeadlineError`. After a
+        `Run` is created, its `step_deadline` and `on_server_loss` apply
+        instead.
 
     Returns:
       The strategy.
@@ -65,13 +90,19 @@ def connect(
       TypeError: If `cluster_resolver` is not a resolver of TensorFlow.
       ValueError: If the cluster has no servers or no workers, has a malformed
         address, or this process is one of its servers or workers. The error is
-        also raised if `timeout_seconds` is not a duration.
+        also raised if `timeout_seconds` or `call_deadline` is not a duration,
+        or `on_server_loss` is neither `"raise"` nor `"restart"`.
       RuntimeError: If a server or worker does not answer within
         `timeout_seconds`, was not started by `python -m tf_layoutmap.server`,
-        or has other versions than this process. The message says which process
-        it is and how to fix the problem.
+        or has other versions than this process. The error is also raised if
+        another coordinator that still runs uses a server. The message says
+        which process it is and how to fix the problem.
     """
     seconds = waiting.read_seconds(timeout_seconds, "timeout_seconds")
+    deadline = waiting.read_seconds(call_deadline, "call_deadline")
+    checks.check_one_of(
+        "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
+    )
     if cluster_resolver is None:
         jobs = read_cluster(os.environ.get("TF_CONFIG"))
         remedy = ", with the same cluster in TF_CONFIG"
@@ -85,13 +116,30 @@ def connect(
             f"After {seconds:g} s: {'; '.join(faults)}. Start each server and "
             f"worker with `python -m tf_layoutmap.server`{remedy}."
         )
+    all_processes = processes.with_status(all_processes)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(jobs), rpc_layer="grpc"
     )
-    strategy = tf.distribute.ParameterServerStrategy(
-        resolver, variable_partitioner=partitioner
+    # TensorFlow connects without a deadline.
+    answers.watch(
+        [one.address for one in all_processes],
+        deadline,
+        num_servers=len(jobs["ps"]),
+    )
+    call_guard = guard.Guard(
+        all_processes,
+        deadline,
+        lambda: (0, _CALL_REMEDY),
+        restarts_program=on_server_loss == "restart",
+    )
+    call_guard.cover_other_calls()
+    strategy = lost_calls.call(
+        tf.distribute.ParameterServerStrategy,
+        resolver,
+        variable_partitioner=partitioner,
     )
     check_answers(processes.describe_all(all_processes, _ANSWER_SECONDS))
+    claims.claim(all_processes)
     messages.shorten_log()
     _processes[strategy] = all_processes
     strategies.register_our_ops(strategy)

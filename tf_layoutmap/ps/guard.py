@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.ps import exits, processes, restarts, rounds, waiting
+from tf_layoutmap.ps import (
+    answers,
+    exits,
+    handled_errors,
+    lost_calls,
+    messages,
+    processes,
+    restarts,
+    waiting,
+)
 from tf_layoutmap.ps.processes import Process
 from tf_layoutmap.ps.waiting import ServerLostError, StepDeadlineError
 
 # Timeout in seconds for the answer of a process after an error.
 _ANSWER_SECONDS = 5.0
+# Words of TensorFlow's errors about connections between its processes.
+_CONNECTION = re.compile(
+    r"Socket closed|recvmsg|Connection reset|Broken pipe|failed to connect"
+    r"|context_id|/job:(?:ps|worker)"
+)
+
+_restart_lock = threading.Lock()
 
 
 class Guard:
@@ -58,17 +76,37 @@ class Guard:
 
         Raises:
           StepDeadlineError: If `function` raised a `LateError`, or a process
-            did not answer within the deadline of the check before tracing.
-          ServerLostError: If `function` raised one of `rounds.LOST`.
+            did not answer within the deadline.
+          ServerLostError: If `function` raised one of `handled_errors.LOST`.
         """
+        answers.set_deadline(self._deadline)
         try:
-            if always_traces or not self._all_have_answered:
-                self._check_all_answer()
-            return function()
+            with handled_errors.error_handler():
+                if always_traces or not self._all_have_answered:
+                    self._check_all_answer()
+                return function()
         except waiting.LateError:
             raise self.deadline_error() from None
-        except rounds.LOST as error:
-            self._handle_server_loss(error)
+        except handled_errors.LOST as error:
+            if isinstance(error, (ServerLostError, StepDeadlineError)):
+                raise  # Another thread of `function` has raised it.
+            raise self._error_after_loss(self._find_faults(), error) from error
+
+    def cover_other_calls(self) -> None:
+        """Explains errors of calls that are not made by `call`, from now on.
+
+        The deadline of this guard also applies to these calls.
+        """
+        answers.set_deadline(self._deadline)
+        lost_calls.explain_with(self._explain)
+
+    def _explain(self, error: tf.errors.OpError) -> Exception | None:
+        """Returns the error to raise instead of `error`, or None."""
+        faults = self._find_faults()
+        if not faults.texts and not _CONNECTION.search(error.message):
+            return None  # Files and other services raise the same errors.
+        found = self._error_after_loss(faults, error)
+        return lost_calls.error_of(type(found), str(found), error)
 
     def _check_all_answer(self):
         """Checks that all processes answer within the deadline.
@@ -81,8 +119,8 @@ class Guard:
         Raises:
           LateError: If a process does not answer.
         """
-        answers = processes.describe_all(self._processes, self._deadline)
-        if None in answers.values():
+        found = processes.describe_all(self._processes, self._deadline)
+        if None in found.values():
             raise waiting.LateError
         self._all_have_answered = True
 
@@ -93,29 +131,57 @@ class Guard:
         answer.
         """
         exits.leave_cluster()
-        wrong = processes.find_silent(self._processes, _ANSWER_SECONDS)
+        return self._error_of_silence(self._find_faults())
+
+    def _find_faults(self) -> processes.Faults:
+        return processes.find_faults(self._processes, _ANSWER_SECONDS)
+
+    def _error_after_loss(
+        self, faults: processes.Faults, error: tf.errors.OpError
+    ) -> StepDeadlineError | ServerLostError:
+        """Returns the error after one of `handled_errors.LOST`.
+
+        If the program restarts after a loss, the method does not return.
+        """
+        exits.leave_cluster()
+        if faults.has_stopped and not faults.has_lost_server:
+            return self._error_of_silence(faults)
+        num_saved, remedy = self._checkpoint_status()
+        message = f"{_describe_loss(faults, error)} {remedy}"
+        # Several threads can lose the same process. The program restarts once.
+        with _restart_lock:
+            if self._restarts_program and restarts.may_restart(
+                num_saved, os.environ
+            ):
+                _restart_program(message)
+        return ServerLostError(message)
+
+    def _error_of_silence(self, faults: processes.Faults) -> StepDeadlineError:
         return StepDeadlineError(
-            f"No step has ended within {self._deadline:g} s. "
-            f"{'; '.join(wrong) or 'All processes answer'}. "
+            f"No step or call has ended within {self._deadline:g} s. "
+            f"{'; '.join(faults.texts) or 'All processes answer'}. "
             f"{self._checkpoint_status()[1]}"
         )
 
-    def _handle_server_loss(self, error: tf.errors.OpError) -> NoReturn:
-        wrong = processes.find_silent(
-            [one for one in self._processes if one.job == "ps"], _ANSWER_SECONDS
+
+def _describe_loss(faults: processes.Faults, error: tf.errors.OpError) -> str:
+    texts = "; ".join(faults.texts)
+    if faults.has_lost_server:
+        return (
+            f"A parameter server was lost or restarted: {texts}. Its variables "
+            "are lost."
         )
-        num_saved, remedy = self._checkpoint_status()
-        message = (
-            "A parameter server was lost or restarted: "
-            f"{'; '.join(wrong) or 'all servers answer now'}. Its variables "
-            f"are lost. {remedy}"
-        )
-        if not self._restarts_program or not restarts.may_restart(
-            num_saved, os.environ
-        ):
-            raise ServerLostError(message) from error
-        logging.error("%s This program restarts.", message)
-        logging.flush()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if texts:
+        return f"A worker was lost or restarted: {texts}."
+    return (
+        "The connection to a server or worker was interrupted, but all "
+        f"processes answer now ({messages.sentence_of(error.message)})."
+    )
+
+
+def _restart_program(message: str) -> NoReturn:
+    logging.error("%s This program restarts.", message)
+    logging.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -14,13 +15,17 @@ import grpc
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
+from tf_layoutmap.ps import handled_errors
 
 # Timeout in seconds for a connection attempt, and for the answer of the
 # process.
 _CONNECT_SECONDS = 2.0
+# Maximum time in seconds in which a process that was killed closes its port.
+_CLOSE_SECONDS = 0.5
 # Seconds between two connection attempts.
 _RETRY_SECONDS = 0.2
-# Every TensorFlow server answers this RPC with the names of its devices.
+# Every TensorFlow server answers this RPC with the names of its devices, and
+# with random numbers that it draws when it starts.
 _STATUS = "/tensorflow.WorkerService/GetStatus"
 
 
@@ -31,11 +36,14 @@ class Process(NamedTuple):
       job: `"ps"` or `"worker"`.
       index: Index of the process in its job.
       address: Address, as `"host:port"`.
+      status: Status when this program has connected. A process that was
+        restarted has another status.
     """
 
     job: str
     index: int
     address: str
+    status: bytes | None = None
 
     @property
     def name(self) -> str:
@@ -98,11 +106,7 @@ def connection_fault(process: Process, seconds: float) -> str | None:
     """
     if not listens(process):
         return f"no connection to {process.name}"
-    # The option avoids the global pool of connections, in which a channel
-    # inherits the backoff delay of earlier channels.
-    with grpc.insecure_channel(
-        process.address, options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
+    with _channel_to(process) as channel:
         try:
             answer = channel.unary_unary(_STATUS)(b"", timeout=seconds)
         except grpc.RpcError as error:
@@ -117,6 +121,37 @@ def connection_fault(process: Process, seconds: float) -> str | None:
     if process.device.rpartition("/")[0].encode() + b"/" not in answer:
         return f"{process.name} has another task in its cluster"
     return None
+
+
+def _channel_to(process: Process) -> grpc.Channel:
+    # The option avoids the global pool of connections, in which a channel
+    # inherits the backoff delay of earlier channels.
+    return grpc.insecure_channel(
+        process.address, options=[("grpc.use_local_subchannel_pool", 1)]
+    )
+
+
+def _read_statuses(
+    processes: Sequence[Process], seconds: float
+) -> dict[Process, bytes | None]:
+    """Returns the statuses of all processes, or None without an answer."""
+    with contextlib.ExitStack() as stack:
+        calls = [
+            stack.enter_context(_channel_to(one))
+            .unary_unary(_STATUS)
+            .future(b"", timeout=seconds)
+            for one in processes
+        ]
+        return {
+            one: None if call.exception() else call.result()
+            for one, call in zip(processes, calls)
+        }
+
+
+def with_status(processes: Sequence[Process]) -> list[Process]:
+    """Returns the processes with their current status, for `find_faults`."""
+    found = _read_statuses(processes, _CONNECT_SECONDS)
+    return [one._replace(status=status) for one, status in found.items()]
 
 
 def wait_until_all_serve(
@@ -232,7 +267,8 @@ def describe_all(
 
     def request(process: Process):
         try:
-            answers.put((process, describe(process)))
+            with handled_errors.error_handler():
+                answers.put((process, describe(process)))
         except Exception as error:  # The caller handles errors.
             answers.put((process, error))
 
@@ -253,15 +289,53 @@ def describe_all(
     return found
 
 
-def find_silent(processes: Sequence[Process], seconds: float) -> list[str]:
-    """Returns one error text for each process that does not answer."""
-    closed = [one for one in processes if not listens(one)]
-    wrong = [f"{one.name} accepts no connections" for one in closed]
-    answers = describe_all(
-        [one for one in processes if one not in closed], seconds
-    )
-    return wrong + [
-        f"{process.name} does not answer"
-        for process, answer in answers.items()
-        if answer is None or isinstance(answer, tf.errors.OpError)
+class Faults(NamedTuple):
+    """Processes that are lost or do not answer.
+
+    Attributes:
+      texts: One text for each of these processes, with its name.
+      has_lost_server: Whether a server accepts no connections or was restarted.
+      has_stopped: Whether a process accepts connections and does not answer.
+    """
+
+    texts: list[str]
+    has_lost_server: bool = False
+    has_stopped: bool = False
+
+
+def find_faults(processes: Sequence[Process], seconds: float) -> Faults:
+    """Checks which processes are lost or do not answer.
+
+    Args:
+      processes: Result of `with_status`.
+      seconds: Timeout for the answers.
+    """
+    found = _read_statuses(processes, seconds)
+    silent = [one for one, status in found.items() if status is None]
+    if silent:
+        # A process that was killed closes its connections before its port. It
+        # may also have been restarted during the first attempt.
+        time.sleep(_CLOSE_SECONDS)
+        found.update(_read_statuses(silent, _CONNECT_SECONDS))
+    silent = [one for one in silent if found[one] is None]
+    closed = [one for one in silent if not listens(one)]
+    stopped = [one for one in silent if one not in closed]
+    restarted = [
+        one
+        for one, status in found.items()
+        if None not in (status, one.status) and status != one.status
     ]
+    lost_servers = [one for one in (*closed, *restarted) if one.job == "ps"]
+    if closed or stopped or lost_servers:
+        # Steps continue if workers are restarted, so the restart of a worker
+        # may not be the reason.
+        restarted = [one for one in restarted if one.job == "ps"]
+    return Faults(
+        [
+            *(f"{one.name} accepts no connections" for one in closed),
+            *(f"{one.name} was restarted" for one in restarted),
+            *(f"{one.name} does not answer" for one in stopped),
+        ],
+        has_lost_server=bool(lost_servers),
+        has_stopped=bool(stopped),
+    )

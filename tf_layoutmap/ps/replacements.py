@@ -1,15 +1,17 @@
 """Replaced names of TensorFlow and Keras 3, for parameter servers."""
 
-from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch
+from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch, unwrapped
 from tf_layoutmap.ps import (
     exits,
     fit_accumulation,
     fit_keras3,
     keras3_variables,
+    lost_calls,
 )
 
 KERAS3_PS_GROUP = "keras3_ps"
 EXIT_GROUP = "ps_exit"
+CALLS_GROUP = "ps_calls"
 _LOST_COUNTS = (
     "Keras 3 reads and writes a count in two operations. An increment by "
     "another worker between these operations is lost."
@@ -84,6 +86,37 @@ PATCHES: tuple[Patch, ...] = (
             ("_core.tf_private:EagerContext", "remove_function"),
             ("_core.tf_private:EagerResourceDeleter", "__del__"),
             ("_core.tf_private:CapturableResource", "__del__"),
+        ]
+    ),
+    *(
+        Patch(
+            CALLS_GROUP,
+            f"_core.tf_private:{owner}",
+            name,
+            ours,
+            "If a server or worker is lost, the error of a call often does not "
+            "name the process.",
+            TENSORFLOW,
+            "tests/ps/guard/test_lost_calls.py",
+            make=make,
+        )
+        for owner, name, ours, make in [
+            (
+                "eager_core",
+                "_status_to_exception",
+                lost_calls.status_to_exception,
+                None,
+            ),
+            *(
+                ("pywrap_tfe", name, lost_calls.call, unwrapped)
+                for name in (
+                    "TFE_Py_FastPathExecute",
+                    "TFE_Py_Execute",
+                    "TFE_Py_ExecuteCancelable",
+                )
+            ),
+            ("EagerContext", "sync_executors", lost_calls.call, None),
+            ("constant_op", "convert_to_eager_tensor", lost_calls.call, None),
         ]
     ),
 )

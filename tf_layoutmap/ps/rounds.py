@@ -15,7 +15,14 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout import mesh_step
-from tf_layoutmap.ps import datasets, messages, step_closure, waiting
+from tf_layoutmap.ps import (
+    answers,
+    datasets,
+    handled_errors,
+    messages,
+    step_closure,
+    waiting,
+)
 
 # Maximum number of steps in a round. This number must not exceed the window of
 # numbers that a server accepts.
@@ -30,10 +37,6 @@ _MAX_FAILURES = 4
 # attempt.
 _MAX_COMPLETIONS = 16
 _MAX_NEXT_BATCHES = 4
-
-# TensorFlow raises these errors if a server is lost, or was restarted without
-# its variables.
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError)
 
 # Epoch numbers of this process. Each number is used only once.
 _epochs = itertools.count(1)
@@ -144,7 +147,7 @@ class Rounds:
           LateError: If no closure ends within the deadline.
           RuntimeError: If some servers have applied a step that no worker could
             complete, or if an earlier call raised an error.
-          tf.errors.OpError: One of `LOST`.
+          tf.errors.OpError: One of `handled_errors.LOST`.
         """
         self.check_settled()
         self._prepare()
@@ -233,10 +236,18 @@ class Rounds:
             return None
 
     def _prepare(self):
-        """If there is no iterator, creates it and traces the closure."""
+        """If there is no iterator, creates it and traces the closure.
+
+        Raises:
+          LateError: If a process did not answer. TensorFlow ignores that it
+            could not register a function with this process.
+        """
         if self._iterator is None:
+            before = answers.num_closed()
             self._iterator = iter(self.dataset)
             self._closure.trace(self._iterator)
+            if answers.num_closed() != before:
+                raise waiting.LateError
 
     def _run_once(
         self,
@@ -277,7 +288,7 @@ class Rounds:
                 self._deadline,
                 [call.future for _, call in calls],
             )
-        except (*LOST, waiting.LateError):
+        except (*handled_errors.LOST, waiting.LateError):
             raise
         except Exception as error:
             # The docstring of `wait_for_error` says why the traceback is

@@ -101,7 +101,9 @@ class Run:
             The restarted program waits in `connect` until the server is
             available again, and continues from the newest checkpoint. The
             program restarts at most three times without a newer checkpoint.
-          step_deadline: Maximum time without a finished closure.
+          step_deadline: Maximum time without a finished closure. Calls that
+            are not steps, such as `stats`, raise an error if a server or worker
+            does not answer within this time.
           max_to_keep: Number of checkpoints to keep, at least 1.
           allow_missing: Names of objects that may be in the newest checkpoint
             without being in `objects`. The next checkpoint does not contain
@@ -126,6 +128,8 @@ class Run:
             shapes of `objects` do not match the newest checkpoint. In this
             case, no object is changed.
           OSError: If the directory is not writable.
+          ServerLostError, StepDeadlineError: If a server or worker is lost or
+            does not answer while a checkpoint is restored.
         """
         all_processes = connection.processes_of(strategy)
         if all_processes is None:
@@ -191,7 +195,13 @@ class Run:
             steps_per_closure=steps_per_closure,
             prefetch_steps=prefetch_steps,
         )
-        self.num_done = self._num_restored = self._restore(allow_missing)
+        self.num_done = self._num_restored = 0
+        # The guard checks all processes, because TensorFlow traces functions
+        # when it restores a checkpoint.
+        self._guard.cover_other_calls()
+        self.num_done = self._num_restored = self._guard.call(
+            lambda: self._restore(allow_missing), always_traces=True
+        )
         # Whether the next call of `steps` logs the meaning of `count`.
         self._explains_count = self._num_restored > 0
         self._num_saved = self.num_done

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap.ps import answers, handled_errors
 
 # Interval between two checks of the deadline, in seconds.
 _POLL_SECONDS = 0.2
@@ -64,7 +65,8 @@ def call_with_deadline(
 
     def run():
         try:
-            ended.put((call(), None))
+            with handled_errors.error_handler():
+                ended.put((call(), None))
         except BaseException as error:  # Raised by the caller's thread.
             ended.put((None, error))
 
@@ -75,16 +77,17 @@ def call_with_deadline(
 
     for target in (run, watch) if watched else (run,):
         threading.Thread(target=target, daemon=True).start()
-    while True:
-        try:
-            result, error = ended.get(timeout=_POLL_SECONDS)
-        except queue.Empty:
-            if time.monotonic() - last[0] > seconds:
-                raise LateError from None
-            continue
-        if error is not None:
-            raise error
-        return result
+    with answers.doubled_deadline():
+        while True:
+            try:
+                result, error = ended.get(timeout=_POLL_SECONDS)
+            except queue.Empty:
+                if time.monotonic() - last[0] > seconds:
+                    raise LateError from None
+                continue
+            if error is not None:
+                raise error
+            return result
 
 
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -117,11 +120,20 @@ def read_seconds(value: str | float, argument: str) -> float:
 
 
 class ServerLostError(RuntimeError):
-    """Raised if a parameter server is lost."""
+    """Raised if a parameter server is lost.
+
+    The error is also raised if a worker is lost during a call that is not part
+    of a step, such as `build`. The error of such a call is also a
+    `tf.errors.UnavailableError`.
+    """
 
 
 class StepDeadlineError(RuntimeError):
     """Raised if no step has ended within the deadline.
+
+    The error is also raised if a server or worker does not answer a call that
+    is not part of a step, such as `build` or `stats`. The error of such a call
+    is also a `tf.errors.UnavailableError`.
 
     After this error, the process must not use its cluster. The process can exit
     although other processes do not answer. For example, `sys.exit(3)` exits

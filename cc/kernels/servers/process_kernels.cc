@@ -1,6 +1,7 @@
-// A kernel that describes a process of a cluster.
+// Kernels that describe a process of a cluster, and store its coordinator.
 
 #include <cstdlib>
+#include <mutex>
 
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -25,6 +26,30 @@ class DescribeProcessOp : public Kernel {
 };
 
 LM_REGISTER_KERNEL("DescribeProcess", DescribeProcessOp);
+
+// Stores a text in the process. The contexts of different coordinators have
+// separate resources in a process, so the text is a variable of the process.
+class ClaimProcessOp : public Kernel {
+ public:
+  using Kernel::Kernel;
+
+  void Run(tensorflow::OpKernelContext* ctx) override {
+    tensorflow::tstring expected, claim;
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "expected", &expected));
+    OP_REQUIRES_OK(ctx, GetScalar(ctx, "claim", &claim));
+    static std::mutex mutex;
+    static auto* stored = new tensorflow::tstring();
+    tensorflow::tstring found;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      found = *stored;
+      if (found == expected) *stored = claim;
+    }
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, "found", found));
+  }
+};
+
+LM_REGISTER_KERNEL("ClaimProcess", ClaimProcessOp);
 
 }  // namespace
 }  // namespace layoutmap

@@ -168,6 +168,20 @@ def test_an_error_of_a_server_names_the_server(tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    "kind", [tf.errors.UnavailableError, tf.errors.AbortedError]
+)
+def test_the_loss_of_a_server_is_not_an_error_of_files(monkeypatch, kind):
+    """`tlm.ps.ServerLostError` of a call is such an error, too."""
+
+    def save(**_):
+        raise kind(None, None, "Socket closed")
+
+    monkeypatch.setattr(tf.raw_ops, "SaveV2", save)
+    with pytest.raises(kind, match="Socket closed"):
+        server_parts._write_part("CPU:0", "part", [("rows", "", tf.ones([2]))])
+
+
 def test_a_missing_part_of_a_server_raises(tmp_path, monkeypatch):
     """A server that has another file system writes elsewhere."""
     one = on_servers(2, num_shards=2)

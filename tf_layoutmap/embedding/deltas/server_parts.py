@@ -41,6 +41,7 @@ def save(
 
     Raises:
       OSError: If a server cannot write its part.
+      tf.errors.UnavailableError, tf.errors.AbortedError: If a server is lost.
     """
     by_device = _tensors_by_device(tensors)
     if len(by_device) == 1:
@@ -113,6 +114,7 @@ def _write_part(device: str, prefix: str, tensors: Sequence[_Tensor]) -> None:
 
     Raises:
       OSError: If the server cannot write the files.
+      tf.errors.UnavailableError, tf.errors.AbortedError: If the server is lost.
     """
 
     # In contrast to an eager op on another process, a function has finished
@@ -132,6 +134,8 @@ def _write_part(device: str, prefix: str, tensors: Sequence[_Tensor]) -> None:
 
     try:
         write([value for _, _, value in tensors]).numpy()
+    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        raise  # A server is lost.
     except tf.errors.OpError as error:
         # The message of a function also contains the places in Python.
         lines = error.message.split("\n\t [[")[0].splitlines() or [""]

@@ -271,6 +271,10 @@ class DeltaWriter:
             run during the call.
           OSError: If the delta cannot be written, or another process has
             failed.
+          tlm.ps.ServerLostError, tlm.ps.StepDeadlineError: If a parameter
+            server is lost or does not respond. Another call of `write` cannot
+            succeed, so these errors are not an `OSError`. Start the program
+            again.
         """
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
@@ -329,6 +333,7 @@ class DeltaWriter:
         Raises:
           OSError: If the thread could not write the delta. The next delta then
             contains the rows of the failed delta.
+          tlm.ps.ServerLostError, tlm.ps.StepDeadlineError: As for `write`.
         """
         writing, self._writing = self._writing, None
         return None if writing is None else writing()

@@ -48,15 +48,6 @@ _COPIES = "_copies_on_meshes"
 _host_inputs: dict[str, list[int]] = {}
 
 
-def unwrapped(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Returns `replacement` without a wrapper.
-
-    A wrapper would take time in each eager op.
-    """
-    del original
-    return replacement
-
-
 def run_fast(original: Callable[..., Any], *args: Any) -> Any:
     """Runs an eager op on TensorFlow's fast path.
 
