@@ -48,16 +48,18 @@ def may_be_recorded(
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. A `tf.function` is traced again if a
-        tape starts to record its calls. A true value declares that a tape will
-        record the calls of a concrete function, which has only one trace.
+      training: The argument of the call. A true value declares that a tape
+        will record the calls of a concrete function, which has only one trace.
+        In all other calls, only the tapes matter: a `tf.function` is traced
+        again if a tape starts to record its calls.
       adds_keys: Whether a training step adds keys to a vocabulary. In this
         case, the first run of `tf.recompute_grad` must also add the keys,
         because an evaluation returns other rows for new keys.
     """
-    if training:
+    is_recorded = function_traces.is_recorded(weight, resumes=adds_keys)
+    if training and function_traces.in_concrete_function():
         return True
-    return function_traces.is_recorded(weight, resumes=adds_keys)
+    return is_recorded
 
 
 def connect_mark(
