@@ -8,6 +8,8 @@ comment with the reason.
 
 import contextlib
 import importlib
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -1018,6 +1020,28 @@ def graphs_around() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+# Graph of the body of a `tf.while_loop`, and of a `tf.range` loop of AutoGraph.
+_WhileBody = _private("ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
+_ReplicaThread = _private(
+    "distribute.mirrored_run", "_MirroredReplicaThread"
+)
+
+
+def in_loop_of_replica() -> bool:
+    """Returns whether a loop inside of `strategy.run` is being traced.
+
+    `MirroredStrategy` and `MultiWorkerMirroredStrategy` trace each replica in a
+    separate thread, whose attribute `graph` is the graph around `strategy.run`.
+    """
+    thread = threading.current_thread()
+    if not isinstance(thread, _ReplicaThread):
+        return False
+    inside = itertools.takewhile(
+        lambda graph: graph is not thread.graph, graphs_around()
+    )
+    return any(isinstance(graph, _WhileBody) for graph in inside)
 
 
 class _WithoutIndependentOps(set):
