@@ -364,9 +364,10 @@ def train(layer, num_steps):
     return float(layer.get_embedding_tables()["words"][1, 0])
 
 
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, tpu.SGD])
 @pytest.mark.parametrize("schedule", [Halving, decay])
-def test_a_schedule_advances_with_each_update(schedule):
-    layer = single(optimizer=keras.optimizers.SGD(schedule()))
+def test_a_schedule_advances_with_each_update(schedule, optimizer):
+    layer = single(optimizer=optimizer(schedule()))
     assert train(layer, 1) == 0
     # A call without gradients does not advance the schedule.
     with tf.GradientTape():
