@@ -173,6 +173,9 @@ ALWAYS = {
     "reset_dtensor_device",
     "_set_optimization_parameters",
     "_gather_saveables_for_checkpoint",
+    # The process has a mesh.
+    "_get_new_group_key",
+    "get_instance_key",
     # The program has enabled `keras.distribution`.
     "list_devices",
     "_to_backend_mesh",

@@ -519,6 +519,12 @@ def host_collectives_of(strategy: Any) -> Any:
 
 
 CollectiveKeys = _private("distribute.cross_device_utils", "CollectiveKeys")
+for _name in ("_get_new_group_key", "get_instance_key"):
+    _private("distribute.cross_device_utils", f"CollectiveKeys.{_name}")
+# Key of the first collective of each device of a group.
+FIRST_INSTANCE_KEY = _private(
+    "distribute.cross_device_utils", "INSTANCE_KEY_START_NUMBER"
+)
 CollectiveReplicaLauncher = _private(
     "distribute.cross_device_utils", "CollectiveReplicaLauncher"
 )
@@ -1024,9 +1030,7 @@ def graphs_around() -> Iterator[Any]:
 
 # Graph of the body of a `tf.while_loop`, and of a `tf.range` loop of AutoGraph.
 _WhileBody = _private("ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
-_ReplicaThread = _private(
-    "distribute.mirrored_run", "_MirroredReplicaThread"
-)
+_ReplicaThread = _private("distribute.mirrored_run", "_MirroredReplicaThread")
 
 
 def in_loop_of_replica() -> bool:

@@ -4,10 +4,9 @@ If keras_rs is not installed, dataclasses with the fields of its version 0.4
 replace its configs.
 """
 
+import contextlib
 import dataclasses
 from typing import Any
-
-import contextlib
 
 import keras
 import numpy as np
