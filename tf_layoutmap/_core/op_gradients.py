@@ -317,7 +317,7 @@ def _masked_by_shard(
     slices = []
     for shard, size in enumerate(_shard_sizes(offsets, num_shards)):
         if placement == "mod":
-            is_here = tf.equal(ids % num_shards, shard)
+            is_here = tf.equal(tf.math.floormod(ids, num_shards), shard)
             rows = ids // num_shards
         else:
             is_here = (ids >= offsets[shard]) & (ids < offsets[shard + 1])

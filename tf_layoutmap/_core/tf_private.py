@@ -1039,7 +1039,7 @@ def in_loop_of_replica() -> bool:
     `MirroredStrategy` and `MultiWorkerMirroredStrategy` trace each replica in a
     separate thread, whose attribute `graph` is the graph around `strategy.run`.
     """
-    thread = threading.current_thread()
+    thread: Any = threading.current_thread()
     if not isinstance(thread, _ReplicaThread):
         return False
     inside = itertools.takewhile(

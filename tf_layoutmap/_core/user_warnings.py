@@ -47,7 +47,7 @@ class _TextForOutput(io.StringIO):
     """Text that will be printed to the standard output."""
 
     @property
-    def encoding(self) -> str:
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride] `io.StringIO` has None.
         return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 

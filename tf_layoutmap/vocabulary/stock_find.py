@@ -81,7 +81,7 @@ def _buckets_after(
     inside = (buckets - start)[:, tf.newaxis] + tf.constant(
         list(distances), tf.int64
     )
-    return start[:, tf.newaxis] + inside % segment
+    return start[:, tf.newaxis] + tf.math.floormod(inside, segment)
 
 
 def _row_in(

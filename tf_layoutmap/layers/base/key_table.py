@@ -256,7 +256,7 @@ class KeyTable:
         if not self._mask_zero:
             return rows
         return tf.where(
-            is_not_padding(keys)[..., tf.newaxis], rows, tf.zeros_like(rows)
+            tf.expand_dims(is_not_padding(keys), -1), rows, tf.zeros_like(rows)
         )
 
     def open(self, keys: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -369,7 +369,7 @@ def _flat(keys: Any) -> Any:
     return _with_ids(keys, lambda values: tf.reshape(values, [-1]))
 
 
-def _with_ids(keys: Any, change: Callable[[tf.Tensor], Any]) -> Any:
+def _with_ids(keys: Any, change: Callable[[Any], Any]) -> Any:
     """Returns `change` of the values of keys, of the same type as `keys`."""
     if not isinstance(keys, stored_keys.StoredKeys):
         return change(keys)
