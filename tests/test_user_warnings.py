@@ -1,17 +1,21 @@
 """Warnings point at the user's line, and DTensor's notes are hidden."""
 
 import functools
+import io
 import json
+import sys
 import threading
 import warnings
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import mesh_of
 from tf_layoutmap._core import ops, user_warnings
+from tf_layoutmap.serving.report import ExportReport, TableReport
 
 
 def test_a_warning_skips_frames_of_libraries():
@@ -23,6 +27,27 @@ def test_a_warning_skips_frames_of_libraries():
         )
     assert caught[0].filename == __file__
     assert "deep inside" in str(caught[0].message)
+
+
+def test_printed_tables_are_ascii_if_the_standard_output_is(monkeypatch):
+    report = ExportReport(
+        "/served",
+        (TableReport("words", 8, 2, "int8", 16, 64, 0.1, 0.05),),
+        num_variables=1,
+        num_bytes=100,
+    )
+    table = tlm.ShardedVariable([tf.Variable([[1.0]]), tf.Variable([[2.0]])])
+    explanation = tlm.LayoutMap(mesh=mesh_of(batch=1)).explain(
+        keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    )
+    for shown in (report, table.summary(), explanation):
+        monkeypatch.setattr(
+            sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        )
+        print(shown)
+        assert "|" in str(shown)
+        monkeypatch.undo()
+        assert not str(shown).isascii()
 
 
 def warn_inside(text):

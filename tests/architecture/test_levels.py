@@ -75,7 +75,6 @@ LEVELS = {
     "sharded.routing": 2,
     "vocabulary.key_tensors": 1,
     "vocabulary.stored_keys": 1,
-    "vocabulary.stock_find": 2,
     # Building blocks.
     "sharded": 3,
     "vocabulary": 3,

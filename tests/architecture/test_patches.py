@@ -174,6 +174,9 @@ ALWAYS = {
     "_set_optimization_parameters",
     "_gather_saveables_for_checkpoint",
     "parse_message",
+    # The process has a mesh.
+    "_get_new_group_key",
+    "get_instance_key",
     # The program has enabled `keras.distribution`.
     "list_devices",
     "_to_backend_mesh",

@@ -1,5 +1,8 @@
 """`tlm.pack` and its op, compared with a reference in plain Python."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -315,3 +318,45 @@ def test_unpacking_a_modified_batch_raises(column, value, match):
     specs = [config.FeatureSpec(path, 0, 0) for path in "01"]
     with pytest.raises(InvalidArgument, match=match):
         packing.unpack_ids(specs, packing.read_packed(ids, None, [0, 1]))
+
+
+_WORKER = """
+import sys
+import tensorflow as tf
+import tf_layoutmap as tlm
+
+tlm.pack  # Loads the library, as the guide says.
+service = tf.data.experimental.service
+worker = service.WorkerServer(
+    service.WorkerConfig(dispatcher_address=sys.argv[1])
+)
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_worker_of_the_data_service_packs():
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.split("://")[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKER, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout.readline() == "started\n"
+        ids = {"x": np.arange(4).reshape(2, 2)}
+        (packed,) = (
+            tf.data.Dataset.from_tensor_slices(ids)
+            .batch(2)
+            .map(tlm.pack)
+            .apply(
+                service.distribute(
+                    service.ShardingPolicy.OFF, dispatcher.target
+                )
+            )
+        )
+        worker.kill()
+    np.testing.assert_array_equal(packed, tlm.pack(ids))

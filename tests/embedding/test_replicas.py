@@ -228,6 +228,30 @@ def test_deleting_the_embedding_frees_the_engine():
         del embedding
 
 
+def test_loops_over_steps_are_around_strategy_run(two):
+    embedding = embedding_under(two)
+    embedding.build()
+
+    def step():
+        embedding.enqueue(tf.constant([1]))
+        apply_ones(embedding)
+
+    def steps():
+        for _ in tf.range(2):
+            step()
+
+    with pytest.raises(RuntimeError, match=r"call `strategy.run` inside of th"):
+        tf.function(lambda: two.run(steps))()
+
+    @tf.function
+    def loop():
+        for _ in tf.range(2):
+            two.run(step)
+
+    loop()
+    assert rows_of(embedding)[:2] == [1, -1]
+
+
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 def test_a_learning_rate_is_called_once_per_step(num_replicas, in_function):

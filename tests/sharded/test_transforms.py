@@ -146,6 +146,20 @@ def test_gradients_can_be_computed_inside_branches(values, table):
     np.testing.assert_array_equal(run(table), run(tf.Variable(values)))
 
 
+@pytest.mark.covering(1)
+def test_gradients_can_be_computed_inside_vectorized_map(values, table):
+    def gradient_of_one(target, ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(look_up(target, ids) ** 2)
+        return tf.convert_to_tensor(tape.gradient(loss, target))
+
+    @tf.function
+    def run(target):
+        return tf.vectorized_map(lambda ids: gradient_of_one(target, ids), IDS)
+
+    np.testing.assert_array_equal(run(table), run(tf.Variable(values)))
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("only", [None, 0])

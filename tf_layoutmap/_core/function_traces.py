@@ -37,6 +37,8 @@ _True = frozenset[Hashable]
 class _Context(threading.local):
     # Value for the next call of `function_context` in this thread.
     true: _True = frozenset()
+    # Whether `get_concrete_function` is running in this thread.
+    is_concrete: bool = False
 
 
 _context = _Context()
@@ -78,6 +80,30 @@ def depends_on(decide: Callable[[], bool]) -> bool:
     """
     _add_to_graphs({decide: decide})
     return decide()
+
+
+def in_concrete_function() -> bool:
+    """Returns whether `get_concrete_function` traces the caller.
+
+    A concrete function has only one trace, which can be created before a tape
+    records its calls. Traces depend on the result.
+    """
+    return depends_on(_traces_concrete_function)
+
+
+def _traces_concrete_function() -> bool:
+    return _context.is_concrete
+
+
+def get_concrete_function(
+    original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Returns the concrete function; `in_concrete_function` is True inside."""
+    outer, _context.is_concrete = _context.is_concrete, True
+    try:
+        return original(*args, **kwargs)
+    finally:
+        _context.is_concrete = outer
 
 
 def _is_recorded(weight: Any, resumes: bool) -> bool:
@@ -191,5 +217,6 @@ PATCHES: tuple[Patch, ...] = tuple(
     for module, name, ours in (
         ("tracing_compilation", "_maybe_define_function", define_function),
         ("function_context", "make_function_context", function_context),
+        ("Function", "get_concrete_function", get_concrete_function),
     )
 )

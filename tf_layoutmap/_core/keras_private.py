@@ -155,6 +155,11 @@ LossScaleOptimizer = _private(
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
 _safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
+# This module contains `get_attr_skipset`, which creates an optimizer each time
+# it is called, because it stores its result under another name than it reads.
+saving_lib = importlib.import_module("keras.src.saving.saving_lib")
+_private("saving.saving_lib", "get_attr_skipset")
+
 # These modules contain functions that DTensor does not support, such as the
 # division of a sparse gradient. Optimizers, layers, metrics and losses call
 # these functions.

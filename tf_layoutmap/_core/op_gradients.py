@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import tf_private
+
 
 def register(ops: Any) -> None:
     """Registers all gradients; the argument is the module `_core.ops`."""
@@ -75,15 +77,24 @@ def register(ops: Any) -> None:
         """Returns gradients of shards, offsets and ids, as for `tf.gather`."""
         num_shards = op.get_attr("num_shards")
         offsets, ids = op.inputs[num_shards:]
+        placement = op.get_attr("placement").decode()
         flat_ids = tf.reshape(ids, [-1])
         row_shape = tf.shape(gradient)[tf.rank(ids) :]
         values = tf.reshape(
             gradient, tf.concat([tf.shape(flat_ids), row_shape], axis=0)
         )
+        if num_shards > 1 and _in_loop_body():
+            return [
+                *_masked_by_shard(
+                    flat_ids, values, offsets, num_shards, placement
+                ),
+                None,
+                None,
+            ]
         routed = ops.route_ids(
             ids=flat_ids,
             offsets=offsets,
-            placement=op.get_attr("placement").decode(),
+            placement=placement,
             table=op.get_attr("table").decode(),
         )
         return [
@@ -229,6 +240,27 @@ def gather_rows_tangent(
     return [tf.gather(tf.concat(of_shards, axis=0), ids)]
 
 
+def _in_loop_body() -> bool:
+    """Returns whether a gradient is computed in the body of a vectorized map.
+
+    TensorFlow computes the gradient of an operation in the name scope of the
+    operation. The body has the scope "loop_body". For a tape outside of the
+    map, the scope of a converted operation also contains "pfor".
+    """
+    return any(
+        _count("loop_body", scopes) > _count("pfor", scopes)
+        for scopes in (
+            graph.get_name_scope().split("/")
+            for graph in tf_private.graphs_around()
+        )
+    )
+
+
+def _count(name: str, scopes: Sequence[str]) -> int:
+    """Returns the number of scopes with a name; TensorFlow adds suffixes."""
+    return sum(scope.startswith(name) for scope in scopes)
+
+
 def _shard_sizes(offsets: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
     return tf.unstack(offsets[1:] - offsets[:-1], num=num_shards)
 
@@ -250,6 +282,61 @@ def _by_shard(
             tf.IndexedSlices(
                 values[start:end],
                 routed.local_rows[start:end],
+                dense_shape=tf.concat(
+                    [[tf.cast(size, tf.int32)], row_shape], axis=0
+                ),
+            )
+        )
+    return slices
+
+
+def _masked_by_shard(
+    ids: tf.Tensor,
+    values: tf.Tensor,
+    offsets: tf.Tensor,
+    num_shards: int,
+    placement: str,
+) -> list[tf.IndexedSlices]:
+    """Returns one `tf.IndexedSlices` per shard, in shapes independent of ids.
+
+    `tf.vectorized_map` stacks the tensors of its iterations, which must
+    therefore have equal shapes. Each shard gets one slice per id. If another
+    shard owns the id, the slice adds zeros to the first row.
+
+    Args:
+      ids: `[num_ids]`, global rows.
+      values: `[num_ids, ...]`, gradients of the rows.
+      offsets: `[num_shards + 1]` int64, first row of each shard.
+      num_shards: Number of shards.
+      placement: "div" or "mod".
+    """
+    ids = tf.cast(ids, tf.int64)
+    known_offsets = tf.get_static_value(offsets)
+    row_shape = tf.shape(values)[1:]
+    ones = tf.ones_like(row_shape)
+    slices = []
+    for shard, size in enumerate(_shard_sizes(offsets, num_shards)):
+        if placement == "mod":
+            is_here = tf.equal(tf.math.floormod(ids, num_shards), shard)
+            rows = ids // num_shards
+        else:
+            is_here = (ids >= offsets[shard]) & (ids < offsets[shard + 1])
+            rows = ids - offsets[shard]
+        masked = tf.where(
+            tf.reshape(is_here, tf.concat([tf.shape(ids), ones], axis=0)),
+            values,
+            tf.zeros_like(values),
+        )
+        rows = tf.where(is_here, rows, tf.zeros_like(rows))
+        if known_offsets is not None and (
+            known_offsets[shard] == known_offsets[shard + 1]
+        ):
+            # A shard without rows has no first row.
+            masked, rows = masked[:0], rows[:0]
+        slices.append(
+            tf.IndexedSlices(
+                masked,
+                rows,
                 dense_shape=tf.concat(
                     [[tf.cast(size, tf.int32)], row_shape], axis=0
                 ),

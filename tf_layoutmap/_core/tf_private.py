@@ -8,7 +8,9 @@ comment with the reason.
 
 import contextlib
 import importlib
+import itertools
 import re
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -518,6 +520,12 @@ def host_collectives_of(strategy: Any) -> Any:
 
 
 CollectiveKeys = _private("distribute.cross_device_utils", "CollectiveKeys")
+for _name in ("_get_new_group_key", "get_instance_key"):
+    _private("distribute.cross_device_utils", f"CollectiveKeys.{_name}")
+# Key of the first collective of each device of a group.
+FIRST_INSTANCE_KEY = _private(
+    "distribute.cross_device_utils", "INSTANCE_KEY_START_NUMBER"
+)
 CollectiveReplicaLauncher = _private(
     "distribute.cross_device_utils", "CollectiveReplicaLauncher"
 )
@@ -1037,6 +1045,26 @@ def graphs_around() -> Iterator[Any]:
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
+
+
+# Graph of the body of a `tf.while_loop`, and of a `tf.range` loop of AutoGraph.
+_WhileBody = _private("ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
+_ReplicaThread = _private("distribute.mirrored_run", "_MirroredReplicaThread")
+
+
+def in_loop_of_replica() -> bool:
+    """Returns whether a loop inside of `strategy.run` is being traced.
+
+    `MirroredStrategy` and `MultiWorkerMirroredStrategy` trace each replica in a
+    separate thread, whose attribute `graph` is the graph around `strategy.run`.
+    """
+    thread: Any = threading.current_thread()
+    if not isinstance(thread, _ReplicaThread):
+        return False
+    inside = itertools.takewhile(
+        lambda graph: graph is not thread.graph, graphs_around()
+    )
+    return any(isinstance(graph, _WhileBody) for graph in inside)
 
 
 class _WithoutIndependentOps(set):

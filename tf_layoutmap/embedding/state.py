@@ -69,6 +69,28 @@ class EmbeddingState:
                 "`build` first."
             )
 
+    def check_not_in_loop_of_replica(self):
+        """Checks that no replica is in a loop over steps.
+
+        On the host, a step of one replica waits for the gradients of all
+        replicas, but the loops of the replicas run independently.
+
+        Raises:
+          RuntimeError: If there are several replicas, and a loop inside of
+            `strategy.run` is being traced.
+        """
+        if (
+            self.replicas.num_replicas > 1
+            and not self.backend.is_on_tpu
+            and tf_private.in_loop_of_replica()
+        ):
+            raise RuntimeError(
+                "`apply_gradients` must not be called in a loop inside of "
+                "`strategy.run`, because each step waits for all "
+                f"{self.replicas.num_replicas} replicas; call `strategy.run` "
+                "inside of the loop."
+            )
+
     def check_optimizers(self, caller: str, to_serve: str):
         """Raises a RuntimeError if a table has no optimizer.
 
@@ -248,8 +270,8 @@ class StepMethods:
             if a gradient is not a tensor or has another dtype or shape.
           RuntimeError: If the embedding is not built, if a table has no
             optimizer, if there are several replicas and the call is outside
-            `strategy.run`, or if the traced function calls `enqueue` with this
-            name and `training=False`.
+            `strategy.run` or in a loop inside of it, or if the traced function
+            calls `enqueue` with this name and `training=False`.
           tf.errors.FailedPreconditionError: If no step is dequeued, or if the
             dequeued step was enqueued with `training=False`.
           tf.errors.InvalidArgumentError: If a learning rate is negative or not
@@ -260,6 +282,7 @@ class StepMethods:
         inputs.check_same_structure(
             gradients, "gradients", self._state.feature_config, "feature_config"
         )
+        self._state.check_not_in_loop_of_replica()
         self._state.backend.apply(tf.nest.flatten(gradients), name)
 
     @property

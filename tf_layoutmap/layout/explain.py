@@ -7,14 +7,13 @@ layout, the key that matched, and problems. Nothing is allocated.
 import collections
 import dataclasses
 import difflib
-import io
 import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import keras
 
-from tf_layoutmap._core import checks, keras_private, lazy
+from tf_layoutmap._core import checks, keras_private, lazy, user_warnings
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras_map import as_table
@@ -130,11 +129,7 @@ class Explanation:
         return plain
 
     def __str__(self) -> str:
-        import rich.console
-
-        out = io.StringIO()
-        rich.console.Console(file=out, width=120).print(self.__rich__())
-        return out.getvalue().rstrip()
+        return user_warnings.printed(self.__rich__(), width=120).rstrip()
 
     def __rich__(self) -> Any:
         import rich.console

@@ -8,7 +8,12 @@ from tf_layoutmap._core.patch_entry import (
     Replacement,
     unwrapped,
 )
-from tf_layoutmap.layout.mesh import errors, transfer, variable
+from tf_layoutmap.layout.mesh import (
+    collective_keys,
+    errors,
+    transfer,
+    variable,
+)
 from tf_layoutmap.layout.ops import (
     batch_norms,
     branches,
@@ -108,6 +113,22 @@ def _random_op_entries(
 _ARRAYS, _NN = "gen_array_ops", "gen_nn_ops"
 
 PATCHES: tuple[Patch, ...] = (
+    *(
+        Patch(
+            GROUP,
+            "_core.tf_private:CollectiveKeys",
+            name,
+            ours,
+            "DTensor and a MirroredStrategy use the same keys for their "
+            "collectives, so TensorFlow aborts all later collectives.",
+            TENSORFLOW,
+            "tests/layout/mesh/test_collective_keys.py",
+        )
+        for name, ours in (
+            ("_get_new_group_key", collective_keys.new_group_key),
+            ("get_instance_key", collective_keys.new_instance_key),
+        )
+    ),
     *_operation_entries(
         _ARRAYS,
         "concat_v2",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import Any
+
+from tf_layoutmap._core import user_warnings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +62,7 @@ class ExportReport:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        import rich.console
-
-        out = io.StringIO()
-        rich.console.Console(file=out, width=100).print(self.__rich__())
-        return out.getvalue().rstrip()
+        return user_warnings.printed(self.__rich__(), width=100).rstrip()
 
     def __rich__(self) -> Any:
         import rich.console

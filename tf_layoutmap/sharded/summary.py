@@ -1,11 +1,10 @@
 """Summaries of the shards of a table, as objects that can be printed."""
 
 import dataclasses
-import io
 
-import rich.console
 import rich.table
 
+from tf_layoutmap._core import user_warnings
 from tf_layoutmap.sharded.routing.checks import Shards, known_sizes
 
 
@@ -80,9 +79,7 @@ class Summary:
         return table
 
     def __str__(self) -> str:
-        out = io.StringIO()
-        rich.console.Console(file=out, width=120).print(self)
-        return out.getvalue()
+        return user_warnings.printed(self, width=120)
 
 
 def summarize(shards: Shards) -> Summary:

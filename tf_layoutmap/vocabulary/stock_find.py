@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.sharded.routing import checks, routing
 from tf_layoutmap.vocabulary import bucket_layout
 
 
@@ -31,32 +32,26 @@ def find_rows(
       `[num_keys]` int64.
     """
     first = _bucket_of(keys, num_buckets)
-    # Most keys are in the first bucket that is searched. This bucket is
-    # therefore searched separately, because a gather of all four buckets would
-    # read 256 bytes per key.
-    row = _row_in(stored, first[:, tf.newaxis], 1, keys)
     segment = num_buckets // bucket_layout.num_segments(num_buckets)
     num_probes = min(bucket_layout.MAX_PROBES, segment)
-    if num_probes > 1:
-        left = tf.where(row < 0)[:, 0]
-        bucket = tf.gather(first, left)
-        # The other buckets to search, [num_left, num_probes - 1]. After the
-        # last bucket of a segment, the search continues with the first bucket
-        # of the segment.
-        start = bucket // segment * segment
-        others = (
-            start[:, tf.newaxis]
-            + (
-                (bucket - start)[:, tf.newaxis]
-                + tf.range(1, num_probes, dtype=tf.int64)
-            )
-            % segment
+    if num_probes == 1 or checks.in_vectorized_map() or checks.in_xla():
+        # The shapes must not depend on the keys, because `tf.vectorized_map`
+        # stacks the tensors of its iterations, and XLA compiles for shapes.
+        buckets = _buckets_after(first, segment, range(num_probes))
+        row = _row_in(stored, buckets, num_probes, keys)
+    else:
+        # Most keys are in the first bucket that is searched. This bucket is
+        # therefore searched separately, because a gather of all four buckets
+        # would read 256 bytes per key.
+        row = _row_in(stored, first[:, tf.newaxis], 1, keys)
+        left = tf.where(row < 0)
+        others = _buckets_after(
+            tf.gather_nd(first, left), segment, range(1, num_probes)
         )
         row = tf.tensor_scatter_nd_update(
             row,
-            # `tf.vectorized_map` requires int32.
-            tf.cast(left, tf.int32)[:, tf.newaxis],
-            _row_in(stored, others, num_probes - 1, tf.gather(keys, left)),
+            left,
+            _row_in(stored, others, num_probes - 1, tf.gather_nd(keys, left)),
         )
     # The value that marks empty places is not a valid key.
     is_known = (row >= 0) & (keys != bucket_layout.EMPTY_KEY)
@@ -65,6 +60,28 @@ def find_rows(
         row,
         tf.constant(num_buckets * bucket_layout.KEYS_PER_BUCKET, tf.int64),
     )
+
+
+def _buckets_after(
+    buckets: tf.Tensor, segment: int, distances: range
+) -> tf.Tensor:
+    """Returns the buckets at some distances behind other buckets.
+
+    After the last bucket of a segment, the first bucket of the segment follows.
+
+    Args:
+      buckets: `[num_keys]` int64.
+      segment: Number of buckets of a segment.
+      distances: The distances.
+
+    Returns:
+      `[num_keys, len(distances)]` int64.
+    """
+    start = buckets // segment * segment
+    inside = (buckets - start)[:, tf.newaxis] + tf.constant(
+        list(distances), tf.int64
+    )
+    return start[:, tf.newaxis] + tf.math.floormod(inside, segment)
 
 
 def _row_in(
@@ -84,7 +101,7 @@ def _row_in(
     per_bucket = bucket_layout.KEYS_PER_BUCKET
     num_lanes = num_buckets * per_bucket
     is_key = tf.reshape(
-        tf.gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
+        _gather(stored, buckets) == keys[:, tf.newaxis, tf.newaxis],
         [-1, num_lanes],
     )
     # At most one position matches a key. The product is therefore the index of
@@ -112,6 +129,15 @@ def _row_in(
         bucket * per_bucket + tf.math.floormod(place, per_bucket),
         place,
     )
+
+
+def _gather(stored: Any, buckets: tf.Tensor) -> tf.Tensor:
+    """Returns the keys of valid buckets, in the shape `[..., 8]`."""
+    if not hasattr(stored, "_shards"):
+        return tf.gather(stored, buckets)
+    # A `ShardedVariable` would check the buckets, which XLA does not support
+    # for tables of integers.
+    return routing.gather_checked(stored._shards(), buckets)
 
 
 def _bucket_of(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:

@@ -142,7 +142,8 @@ def test_a_call_that_runs_twice_in_a_closure_raises():
     def step(numbers):
         closures.begin(numbers)
         for _ in tf.range(2):
-            distributed(ids, training=True)
+            with tf.GradientTape():
+                distributed(ids)
 
     with pytest.raises(
         tf.errors.FailedPreconditionError, match="each lookup only once"
@@ -156,14 +157,13 @@ def test_lookups_without_an_update_do_not_pin_rows_forever():
     vocabulary = distributed.embedding.vocabularies["words"]
 
     def look_up(keys):
-        distributed(
-            {
-                "bag": tf.reshape(keys, [-1, 1]),
-                "text": tf.reshape(keys[:1], [1, 1]),
-                "ads": tf.constant([[0]]),
-            },
-            training=True,
-        )
+        ids = {
+            "bag": tf.reshape(keys, [-1, 1]),
+            "text": tf.reshape(keys[:1], [1, 1]),
+            "ads": tf.constant([[0]]),
+        }
+        with tf.GradientTape():
+            distributed(ids)
 
     # The gradients of these calls are never applied.
     for step in range(300 + lookups.MAX_LOOKUPS):

@@ -51,6 +51,23 @@ def assert_same_state(layer, other):
         )
 
 
+def test_saving_and_loading_create_no_optimizers(tmp_path, monkeypatch):
+    """Keras creates one for each optimizer, and does not free its memory."""
+    model, _ = trained("sgd", 2)
+    path = tmp_path / "saved.weights.h5"
+    model.save_weights(path)
+    created, original = [], keras.optimizers.Optimizer.__init__
+
+    def count(self, *args, **kwargs):
+        created.append(self)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(keras.optimizers.Optimizer, "__init__", count)
+    model.save_weights(path)
+    model.load_weights(path)
+    assert not created
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_saved_model_resumes_bitwise_equal(optimizer, tmp_path):
     model, layer = trained(optimizer, 3)

@@ -1,5 +1,7 @@
 """Tests `tlm.layers.TPUEmbedding` with packed batches of `tlm.pack`."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -116,10 +118,13 @@ def test_batches_of_other_features_raise():
     layer = replicas.make_layer()
     x, _ = replicas.batches(1)
     other = tlm.pack({name * 2: one for name, one in x.items()})
-    for call in (layer, lambda ids: layer(ids, training=True)):
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="packed from a structure"
+    for tape in (contextlib.nullcontext(), tf.GradientTape()):
+        with (
+            tape,
+            pytest.raises(
+                tf.errors.InvalidArgumentError, match="packed from a structure"
+            ),
         ):
-            call(other)
+            layer(other)
     with pytest.raises(ValueError, match="tlm.pack"):
         layer(tf.zeros([4, 3], tf.int64))

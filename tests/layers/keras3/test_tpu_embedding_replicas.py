@@ -427,8 +427,11 @@ def test_a_step_outside_of_strategy_run_raises():
     with strategies.mirrored(2).scope():
         layer = make_layer()
     x, _ = batches(1)
-    with pytest.raises(RuntimeError, match=r"inside `strategy.run`"):
-        layer(x, training=True)
+    with (
+        tf.GradientTape(),
+        pytest.raises(RuntimeError, match=r"inside `strategy.run`"),
+    ):
+        layer(x)
 
 
 class Siamese(keras.Model):

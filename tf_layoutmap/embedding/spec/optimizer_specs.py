@@ -468,7 +468,9 @@ def _check_takes_no_arguments(rate: Callable[..., Any], where: str):
     except TypeError as error:
         raise ValueError(
             "A dynamic learning rate must be a callable without arguments; "
-            "wrap a schedule as `lambda: schedule(step_variable)`. Received: "
+            "wrap a schedule as `lambda: schedule(step_variable)`, or pass it "
+            "with the argument `optimizer` of tlm.layers.TPUEmbedding, which "
+            "counts the updates. Received: "
             f"learning_rate={rate!r}, which takes {signature} {where}."
         ) from error
 

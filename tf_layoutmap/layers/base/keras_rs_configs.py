@@ -8,6 +8,7 @@ learning rate that follows a Keras schedule.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import keras
@@ -269,15 +270,22 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
     Args:
       optimizer: A Keras optimizer, its name, an optimizer of
         `tf.tpu.experimental.embedding`, or None. An optimizer of
-        `tf.tpu.experimental.embedding` and None are returned unchanged.
+        `tf.tpu.experimental.embedding` and None are returned unchanged, except
+        if the learning rate is a Keras schedule.
       where: Table or layer, appended to error messages.
 
     Raises:
       ValueError: If the TPU optimizer has no counterpart for a setting.
       TypeError: If there is no TPU optimizer of this kind.
     """
-    if optimizer is None or hasattr(optimizer, "use_gradient_accumulation"):
-        return optimizer
+    if optimizer is None:
+        return None
+    if hasattr(optimizer, "use_gradient_accumulation"):
+        if not _is_schedule(optimizer.learning_rate):
+            return optimizer
+        scheduled = copy.copy(optimizer)
+        scheduled.learning_rate = ScheduledRate(optimizer.learning_rate)
+        return scheduled
     if isinstance(optimizer, str):
         if optimizer.lower() not in _BY_NAME:
             raise ValueError(
@@ -314,9 +322,16 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
     )
 
 
+def _is_schedule(rate: Any) -> bool:
+    """Returns whether a learning rate is a schedule of Keras 3 or tf_keras."""
+    return any(
+        one.__name__ == "LearningRateSchedule" for one in type(rate).__mro__
+    )
+
+
 def _read_rate(optimizer, where):
     given = keras_private.learning_rate_of(optimizer)
-    if isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
+    if _is_schedule(given):
         return ScheduledRate(given)
     rate = (
         given if callable(given) else (optimizer.get_config()["learning_rate"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -224,9 +225,8 @@ class KeyTable:
 
     def rows_of(self, keys: tf.Tensor | stored_keys.StoredKeys) -> tf.Tensor:
         """Returns the rows of keys by TensorFlow's ops, and adds no key."""
-        ids = self._samples(keys)
         tables.watch_table(self.embedding)
-        return self._shaped_like(keys, self.embedding(ids))
+        return self._without_padding(keys, self.embedding(_flat(keys)))
 
     def rows_in(
         self, table: Any, keys: tf.Tensor | stored_keys.StoredKeys
@@ -238,13 +238,26 @@ class KeyTable:
           keys: Keys of any shape, int64, strings or `StoredKeys`.
         """
         rows = serving_embedding_lookup(
-            self._samples(keys),
+            _flat(keys),
             None,
             {self._config: table},
             self.access.feature_config,
             vocabularies=self.embedding.vocabularies,
         )
-        return self._shaped_like(keys, rows)
+        return self._without_padding(keys, rows)
+
+    def _without_padding(self, keys: Any, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the rows in the shape of the keys; zeros for padding.
+
+        The lookup has an id for padding, too, because shapes that depend on the
+        number of keys are not supported in `tf.vectorized_map` and by XLA.
+        """
+        rows = self._shaped_like(keys, rows)
+        if not self._mask_zero:
+            return rows
+        return tf.where(
+            tf.expand_dims(is_not_padding(keys), -1), rows, tf.zeros_like(rows)
+        )
 
     def open(self, keys: tf.Tensor) -> tuple[tf.Tensor, Any]:
         """Runs a training step of the vocabulary without a gradient tape.
@@ -269,21 +282,21 @@ class KeyTable:
 
         A sample has one id, or no id if the key is padding.
         """
-        is_stored = isinstance(keys, stored_keys.StoredKeys)
-        values: Any = keys.values if is_stored else keys
-        ids: Any = tf.reshape(values, [-1])
-        if self._mask_zero:
-            is_key = tf.reshape(is_not_padding(keys), [-1])
-            splits = tf.concat(
-                [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
-                axis=0,
-            )
-            ids = tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
-                tf.boolean_mask(ids, is_key), splits, validate=False
-            )
-        if is_stored:
-            ids = stored_keys.StoredKeys(ids, keys.kind, keys.strings)
-        return ids
+        if not self._mask_zero:
+            return _flat(keys)
+        is_key = tf.reshape(is_not_padding(keys), [-1])
+        splits = tf.concat(
+            [tf.zeros([1], tf.int64), tf.cumsum(tf.cast(is_key, tf.int64))],
+            axis=0,
+        )
+        return _with_ids(
+            keys,
+            lambda values: tf.RaggedTensor.from_row_splits(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
+                tf.boolean_mask(tf.reshape(values, [-1]), is_key),
+                splits,
+                validate=False,
+            ),
+        )
 
     def _shaped_like(self, keys: Any, rows: tf.Tensor) -> tf.Tensor:
         is_stored = isinstance(keys, stored_keys.StoredKeys)
@@ -349,6 +362,18 @@ class KeyTable:
                 "Received: a table without keys."
             )
         weight_files.load_tables(self.embedding, store, layer=self.layer_name)
+
+
+def _flat(keys: Any) -> Any:
+    """Returns keys of any shape as `[num_keys]`."""
+    return _with_ids(keys, lambda values: tf.reshape(values, [-1]))
+
+
+def _with_ids(keys: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns `change` of the values of keys, of the same type as `keys`."""
+    if not isinstance(keys, stored_keys.StoredKeys):
+        return change(keys)
+    return stored_keys.StoredKeys(change(keys.values), keys.kind, keys.strings)
 
 
 def is_not_padding(ids: Any) -> tf.Tensor:

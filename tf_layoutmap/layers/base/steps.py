@@ -48,16 +48,18 @@ def may_be_recorded(
 
     Args:
       weight: The mark weight.
-      training: The argument of the call. A `tf.function` is traced again if a
-        tape starts to record its calls. A true value declares that a tape will
-        record the calls of a concrete function, which has only one trace.
+      training: The argument of the call. A true value declares that a tape
+        will record the calls of a concrete function, which has only one trace.
+        In all other calls, only the tapes matter: a `tf.function` is traced
+        again if a tape starts to record its calls.
       adds_keys: Whether a training step adds keys to a vocabulary. In this
         case, the first run of `tf.recompute_grad` must also add the keys,
         because an evaluation returns other rows for new keys.
     """
-    if training:
+    is_recorded = function_traces.is_recorded(weight, resumes=adds_keys)
+    if training and function_traces.in_concrete_function():
         return True
-    return function_traces.is_recorded(weight, resumes=adds_keys)
+    return is_recorded
 
 
 def connect_mark(
@@ -145,9 +147,10 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
             raise
         raise RuntimeError(
             "Replicas must not call a layer whose tables train themselves in "
-            "a `tf.function` inside of `strategy.run`, because they compare "
-            "their gradients, which TensorFlow does not support there. Call "
-            "`strategy.run` inside of the only `tf.function`, and remove "
+            "a `tf.function`, a loop or a branch inside of `strategy.run`, "
+            "because they compare their gradients, which TensorFlow does not "
+            "support there. Call `strategy.run` inside of the only "
+            "`tf.function`, and inside of loops over steps. Remove "
             f"`tf.function` from the layers and functions that {num_replicas} "
             "replicas call."
         ) from error

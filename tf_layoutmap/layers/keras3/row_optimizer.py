@@ -117,6 +117,24 @@ class ModelRowOptimizer(FollowsModel, RowOptimizer):
         return tf.device(HOST) if is_on_host else contextlib.nullcontext()
 
 
+# Results of `attributes_without_state`, by kind of object.
+_without_state: dict[str, Any] = {}
+
+
+def attributes_without_state(original: Callable[..., Any], kind: str) -> Any:
+    """Returns the names of attributes that Keras does not save.
+
+    Keras calls this function for each object that it saves or loads.
+
+    Args:
+      original: The replaced function of Keras.
+      kind: Kind of the objects, such as `"Optimizer"`.
+    """
+    if kind not in _without_state:
+        _without_state[kind] = original(kind)
+    return _without_state[kind]
+
+
 class TakesGradients:
     """A mixin for a `keras.Variable` that gets its gradient through `assign`.
 

@@ -30,6 +30,7 @@ from tf_layoutmap._core import (
     tf_private,
     user_warnings,
 )
+from tf_layoutmap.layout.mesh import collective_keys
 
 dtensor = tf.experimental.dtensor
 
@@ -309,6 +310,7 @@ def prepare_process(mesh: Mesh | None = None) -> None:
             "tlm.layout.to_mesh, before the first operation of "
             "tf.experimental.dtensor."
         )
+    collective_keys.check_no_strategy_was_used()
     patches.ensure("mesh")
     patches.ensure("checkpoints")
     patches.ensure("memory")

@@ -73,7 +73,7 @@ def _gather_from(
         )
     if _needs_no_route(shards, found):
         return parts.gather(found[0], ids)
-    if len(found) > 1 and checks.in_vectorized_map():
+    if len(found) > 1 and (checks.in_vectorized_map() or checks.in_xla()):
         rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
         return _in_shape_of(shards, rows, ids)
     route = parts.route(shards, found, tf.reshape(ids, [-1]))
@@ -105,8 +105,9 @@ def _gather_masked(
     """Gathers rows. The shapes of all tensors are independent of the ids.
 
     tf.vectorized_map stacks the tensors of its iterations, which must therefore
-    have equal shapes. Each part reads one row for each id. If an id belongs to
-    another part, the part reads its own first row.
+    have equal shapes. XLA compiles `tf.dynamic_stitch` only for known
+    positions. Each part reads one row for each id. If an id belongs to another
+    part, the part reads its own first row.
     """
     rows, numbers = parts.locate(shards, found, flat_ids)
     rank = 1 + shards.row_shape.rank
