@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from absl import logging
+from google.protobuf import message
 
 from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import folder_locks, messages
@@ -26,6 +29,14 @@ _STATE = "run.json"
 _PREFIX = "variables"
 # `tf.train.Checkpoint.save` adds an object with this name.
 _COUNTER = "save_counter"
+# Errors of TensorFlow for files that are missing, incomplete or changed.
+_DAMAGED = (
+    tf.errors.DataLossError,
+    tf.errors.NotFoundError,
+    tf.errors.OutOfRangeError,
+    IndexError,
+    message.DecodeError,
+)
 
 
 class Saved(NamedTuple):
@@ -71,6 +82,39 @@ class CheckpointFolder:
             return None
         num_done, _, path = found[-1]
         return Saved(str(path / _PREFIX), num_done)
+
+    @contextlib.contextmanager
+    def naming_damaged(self, saved: Saved) -> Iterator[None]:
+        """Converts errors of damaged files to an error that names them.
+
+        Args:
+          saved: The checkpoint that the context reads.
+
+        Raises:
+          OSError: If a file is missing, incomplete or changed.
+        """
+        try:
+            yield
+        except (tf.errors.OpError, IndexError, message.DecodeError) as error:
+            # TensorFlow's reader raises OpError instead of a derived class.
+            if type(error) is not tf.errors.OpError and not isinstance(
+                error, _DAMAGED
+            ):
+                raise
+            path = pathlib.Path(saved.prefix).parent
+            before = [one.name for _, _, one in self._all() if one != path]
+            raise OSError(
+                errno.EIO,
+                f"The newest checkpoint is damaged "
+                f"({messages.sentence_of(str(error))}). To "
+                + (
+                    f"continue from {before[-1]!r}"
+                    if before
+                    else "start without a checkpoint"
+                )
+                + ", remove the directory",
+                str(path),
+            ) from error
 
     def save(self, num_done: int, write: Callable[[str], object]):
         """Writes a checkpoint under a temporary name, and renames it.

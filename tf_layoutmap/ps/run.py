@@ -127,7 +127,8 @@ class Run:
           ValueError: If a setting is invalid, or if the names, variables or
             shapes of `objects` do not match the newest checkpoint. In this
             case, no object is changed.
-          OSError: If the directory is not writable.
+          OSError: If the directory is not writable, or if the newest checkpoint
+            is damaged.
           ServerLostError, StepDeadlineError: If a server or worker is lost or
             does not answer while a checkpoint is restored.
         """
@@ -325,18 +326,19 @@ class Run:
         newest = self._folder.newest()
         if newest is None:
             return 0
-        checkpoints.check_objects(
-            newest.prefix, self._checkpoint, allow_missing
-        )
+        with self._folder.naming_damaged(newest):
+            checkpoints.check_objects(
+                newest.prefix, self._checkpoint, allow_missing
+            )
         logging.info(
             "Continuing after %d closures, from %s.",
             newest.num_done,
             newest.prefix,
         )
         try:
-            self._checkpoint.read(
-                newest.prefix
-            ).assert_existing_objects_matched()
+            with self._folder.naming_damaged(newest):
+                status = self._checkpoint.read(newest.prefix)
+            status.assert_existing_objects_matched()
         except AssertionError as error:
             raise ValueError(
                 "Argument `objects` must match the newest checkpoint, "
