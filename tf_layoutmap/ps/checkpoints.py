@@ -9,7 +9,14 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,6 +36,8 @@ _STATE = "run.json"
 _PREFIX = "variables"
 # `tf.train.Checkpoint.save` adds an object with this name.
 _COUNTER = "save_counter"
+# The attribute of an embedding that contains the variables of its tables.
+_TABLES = "/_variables/"
 # Errors of TensorFlow for files that are missing, incomplete or changed.
 _DAMAGED = (
     tf.errors.DataLossError,
@@ -235,11 +244,7 @@ def check_objects(
       ValueError: If a variable has a different shape in the checkpoint, or if
         an object is only in the checkpoint or only in `objects`.
     """
-    reader = tf.train.load_checkpoint(prefix)
-    shapes = reader.get_variable_to_shape_map()
-    nodes = checkpoint_files.read_object_graph(
-        reader.get_tensor(checkpoint_files.OBJECT_GRAPH_KEY)
-    ).nodes
+    shapes, nodes = _read_graph(prefix)
     matched, wrong = _match(nodes, objects, shapes)
     names = {
         child.local_name: child.node_id
@@ -247,28 +252,29 @@ def check_objects(
         if child.local_name != _COUNTER
     }
     problems = [
-        f"{name} has shape {list(shape)}, and {shapes[key]} in the checkpoint"
+        f"{_shown(name)} has shape {list(shape)}, and {shapes[key]} in the "
+        "checkpoint"
         for name, key, shape in wrong
     ]
-    lost = sorted(
-        {
-            name
-            for name, node_id in names.items()
-            if not (
-                allow_missing
-                if isinstance(allow_missing, bool)
-                else name in allow_missing
-            )
-            for found in _descendants(nodes, node_id)
-            if found not in matched
-            for _ in nodes[found].attributes
-        }
-    )
+    lost = {
+        name: missing
+        for name, node_id in sorted(names.items())
+        if not (
+            allow_missing
+            if isinstance(allow_missing, bool)
+            else name in allow_missing
+        )
+        and (missing := _unmatched(nodes, name, node_id, matched))
+    }
+    differing = [name for name, _, _ in wrong]
     if lost:
+        examples = [one for missing in lost.values() for one in missing]
+        differing += examples
         problems.append(
-            f"the objects lack {lost}, completely or in part, and the next "
-            "checkpoint would lose it; pass the missing objects, or name them "
-            f"in `allow_missing={lost}`"
+            f"the objects lack {list(lost)}, completely or in part "
+            f"({_first(examples)}), and the next checkpoint would lose it; "
+            f"pass the missing objects, or name them in "
+            f"`allow_missing={list(lost)}`"
         )
     added = sorted(
         set(tf.train.TrackableView.children(objects)) - {*names, _COUNTER}
@@ -279,8 +285,93 @@ def check_objects(
         raise ValueError(
             "Argument `objects` must match the newest checkpoint, "
             f"{prefix!r}. Received objects with these differences: "
-            f"{'; '.join(problems)}."
+            f"{'; '.join(problems)}.{_remedy(differing)}"
         )
+
+
+def not_restored(prefix: str, objects: Any) -> str:
+    """Returns the differences of objects whose variables have no value.
+
+    Args:
+      prefix: Prefix of the checkpoint.
+      objects: A `tf.train.Checkpoint`.
+    """
+    _, nodes = _read_graph(prefix)
+    lacking = []
+    todo = [("", 0, objects)]
+    visited = set()
+    while todo:
+        path, node_id, found = todo.pop()
+        if id(found) in visited:
+            continue
+        visited.add(id(found))
+        known = {
+            child.local_name: child.node_id
+            for child in (nodes[node_id].children if node_id >= 0 else ())
+        }
+        if node_id < 0 and isinstance(found, tf.Variable):
+            lacking.append(path)
+        for name, child in tf.train.TrackableView.children(found).items():
+            todo.append(
+                (f"{path}/{name}".lstrip("/"), known.get(name, -1), child)
+            )
+    if not lacking:
+        return ""
+    return f"the checkpoint lacks {_first(lacking)}.{_remedy(lacking)}"
+
+
+def _read_graph(prefix: str) -> tuple[Mapping[str, Sequence[int]], Any]:
+    """Returns the shapes of the variables and the objects of a checkpoint."""
+    reader = tf.train.load_checkpoint(prefix)
+    nodes = checkpoint_files.read_object_graph(
+        reader.get_tensor(checkpoint_files.OBJECT_GRAPH_KEY)
+    ).nodes
+    return reader.get_variable_to_shape_map(), nodes
+
+
+def _unmatched(
+    nodes: Any, name: str, node_id: int, matched: Collection[int]
+) -> list[str]:
+    """Returns the paths of variables below a node that are not matched."""
+    found: dict[int, str] = {}
+    todo = [(name, node_id)]
+    while todo:
+        path, one = todo.pop()
+        if one not in found:
+            found[one] = path
+            todo.extend(
+                (f"{path}/{child.local_name}", child.node_id)
+                for child in nodes[one].children
+            )
+    return sorted(
+        path
+        for one, path in found.items()
+        if one not in matched
+        for _ in nodes[one].attributes
+    )
+
+
+def _shown(path: str) -> str:
+    """Returns a path without the attributes of this package."""
+    return path.replace(_TABLES, "/")
+
+
+def _first(names: Sequence[str]) -> str:
+    shown = [repr(_shown(name)) for name in sorted(names)]
+    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+    return ", ".join(shown[:3]) + more
+
+
+def _remedy(paths: Iterable[str]) -> str:
+    """Returns a sentence for paths of tables, or an empty text."""
+    if not any(_TABLES in path for path in paths):
+        return ""
+    return (
+        " Tables must have the names, shapes and optimizers of the checkpoint; "
+        "the optimizer of a table determines its slot variables. "
+        "tlm.convert_vocabularies converts a checkpoint for another capacity, "
+        "or for an open vocabulary."
+    )
 
 
 def _match(

@@ -340,9 +340,10 @@ class Run:
                 status = self._checkpoint.read(newest.prefix)
             status.assert_existing_objects_matched()
         except AssertionError as error:
+            found = checkpoints.not_restored(newest.prefix, self._checkpoint)
             raise ValueError(
                 "Argument `objects` must match the newest checkpoint, "
-                f"{newest.prefix!r}: {error}"
+                f"{newest.prefix!r}: {found or error}"
             ) from None
         return newest.num_done
 
