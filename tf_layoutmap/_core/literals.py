@@ -13,7 +13,9 @@ Init = Literal["sharded", "host"]
 OnServerLoss = Literal["raise", "restart"]
 Policy = Literal["elementwise", "batch_parallel", "replicated", "local_update"]
 KeyFileFormat = Literal["numpy", "parquet"]
-RowSource = Literal["tf_layoutmap", "tfra", "hugectr", "dynamicemb"]
+RowSource = Literal[
+    "tf_layoutmap", "tfra", "hugectr", "dynamicemb", "text", "word2vec"
+]
 RowFormatName = Literal["float32", "float16", "int8", "int4"]
 SampleBy = Literal["count", "uniform"]
 Placement = Literal["div", "mod", "offsets"]

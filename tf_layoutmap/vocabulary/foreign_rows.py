@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import key_rows, vector_files
 
 Array = np.ndarray[Any, Any]
 
@@ -196,6 +196,8 @@ READERS: Mapping[
     "tfra": read_tfra,
     "hugectr": read_hugectr,
     "dynamicemb": read_dynamicemb,
+    "text": vector_files.read_text,
+    "word2vec": vector_files.read_word2vec,
 }
 
 

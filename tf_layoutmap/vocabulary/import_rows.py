@@ -94,6 +94,10 @@ def import_rows(
           `key` and `emb_vector`.
         - `"dynamicemb"`: folder that `DynamicEmbDump` of NVIDIA's dynamic
           embeddings for TorchRec has written.
+        - `"text"`: a text file with a string and the numbers of its row in each
+          line, as GloVe, word2vec, fastText (`.vec`) and gensim write. If a key
+          occurs several times, its last row is imported.
+        - `"word2vec"`: a binary file of word2vec.
 
         Rows of other systems must be float32. Slot variables are imported from
         TFRA only.
