@@ -200,9 +200,12 @@ void RegisterKernels(const tf::KernelList& wanted) {
     if (IsOneOf(kernel, "CPU")) ops_of_cpus.insert(kernel.op());
   }
   for (const tf::KernelDef& kernel : wanted.kernel()) {
-    // The runtime implements ops whose names start with an underscore.
+    // The runtime implements ops such as _Send. The graph optimizer creates ops
+    // such as _FusedConv2D.
+    const bool is_public = kernel.op()[0] != '_';
+    const bool is_fused = kernel.op().rfind("_Fused", 0) == 0;
     if (IsOneOf(kernel, kType) && ops_of_cpus.count(kernel.op()) > 0 &&
-        kernel.op()[0] != '_' && registered.insert(KeyOf(kernel)).second) {
+        (is_public || is_fused) && registered.insert(KeyOf(kernel)).second) {
       tf::kernel_factory::OpKernelRegistrar(new tf::KernelDef(kernel),
                                             "FakeGpuKernel",
                                             std::make_unique<KernelFactory>());

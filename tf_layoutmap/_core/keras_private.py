@@ -180,6 +180,9 @@ _method(ConvLSTMCell, "recurrent_conv", "x", "w")
 # The module with the loop of recurrent layers over time steps.
 backend = importlib.import_module("keras.src.backend")
 _method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
+# The module whose recurrent layers call cuDNN on a machine with a GPU.
+backend_rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
+_method(backend_rnn, "cudnn_ok", "activation", "unroll", "use_bias")
 
 for _module, _names in (
     (

@@ -23,6 +23,11 @@ dtensor = tf.experimental.dtensor
 is_planning: ThreadValue[bool] = ThreadValue(False)
 
 
+def cudnn_ok(original: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
+    """Returns whether a recurrent layer may call cuDNN: not on a mesh."""
+    return tracing.mesh_of_operation() is None and original(*args, **kwargs)
+
+
 def einsum(
     original: Callable[..., Any],
     subscripts: str,

@@ -25,8 +25,8 @@ def axis_of(variable: Any) -> str | None:
     """Returns the mesh axis that shards the rows of a table, or None.
 
     Also returns None for tables that the kernels do not support: ranks other
-    than 2, dtypes other than float32, and sharded columns. `sharded_rows`
-    supports these dtypes and columns.
+    than 2, dtypes other than float32, sharded columns, and devices other than
+    CPUs. `sharded_rows` supports these dtypes, columns and devices.
     """
     if (
         not isinstance(variable, MeshVariable | dtensor.DVariable)
@@ -38,6 +38,7 @@ def axis_of(variable: Any) -> str | None:
     if (
         rows == dtensor.UNSHARDED
         or columns != dtensor.UNSHARDED
+        or variable.layout.mesh.device_type() != "CPU"
         or (not dtensor_ops.available())
     ):
         return None

@@ -246,6 +246,16 @@ PATCHES: tuple[Patch, ...] = (
         KERAS,
         _TESTS + "test_layers.py",
     ),
+    Patch(
+        GROUP,
+        "_core.keras_private:backend_rnn",
+        "cudnn_ok",
+        backend_ops.cudnn_ok,
+        "On a machine with a GPU, recurrent layers call cuDNN, which DTensor "
+        "does not support.",
+        KERAS,
+        "tests/accelerators/test_gpu_mesh.py",
+    ),
     *(
         Patch(
             GROUP,
