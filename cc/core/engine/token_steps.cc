@@ -84,6 +84,7 @@ Status TokenSteps::Open(int32_t replica, std::shared_ptr<const Batch> batch,
   *token = r.next_token++;
   r.open.emplace(*token, std::move(batch));
   if (static_cast<int64_t>(r.open.size()) > kMaxOpen) {
+    r.first_of_newest = r.open.begin()->first + 1;
     r.open.erase(r.open.begin());
   }
   return Status();
@@ -116,18 +117,33 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
   }
   const auto found = r.open.find(token);
   if (found == r.open.end()) {
-    return FailedPrecondition(
-        "Lookup " + to_string(token) + " of replica " + to_string(replica) +
-        " has expired. Its gradients must arrive before " +
-        to_string(kMaxOpen) +
-        " newer lookups, before an update of a lookup that is " +
-        to_string(kKeptBehind) +
-        " lookups newer, before the update of this lookup if tables have open "
-        "vocabularies, and before a reset or a restore (tables " +
-        TableNames() + ")");
+    return FailedPrecondition("Lookup " + to_string(token) + " of replica " +
+                              to_string(replica) +
+                              " has expired: " + WhyExpired(r, token) +
+                              " (tables " + TableNames() + ")");
   }
   *batch = found->second;
   return Status();
+}
+
+std::string TokenSteps::WhyExpired(const Replica& r, int64_t token) {
+  if (token < r.first_after_reset) {
+    return "the steps were reset, or a checkpoint was restored, after the "
+           "lookup. Look the rows up again";
+  }
+  if (token < r.first_of_newest) {
+    return to_string(kMaxOpen) +
+           " newer lookups were made before its gradients arrived. Compute the "
+           "gradients of at most " +
+           to_string(kMaxOpen) + " lookups at the same time";
+  }
+  if (token < r.first_after_update) {
+    return "an update of a lookup that is more than " + to_string(kKeptBehind) +
+           " lookups newer came first. Apply gradients in the order of the "
+           "lookups";
+  }
+  return "its update was already applied, and then the rows of an open "
+         "vocabulary may belong to other keys. Look the rows up again";
 }
 
 Status TokenSteps::Find(int32_t replica, int64_t token,
@@ -367,6 +383,7 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
       r.followed.erase(one.number);
     }
     const int64_t first_kept = oldest - kKeptBehind;
+    r.first_after_update = std::max(r.first_after_update, first_kept);
     r.open.erase(r.open.begin(), r.open.lower_bound(first_kept));
     for (auto it = r.followed.begin(); it != r.followed.end();) {
       it = it->second.token < first_kept ? r.followed.erase(it) : ++it;
@@ -400,6 +417,7 @@ void TokenSteps::Reset() {
   for (Replica& r : replicas_) {
     r.open.clear();
     r.followed.clear();
+    r.first_after_reset = r.next_token;
   }
 }
 

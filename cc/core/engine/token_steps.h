@@ -126,6 +126,11 @@ class TokenSteps {
     std::map<int64_t, Followed> followed;
     // The token of the newest lookup whose gradients were applied.
     int64_t last_applied = 0;
+    // Older lookups were discarded because of a reset, because there were too
+    // many newer lookups, or because of an update.
+    int64_t first_after_reset = 0;
+    int64_t first_of_newest = 0;
+    int64_t first_after_update = 0;
     // If `is_applying` is true, the gradients in the sum that this replica
     // passed. Their update waits for other replicas.
     bool is_applying = false;
@@ -135,6 +140,8 @@ class TokenSteps {
   Status CheckReplica(int32_t replica) const;
   Status FindLocked(int32_t replica, int64_t token,
                     std::shared_ptr<const Batch>* batch) const;
+  // Returns why a lookup is not open, and what to do.
+  static std::string WhyExpired(const Replica& r, int64_t token);
   Status ReadSum(int32_t replica, Span<const float> marks,
                  std::vector<Applied>* applying) const;
   std::vector<std::vector<Applied>> AppliedByReplica() const;

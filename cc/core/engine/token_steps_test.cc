@@ -269,12 +269,32 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
     Marks again;
     if (has_keys) {
       ExpectFails(trainer.TryFollow(token, 3, 0, &again),
-                  "before the update of this lookup if tables have open");
+                  "its update was already applied");
     } else {
       ExpectOk(trainer.TryFollow(token, 3, 0, &again));
     }
     ExpectOk(trainer.Apply(trainer.Follow(other, 4)));
   }
+}
+
+TEST(TokenStepsTest, ErrorsSayWhyALookupHasExpired) {
+  TokenTrainer trainer(1);
+  Marks marks;
+  const int64_t first = trainer.Open(1);
+  int64_t newest = first;
+  for (uint32_t i = 0; i <= TokenSteps::kKeptBehind; ++i) {
+    newest = trainer.Open(i);
+  }
+  ExpectOk(trainer.Apply(trainer.Follow(newest, 1)));
+  ExpectFails(trainer.TryFollow(first, 1, 0, &marks),
+              "more than 8 lookups newer came first. Apply");
+  for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) trainer.Open(i);
+  ExpectFails(trainer.TryFollow(newest, 1, 0, &marks),
+              "64 newer lookups were made");
+  const int64_t last = trainer.Open(2);
+  trainer.tokens.Reset();
+  ExpectFails(trainer.TryFollow(last, 1, 0, &marks),
+              "a checkpoint was restored, after the lookup");
 }
 
 TEST(TokenStepsTest, GradientsOfAnEarlierGenerationAreRejected) {
