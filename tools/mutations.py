@@ -326,8 +326,8 @@ MUTATIONS = [
     Mutation(
         "wrong modulus: buckets do not wrap in their segment",
         "vocabulary/stock_find.py",
-        "            % segment\n",
-        "            % num_buckets\n",
+        "tf.math.floormod(inside, segment)",
+        "inside",
         ("tests/embedding/host/test_open_table_copies.py", "-k", "stock"),
     ),
     Mutation(

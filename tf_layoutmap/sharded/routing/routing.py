@@ -232,6 +232,8 @@ def _scatter_to(
         return
     route = parts.route(shards, found, flat_ids)
     for part, rows, positions in zip(found, route.rows, route.positions):
+        if not part.shards.num_rows:
+            continue  # XLA does not compile a scatter into no rows.
         parts.scatter(
             part,
             verb,
