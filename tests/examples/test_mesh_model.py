@@ -113,6 +113,7 @@ def test_losses_tables_tower_and_slots_are_equal(refs):
     assert int(mesh.optimizer.iterations) == 3
 
 
+@pytest.mark.exhaustive
 def test_tower_is_sharded(refs):
     axes = {w.path: axes_of(w) for w in refs[1].tower.weights}
     assert axes["hidden/kernel"] == (None, "model")
@@ -120,6 +121,7 @@ def test_tower_is_sharded(refs):
     assert refs[1].layout_map.explain(refs[1].tower).ok
 
 
+@pytest.mark.exhaustive
 def test_ranks_and_offers_are_equal(refs):
     host, mesh, _ = refs
     features, target, *_ = batch(5, 7)
@@ -134,6 +136,7 @@ def test_ranks_and_offers_are_equal(refs):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_knows_of_no_mesh(refs, tmp_path):
     host, mesh, _ = refs
     mesh.before_save()

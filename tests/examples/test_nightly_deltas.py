@@ -58,6 +58,7 @@ def test_examples_in_docstrings_pass():
     assert found.failed == 0
 
 
+@pytest.mark.exhaustive
 def test_the_server_does_not_recommend_items_without_a_row():
     server = pytest.importorskip("nightly_deltas_server")
     import contextlib

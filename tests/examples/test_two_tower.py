@@ -68,6 +68,7 @@ def test_another_view_of_the_same_item_is_not_a_negative_example():
     )
 
 
+@pytest.mark.exhaustive
 def test_training_prints_its_progress():
     model = pytest.importorskip("two_tower_model")
     keras = model.keras

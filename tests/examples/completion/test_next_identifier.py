@@ -49,6 +49,7 @@ def test_the_model_beats_both_baselines(first_run):
             assert figures["neural model"][measure] > figures[baseline][measure]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_exported_model_predicts_without_this_package(first_run):
     assert (
@@ -57,6 +58,7 @@ def test_exported_model_predicts_without_this_package(first_run):
     ) in " ".join(first_run.split())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_report_has_tables_progress_and_duration(first_run):
     for table in ("identifiers", "candidates", "pieces", "scopes"):
@@ -135,6 +137,7 @@ def start_again(data, model_dir=None, **settings):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_folder_of_another_model_raises(
     error_message, first_run, sources, model_dir
@@ -146,6 +149,7 @@ def test_folder_of_another_model_raises(
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_damaged_checkpoint_raises(
     error_message, first_run, sources, model_dir, tmp_path

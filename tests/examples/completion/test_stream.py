@@ -47,6 +47,7 @@ def vocabularies_of(corpus):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["closed", "hashed", "open"])
 def test_what_always_follows_is_learned(kind):
     corpus = corpus_of(np.tile(np.arange(12), 90), 20)

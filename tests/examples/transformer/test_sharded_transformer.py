@@ -53,6 +53,7 @@ def test_the_model_beats_counting(first_run):
     assert "nats better than bigrams" in first_run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_report_has_layouts_and_bytes_per_device(first_run):
     assert re.search(
@@ -127,6 +128,7 @@ def start_again(sources, model_dir, dim=32):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_folder_of_another_model_or_damaged_model_raises(
     error_message, first_run, sources, model_dir, tmp_path, monkeypatch

@@ -66,6 +66,7 @@ def assert_equal(found, expected, compare=np.testing.assert_array_equal):
         compare(found[name], value, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), cases(program.PROGRAMS))
@@ -98,6 +99,7 @@ def test_tables_are_bitwise_equal_to_those_of_one_replica(
         np.testing.assert_array_equal(found[key], expected[key], key)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["order of arrays"])
 def test_each_epoch_contains_each_sample_once(name, two_processes):
