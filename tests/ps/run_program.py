@@ -249,6 +249,32 @@ def keys_and_16_bit_rows_are_restored(strategy):
     return [restored.num_done, other.vocabularies["t"].keys().numpy().tolist()]
 
 
+def a_run_after_a_resize(strategy):
+    with strategy.scope():
+        one = tlm.TPUEmbedding(
+            tpu.FeatureConfig(tpu.TableConfig(64, 4, name="t")),
+            tpu.Adagrad(0.5),
+            vocabularies={"t": tlm.OpenVocabulary(64)},
+        )
+
+    def step(ids):
+        one.enqueue(ids)
+        one.apply_gradients(tf.ones_like(one.dequeue()))
+
+    before = run(strategy, one, "resized", step)
+    before.steps(2)
+    one.vocabularies["t"].resize(128)
+    try:
+        error = str(before.steps(2))
+    except tf.errors.FailedPreconditionError as raised:
+        error = raised.message
+    before.save()
+    after = run(strategy, one, "resized", step)
+    after.steps(3)
+    keys = one.vocabularies["t"].keys().numpy().tolist()
+    return error, after.num_done, keys
+
+
 def changes_between_steps_are_saved(strategy):
     one, dense, first = run_of_two(strategy, "between", 5.0)
     first.steps(1)
@@ -553,6 +579,7 @@ CASES = {
             a_missing_object,
             keys_and_16_bit_rows_are_restored,
             changes_between_steps_are_saved,
+            a_run_after_a_resize,
             a_step_without_a_batch,
             a_dataset_created_outside,
             closures_of_several_steps,

@@ -93,6 +93,13 @@ def test_changes_between_steps_are_saved(found):
     assert found["changes_between_steps_are_saved"] == [1, 7.0, True]
 
 
+def test_a_run_is_created_again_after_a_resize(found):
+    error, num_done, keys = found["a_run_after_a_resize"]
+    assert "`save` of a tlm.ps.Run must be called" in error
+    assert num_done == 5
+    assert keys == [ROW]
+
+
 def test_a_step_without_a_batch_does_nothing(found):
     num_done, count, nested, errors = found["a_step_without_a_batch"]
     assert num_done == count == nested == 3
