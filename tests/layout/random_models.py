@@ -26,6 +26,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
+from tests.layout.random_expressions import EXPRESSIONS
 
 # Results differ only because sums are computed in a different order. The
 # magnitude of gradients is near 1.
@@ -47,126 +48,6 @@ INPUTS = {
     "sequence": (6, 8),
     "image": (8, 8, 4),
     "tokens": (6,),
-}
-
-
-def _normalized(x):
-    mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-    return (x - mean) * tf.math.rsqrt(variance + 1e-3)
-
-
-@tf.custom_gradient
-def _clipped_gradient(x):
-    return tf.identity(x), lambda dy: tf.clip_by_value(dy, -0.01, 0.01)
-
-
-def _halves(x):
-    first, second = tf.split(x, 2, axis=-1)
-    return tf.concat([second * tf.sigmoid(first), first], -1)
-
-
-def _loop(x):
-    return tf.while_loop(
-        lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y + x)), (0, x)
-    )[1]
-
-
-def _inner_gradient(x):
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.reduce_sum(tf.tanh(x) ** 3)
-    return tape.gradient(y, x)
-
-
-def _late_tape(x):
-    """Watches a tensor with a tape after the tensor has been used."""
-    largest = tf.math.top_k(x, x.shape[-1])[0]
-    factor = tf.reduce_mean(largest * largest, -1, keepdims=True)
-    with tf.GradientTape() as tape:
-        tape.watch(largest)
-        y = tf.reduce_sum(tf.tanh(largest) ** 2)
-    return x * factor + tape.gradient(y, largest)
-
-
-def _attention(x):
-    scores = tf.nn.softmax(x[..., :, None] * x[..., None, :])
-    return tf.einsum("...ij,...j->...i", scores, x)
-
-
-def _scattered(x):
-    rows = tf.transpose(tf.reshape(x, [-1, x.shape[-1]]))
-    size = rows.shape[0]
-    summed = tf.math.unsorted_segment_sum(rows, tf.range(size) // 2, size)
-    return tf.reshape(tf.transpose(summed), tf.shape(x))
-
-
-# Each function maps `h` to a tensor of the same shape. The last dimension is
-# even.
-EXPRESSIONS = {
-    "identity": tf.identity,
-    "gate": lambda h: tf.sigmoid(h) * h,
-    "cumsum": lambda h: tf.cumsum(h, axis=-1),
-    "cumsum exclusive": lambda h: tf.cumsum(
-        h, axis=-1, exclusive=True, reverse=True
-    ),
-    "cumprod": lambda h: tf.math.cumprod(0.3 * tf.tanh(h) + 1, axis=-1),
-    "reverse": lambda h: tf.reverse(h, [-1]),
-    "sort": lambda h: tf.sort(h, axis=-1),
-    "top_k": lambda h: (
-        h * tf.reduce_sum(tf.math.top_k(h, 3)[0], -1, keepdims=True)
-    ),
-    "moments": _normalized,
-    "reduce_prod": lambda h: (
-        h * tf.reduce_prod(0.3 * tf.tanh(h) + 1, -1, keepdims=True)
-    ),
-    "reduce_max": lambda h: h - tf.reduce_max(h, -1, keepdims=True),
-    "logsumexp": lambda h: h - tf.reduce_logsumexp(h, -1, keepdims=True),
-    "tile": lambda h: tf.tile(h, [*[1] * (len(h.shape) - 1), 2])[
-        ..., 3 : 3 + h.shape[-1]
-    ],
-    "roll": lambda h: tf.roll(h, 3, -1) + h,
-    "halves": _halves,
-    "gather": lambda h: tf.gather(
-        h, [*range(1, h.shape[-1], 2), *range(0, h.shape[-1], 2)], axis=-1
-    ),
-    "stop_gradient": lambda h: h * tf.stop_gradient(tf.sigmoid(h)) + h,
-    "softmax": tf.nn.softmax,
-    "log_softmax": tf.nn.log_softmax,
-    "attention": _attention,
-    "reshape": lambda h: tf.reshape(
-        tf.linalg.matrix_transpose(
-            tf.reshape(h, [-1, *h.shape[1:-1], h.shape[-1] // 2, 2])
-        ),
-        tf.shape(h),
-    ),
-    "where": lambda h: tf.where(h > 0, h, 0.1 * h * h),
-    "l2_normalize": lambda h: tf.nn.l2_normalize(h, -1),
-    "custom_gradient": _clipped_gradient,
-    "recompute_grad": lambda h: tf.recompute_grad(lambda y: tf.tanh(y) * y)(h),
-    "while_loop": _loop,
-    "inner gradient": _inner_gradient,
-    "late tape": _late_tape,
-    "pad": lambda h: tf.pad(h, [*[[0, 0]] * (len(h.shape) - 1), [2, 1]])[
-        ..., : h.shape[-1]
-    ],
-    "strided slice": lambda h: tf.concat([h[..., ::2], h[..., 1::2]], -1),
-    "segment sum": _scattered,
-    "one_hot": lambda h: (
-        h + tf.one_hot(tf.argmax(h, -1), h.shape[-1], dtype=h.dtype)
-    ),
-    "clip": lambda h: tf.clip_by_value(h, -0.7, 0.7),
-    "erf": lambda h: tf.math.erf(h) * h,
-    "stack": lambda h: tf.reduce_sum(
-        tf.stack([h, tf.square(h), tf.tanh(h)], -2)
-        * tf.constant([[0.5], [0.3], [0.2]], h.dtype),
-        -2,
-    ),
-    "broadcast": lambda h: (
-        h * tf.broadcast_to(tf.reduce_mean(h, -1, keepdims=True), tf.shape(h))
-    ),
-    "squared difference": lambda h: tf.math.squared_difference(
-        h, tf.reverse(h, [-1])
-    ),
 }
 
 
