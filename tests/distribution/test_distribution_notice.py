@@ -58,7 +58,6 @@ def test_a_distribution_without_effect_causes_one_warning(before):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("enable", "distribution", "groups"),

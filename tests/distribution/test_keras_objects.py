@@ -48,7 +48,6 @@ def named(path):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("mesh_of_library", [ours, theirs])
 def test_a_model_with_a_keras_map_matches_a_model_without_a_mesh(
     mesh_of_library,

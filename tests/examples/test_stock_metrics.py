@@ -38,7 +38,6 @@ def stock_tables(features, optimizer, *, name, vocabularies):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ranking", "retrieval"])
 def test_two_towers_reach_the_metric_of_stock_layers(model, monkeypatch):

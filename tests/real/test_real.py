@@ -36,14 +36,7 @@ PACKAGES = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
-@pytest.mark.parametrize(
-    "kind, name",
-    [
-        *FEW,
-        *(pytest.param(*one, marks=pytest.mark.exhaustive) for one in MORE),
-    ],
-)
+@pytest.mark.parametrize("kind, name", [*FEW, *MORE])
 def test_a_case_trains_on_a_mesh_as_without_a_mesh(kind, name):
     if "hub" in kind and importlib.util.find_spec("keras_hub") is None:
         pytest.skip("keras-hub is not installed; `make real` does that")

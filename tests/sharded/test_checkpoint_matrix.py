@@ -161,7 +161,6 @@ def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.skipif(not peak_memory.is_available(), reason="Linux counts it")
 @pytest.mark.parametrize(

@@ -1053,7 +1053,7 @@ _ReplicaThread = _private("distribute.mirrored_run", "_MirroredReplicaThread")
 
 
 def in_loop_of_replica() -> bool:
-    """Returns whether a loop inside of `strategy.run` is being traced.
+    """Returns whether a loop inside `strategy.run` is being traced.
 
     `MirroredStrategy` and `MultiWorkerMirroredStrategy` trace each replica in a
     separate thread, whose attribute `graph` is the graph around `strategy.run`.

@@ -76,7 +76,7 @@ class EmbeddingState:
         replicas, but the loops of the replicas run independently.
 
         Raises:
-          RuntimeError: If there are several replicas, and a loop inside of
+          RuntimeError: If there are several replicas, and a loop in
             `strategy.run` is being traced.
         """
         if (
@@ -270,7 +270,7 @@ class StepMethods:
             if a gradient is not a tensor or has another dtype or shape.
           RuntimeError: If the embedding is not built, if a table has no
             optimizer, if there are several replicas and the call is outside
-            `strategy.run` or in a loop inside of it, or if the traced function
+            `strategy.run` or in a loop in a replica, or if the traced function
             calls `enqueue` with this name and `training=False`.
           tf.errors.FailedPreconditionError: If no step is dequeued, or if the
             dequeued step was enqueued with `training=False`.

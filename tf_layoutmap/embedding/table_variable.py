@@ -95,8 +95,8 @@ def create(
     )
     drawn = []
     if devices is not None and is_drawn_there:
-        # `tf.experimental.async_scope` is not used: if a server is lost inside
-        # of the scope, TensorFlow can wait for its values without an end.
+        # `tf.experimental.async_scope` is not used, because TensorFlow can
+        # block forever if a server is lost while the scope is active.
         for shard, device in enumerate(devices):
             with tf.device(device):
                 drawn.append(

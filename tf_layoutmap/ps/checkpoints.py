@@ -264,7 +264,13 @@ def check_objects(
             if isinstance(allow_missing, bool)
             else name in allow_missing
         )
-        and (missing := _unmatched(nodes, name, node_id, matched))
+        and (
+            missing := [
+                path
+                for found, path in _paths_below(nodes, node_id, name).items()
+                if found not in matched and nodes[found].attributes
+            ]
+        )
     }
     differing = [name for name, _, _ in wrong]
     if lost:
@@ -329,28 +335,6 @@ def _read_graph(prefix: str) -> tuple[Mapping[str, Sequence[int]], Any]:
     return reader.get_variable_to_shape_map(), nodes
 
 
-def _unmatched(
-    nodes: Any, name: str, node_id: int, matched: Collection[int]
-) -> list[str]:
-    """Returns the paths of variables below a node that are not matched."""
-    found: dict[int, str] = {}
-    todo = [(name, node_id)]
-    while todo:
-        path, one = todo.pop()
-        if one not in found:
-            found[one] = path
-            todo.extend(
-                (f"{path}/{child.local_name}", child.node_id)
-                for child in nodes[one].children
-            )
-    return sorted(
-        path
-        for one, path in found.items()
-        if one not in matched
-        for _ in nodes[one].attributes
-    )
-
-
 def _shown(path: str) -> str:
     """Returns a path without the attributes of this package."""
     return path.replace(_TABLES, "/")
@@ -405,7 +389,7 @@ def _match(
             if not shape.is_compatible_with(tf.TensorShape(shapes[key])):
                 wrong.append((repr(path), key, shape.as_list()))
         if _creates_variables_later(found):
-            later.update(_descendants(nodes, node_id))
+            later.update(_paths_below(nodes, node_id))
         children = tf.train.TrackableView.children(found)
         for child in node.children:
             name = child.local_name
@@ -428,13 +412,16 @@ def _creates_variables_later(found: Any) -> bool:
     return hasattr(found, "iterations") and not getattr(found, "_built", False)
 
 
-def _descendants(nodes: Any, node_id: int) -> set[int]:
-    """Returns a node and all its descendants."""
-    found: set[int] = set()
-    todo = [node_id]
+def _paths_below(nodes: Any, node_id: int, path: str = "") -> dict[int, str]:
+    """Returns the paths of a node and all its descendants, by node."""
+    found: dict[int, str] = {}
+    todo = [(node_id, path)]
     while todo:
-        one = todo.pop()
+        one, path = todo.pop()
         if one not in found:
-            found.add(one)
-            todo.extend(child.node_id for child in nodes[one].children)
+            found[one] = path
+            todo.extend(
+                (child.node_id, f"{path}/{child.local_name}")
+                for child in nodes[one].children
+            )
     return found

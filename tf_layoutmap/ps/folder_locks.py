@@ -49,8 +49,8 @@ def lock(folder: pathlib.Path) -> FolderLock | None:
         process and its host.
     """
     real = os.path.realpath(folder)
-    # If the parent is not writable, all programs that use the folder use a file
-    # inside of it.
+    # If the parent is not writable, the lock file of all programs is in the
+    # folder itself.
     path = (
         real + SUFFIX
         if os.access(os.path.dirname(real), os.W_OK)

@@ -30,5 +30,5 @@ def error_handler() -> Iterator[None]:
 
 
 def handles_errors() -> bool:
-    """Returns whether this thread is inside of `error_handler`."""
+    """Returns whether this thread is in a block of `error_handler`."""
     return getattr(_handlers, "is_active", False)

@@ -236,7 +236,7 @@ class Rounds:
             return None
 
     def _prepare(self):
-        """If there is no iterator, creates it and traces the closure.
+        """Creates the iterator and traces the closure, unless they exist.
 
         Raises:
           LateError: If a process did not answer. TensorFlow ignores that it

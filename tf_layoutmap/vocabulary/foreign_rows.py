@@ -117,29 +117,18 @@ def _read_tfra_checkpoint(
             yield key_rows.KeyBlock(keys[here], values[here].astype(np.float32))
 
 
-def read_hugectr(
-    path: str, name: str | None, dim: int
-) -> Iterator[key_rows.KeyBlock]:
+def read_hugectr(path: str, dim: int) -> Iterator[key_rows.KeyBlock]:
     """Yields the rows of a sparse model of HugeCTR.
 
     Args:
       path: Folder of the sparse model, such as `0_sparse_9000.model`, with the
         files `key` and `emb_vector`.
-      name: Must be None, because the folder contains only one table.
       dim: Number of columns of the rows.
 
     Raises:
-      ValueError: If `name` is not None, a file does not exist, or the sizes of
-        the files do not match `dim`.
+      ValueError: If a file does not exist, or the sizes of the files do not
+        match `dim`.
     """
-    if name is not None:
-        raise ValueError(
-            checks.message(
-                "name",
-                'None for format="hugectr", whose folders contain one table',
-                name,
-            )
-        )
     yield from _read_pair(
         posixpath.join(path, "key"), posixpath.join(path, "emb_vector"), dim
     )
@@ -189,15 +178,39 @@ def read_dynamicemb(
         )
 
 
+# A reader gets a path, the name of a table or None, and the number of columns.
+_Reader = Callable[[str, str | None, int], Iterator[key_rows.KeyBlock]]
+
+
+def _of_one_table(
+    format: str, read: Callable[[str, int], Iterator[key_rows.KeyBlock]]
+) -> _Reader:
+    """Returns the reader of a format whose paths contain one table."""
+
+    def reader(
+        path: str, name: str | None, dim: int
+    ) -> Iterator[key_rows.KeyBlock]:
+        if name is not None:
+            raise ValueError(
+                checks.message(
+                    "name",
+                    f'None for format="{format}", whose paths contain one '
+                    "table",
+                    name,
+                )
+            )
+        return read(path, dim)
+
+    return reader
+
+
 # Maps a format to its reader.
-READERS: Mapping[
-    str, Callable[[str, str | None, int], Iterator[key_rows.KeyBlock]]
-] = {
+READERS: Mapping[str, _Reader] = {
     "tfra": read_tfra,
-    "hugectr": read_hugectr,
+    "hugectr": _of_one_table("hugectr", read_hugectr),
     "dynamicemb": read_dynamicemb,
-    "text": vector_files.read_text,
-    "word2vec": vector_files.read_word2vec,
+    "text": _of_one_table("text", vector_files.read_text),
+    "word2vec": _of_one_table("word2vec", vector_files.read_word2vec),
 }
 
 

@@ -27,14 +27,11 @@ _PART = 2**22
 _MAX_KEY = 10_000
 
 
-def read_text(
-    path: str, name: str | None, dim: int
-) -> Iterator[key_rows.KeyBlock]:
+def read_text(path: str, dim: int) -> Iterator[key_rows.KeyBlock]:
     """Yields the rows of a text file.
 
     Args:
       path: The file.
-      name: Must be None.
       dim: Number of columns of the rows. The last `dim` words of a line are the
         row. The words before, with the blanks between them, are the key.
 
@@ -42,15 +39,31 @@ def read_text(
       ValueError: If the file cannot be read, or a line contains no key, or no
         row of `dim` numbers.
     """
-    _check_name(name, "text")
-    block = _Block(path, dim)
+    return _blocks(_text_rows(path, dim), path)
+
+
+def read_word2vec(path: str, dim: int) -> Iterator[key_rows.KeyBlock]:
+    """Yields the rows of a binary file of word2vec.
+
+    Args:
+      path: The file.
+      dim: Number of columns of the rows.
+
+    Raises:
+      ValueError: If the file cannot be read, has another number of columns, or
+        is not complete.
+    """
+    return _blocks(_binary_rows(path, dim), path)
+
+
+def _text_rows(path: str, dim: int) -> Iterator[tuple[bytes, Array]]:
     with tf.io.gfile.GFile(path, "rb") as file:
         for number, line in enumerate(_lines(file, path), 1):
-            words = line.replace(b"\t", b" ").strip(b" \r\n").rsplit(b" ", dim)
             # With one column, the first line could also be a row.
             if number == 1 and dim > 1 and _is_head(line):
                 _check_head(line, path, dim)
                 continue
+            words = line.replace(b"\t", b" ").strip(b" \r\n").rsplit(b" ", dim)
             if not any(words):
                 continue
             row = _row_of(words[1:])
@@ -60,29 +73,10 @@ def read_text(
                     f"numbers. Received: line {number}, "
                     f"{_shortened(line)!r}."
                 )
-            block.add(words[0].rstrip(b" "), row)
-            if block.is_full():
-                yield block.take()
-    if block.keys:
-        yield block.take()
+            yield words[0].rstrip(b" "), row
 
 
-def read_word2vec(
-    path: str, name: str | None, dim: int
-) -> Iterator[key_rows.KeyBlock]:
-    """Yields the rows of a binary file of word2vec.
-
-    Args:
-      path: The file.
-      name: Must be None.
-      dim: Number of columns of the rows.
-
-    Raises:
-      ValueError: If the file cannot be read, has another number of columns, or
-        is not complete.
-    """
-    _check_name(name, "word2vec")
-    block = _Block(path, dim)
+def _binary_rows(path: str, dim: int) -> Iterator[tuple[bytes, Array]]:
     with tf.io.gfile.GFile(path, "rb") as file:
         content = _Content(file, path)
         head = content.until(b"\n")
@@ -94,41 +88,35 @@ def read_word2vec(
         for _ in range(_check_head(head, path, dim)):
             # word2vec writes a line break after each row, gensim does not.
             key = content.until(b" ").lstrip(b"\n")
-            block.add(
-                key, np.frombuffer(content.take(_VALUE.itemsize * dim), _VALUE)
-            )
-            if block.is_full():
-                yield block.take()
-    if block.keys:
-        yield block.take()
+            row = content.take(_VALUE.itemsize * dim)
+            yield key, np.frombuffer(row, _VALUE)
 
 
-class _Block:
-    """Keys and rows of the next block."""
-
-    def __init__(self, path: str, dim: int):
-        self._path = path
-        self._dim = dim
-        self.keys: dict[bytes, Array] = {}
-
-    def add(self, key: bytes, row: Array) -> None:
-        """Adds a row. If a key occurs several times, the last row is used."""
+def _blocks(
+    rows: Iterator[tuple[bytes, Array]], path: str
+) -> Iterator[key_rows.KeyBlock]:
+    """Yields blocks of rows. The last row of equal keys is used."""
+    block: dict[bytes, Array] = {}
+    for key, row in rows:
         if not key:
             raise ValueError(
-                f"Keys must not be empty. Received: the row of {self._path!r} "
-                f"after {len(self.keys)} keys of a block."
+                f"Keys must not be empty. Received: the row of {path!r} after "
+                f"{len(block)} keys of a block."
             )
-        self.keys[key] = row
+        block[key] = row
+        if len(block) >= key_rows.BLOCK_SIZE:
+            yield _block_of(block)
+            block = {}
+    if block:
+        yield _block_of(block)
 
-    def is_full(self) -> bool:
-        return len(self.keys) >= key_rows.BLOCK_SIZE
 
-    def take(self) -> key_rows.KeyBlock:
-        keys = np.empty([len(self.keys)], object)
-        keys[:] = list(self.keys)
-        rows = np.stack(list(self.keys.values())).astype(np.float32)
-        self.keys = {}
-        return key_rows.KeyBlock(keys, rows)
+def _block_of(rows: dict[bytes, Array]) -> key_rows.KeyBlock:
+    keys = np.empty([len(rows)], object)
+    keys[:] = list(rows)
+    return key_rows.KeyBlock(
+        keys, np.stack(list(rows.values())).astype(np.float32)
+    )
 
 
 class _Content:
@@ -201,17 +189,6 @@ def _check_head(line: bytes, path: str, dim: int) -> int:
             f"Received: {columns} columns."
         )
     return num_keys
-
-
-def _check_name(name: str | None, format: str) -> None:
-    if name is not None:
-        raise ValueError(
-            checks.message(
-                "name",
-                f"None for format={format!r}, whose files contain one table",
-                name,
-            )
-        )
 
 
 def _row_of(words: list[bytes]) -> Array | None:

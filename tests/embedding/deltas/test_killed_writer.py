@@ -72,9 +72,7 @@ class Program:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kills", [10, pytest.param(30, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("kills", [10, 30])
 def test_a_writer_killed_many_times_leaves_complete_deltas(tmp_path, kills):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")

@@ -1,12 +1,11 @@
 """One process of a group with sharded tables.
 
-    python program.py FOLDER NUM_STEPS HOW ORDER [DIES_BEFORE]
+    python program.py FOLDER NUM_STEPS [DIES_BEFORE]
 
-Trains `multi_process_program.embedding()`. HOW has the same meaning as in
-`multi_process_program`. Writes to FOLDER the checkpoints `start` and `end` of
-process 0, and the activations and rows of this process. Continues from the
-checkpoint `restart` if it exists. The last process exits without cleanup before
-step DIES_BEFORE.
+Trains `multi_process_program.embedding()`. Writes to FOLDER the checkpoints
+`start` and `end` of process 0, and the activations and rows of this process.
+Continues from the checkpoint `restart` if it exists. The last process exits
+without cleanup before step DIES_BEFORE.
 """
 
 import json
@@ -19,7 +18,6 @@ import tensorflow as tf
 
 from tests.embedding.divided import checkpoints
 from tests.embedding.host import multi_process_program as plan
-from tf_layoutmap.embedding.divided import group, tables
 
 
 def own_rows(embedding):
@@ -36,20 +34,16 @@ def own_rows(embedding):
     return found
 
 
-def main(folder, num_steps, how, order, dies_before=None):
+def main(folder, num_steps, dies_before=None):
     folder = pathlib.Path(folder)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task = json.loads(os.environ["TF_CONFIG"])
     worker, size = task["task"]["index"], len(task["cluster"]["worker"])
     with strategy.scope():
-        embedding = plan.embedding(over_processes="sharded", order=order)
-    if how == "by token":
-        # With these small limits, each table is gathered in several blocks and
-        # saved in several files.
-        group._CHUNK, tables.PART_BYTES = 8, 64
+        embedding = plan.embedding(over_processes="sharded")
     save = checkpoints.restored(embedding, folder, worker)
     save("start")
-    step = plan.train_step(embedding, strategy, how)
+    step = plan.train_step(embedding, strategy)
     for number in range(int(num_steps)):
         if dies_before and int(dies_before) == number:
             if worker == size - 1:

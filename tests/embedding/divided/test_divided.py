@@ -83,7 +83,7 @@ def test_three_processes_continue_a_checkpoint_of_one(start, tmp_path):
     checkpoint = checkpoint_of(embedding)
     checkpoint.write(str(tmp_path / "restart"))
     before = plan.tables(embedding)
-    for one in start(3, str(NUM_STEPS), "in order", "exact"):
+    for one in start(3, str(NUM_STEPS)):
         one.check(DEADLINE_SECONDS)
     after = tables_in(tmp_path / "start")
     for name, value in before.items():
@@ -125,13 +125,13 @@ def test_tensorflow_s_class_reads_a_group_s_checkpoint(start, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_ends_after_its_peer_and_a_restart_resumes(start, tmp_path):
-    survivor, dead = start(2, "5", "in order", "exact", "3")
+    survivor, dead = start(2, "5", "3")
     dead.wait(DEADLINE_SECONDS)
     assert survivor.wait(DEATH_SECONDS) not in (0, "too late")
     assert "Error" in survivor.log.read_text()
     for path in tmp_path.glob("start.*"):
         path.rename(path.with_name(path.name.replace("start", "restart")))
-    for one in start(2, str(NUM_STEPS), "in order", "exact"):
+    for one in start(2, str(NUM_STEPS)):
         one.check(DEADLINE_SECONDS)
     check_same(tmp_path, 2)
 

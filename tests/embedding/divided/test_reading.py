@@ -75,7 +75,6 @@ def trained_here(folder, num_steps):
     return one
 
 
-@pytest.mark.exhaustive
 def test_all_processes_read_the_rows_of_a_checkpoint(folder):
     one = restored(folder / "after_delta")
     tables = {
@@ -121,7 +120,6 @@ def test_exports_equal_an_export_of_one_process(folder, tmp_path, rows):
     assert found and found == expected
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", program.FORMATS)
 def test_served_models_apply_deltas_of_all_processes(folder, tmp_path, rows):
     """The lookups equal the lookups of an export after the delta."""

@@ -13,7 +13,6 @@ DEADLINE_SECONDS = 240
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["copied", "sharded"])
 def test_steps_and_reads_leave_no_threads(how, tmp_path):
     """A collective with a timeout leaves a thread until the timeout."""

@@ -3,16 +3,15 @@
     python open_tables_program.py OUTPUT NUM_STEPS HOW
 
 Trains `embedding()` and writes its variables to OUTPUT.npz. HOW is "in order"
-for the calls of a TPUEmbedding, or "by token" for the calls of a layer. "write"
-also writes rows by key and exports them, and "manage" evicts keys and resizes
-tables. With other values of HOW, the program fails and writes the error to
-OUTPUT.txt: "mixed" enqueues a training step in the first process and a
-forward-only step in the other, "write one" writes a row in the first process
-only, "keep strings" creates a vocabulary that keeps strings, "evict other" and
-"resize other" pass other arguments in each process, "resize in flight" resizes
-a table when a step is in flight in the second process, "evict in a function"
-evicts a key in a `tf.function`, and "failing evict" and "failing resize" evict
-keys with an `on_evict` that raises an error.
+for the calls of a TPUEmbedding, "by token" for the calls of a layer, or
+"packed" for packed batches. With other values of HOW, the program fails and
+writes the error to OUTPUT.txt: "mixed" enqueues a training step in the first
+process and a forward-only step in the other, "write one" writes a row in the
+first process only, "keep strings" creates a vocabulary that keeps strings,
+"evict other" and "resize other" pass other arguments in each process, "resize
+in flight" resizes a table when a step is in flight in the second process,
+"evict in a function" evicts a key in a `tf.function`, and "failing evict" and
+"failing resize" evict keys with an `on_evict` that raises an error.
 """
 
 import json
@@ -156,24 +155,6 @@ def train_step(tpu_embedding, strategy, how="in order"):
     return tf.function(
         lambda *args: strategy.run(replica_step, args), reduce_retracing=True
     )
-
-
-def manage(tpu_embedding, number):
-    """Evicts keys or resizes tables; returns whether tables were resized."""
-    items, names = (
-        tpu_embedding.vocabularies[one] for one in ("items", "names")
-    )
-    if number == 3:
-        keys = items.keys().numpy()
-        assert len(items.evict([*keys[::3], 10**9])) == len(keys[::3])
-    if number in (4, 6):
-        assert len(names.evict(StoredKeys(names.keys()[:7]))) == 7
-        assert not len(names.evict_expired())
-    if number == 5:
-        assert items.resize(24).num_dropped > 0
-        assert names.resize(16).num_dropped > 0
-        return True
-    return False
 
 
 def write(tpu_embedding, number):
@@ -330,21 +311,10 @@ def main(output, num_steps, how):
         output = pathlib.Path(output)
         processes.stay_until_written(output.parent, "[01].txt")
         return
-    writes = how == "write"
     tpu_embedding.build()
-    step_kind = "in order" if how in ("write", "manage") else how
-    step = train_step(tpu_embedding, strategy, step_kind)
+    step = train_step(tpu_embedding, strategy, how)
     for number in range(int(num_steps)):
-        if writes:
-            write(tpu_embedding, number)
-        if how == "manage" and manage(tpu_embedding, number):
-            step = train_step(tpu_embedding, strategy, step_kind)
         activations = step(*batch(number, worker))
-    if writes:
-        # The folder is written by the first process only.
-        tpu_embedding.vocabularies["items"].export(
-            pathlib.Path(output).parent / f"items {worker}"
-        )
     np.savez(
         output,
         evicted_keys=on_evict.keys,

@@ -64,7 +64,6 @@ def rows_by_key(layer):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("kind", ["open", "closed", "tpu"])
 def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
@@ -648,7 +647,6 @@ def test_setting_weights_without_the_vocabulary_raises(version, layers):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("dtype", [str, np.int64])
 def test_two_replicas_train_the_same_table_as_one(version, layers, dtype):

@@ -236,7 +236,6 @@ def test_a_resized_table_is_saved_with_its_new_size(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("is_half", [False, True])
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_a_checkpoint_continues_training_with_replicas(

@@ -64,7 +64,6 @@ def data():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class", "logger"), VERSIONS)
 def test_a_wide_and_deep_model_trains_and_is_saved(
     tmp_path, version, layer_class, logger

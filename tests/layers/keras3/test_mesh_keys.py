@@ -178,7 +178,6 @@ def lstm_model(dtype="int64", **options):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("dtype", [np.int64, str])
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("weighted", [True, False])
@@ -441,7 +440,6 @@ def test_evict_and_resize_and_on_evict(mesh):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("file", ["keras", "weights.h5", "checkpoint"])
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]

@@ -67,7 +67,6 @@ def assert_equal(found, expected, compare=np.testing.assert_array_equal):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "how"), cases(program.PROGRAMS))
 def test_two_processes_equal_two_replicas_of_one_process(

@@ -198,9 +198,7 @@ def test_sharded_tables_are_bitwise_equal_with_replicas():
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_replicas", [2, pytest.param(4, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("num_replicas", [2, 4])
 def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
     num_replicas,
 ):

@@ -37,7 +37,6 @@ def fit_with_two_replicas():
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["sharded", "copied"])
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_in_folder(

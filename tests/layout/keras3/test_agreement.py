@@ -276,7 +276,6 @@ def marked_cases():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("layer, setting, sizes", list(marked_cases()))
 def test_losses_agree(layer, setting, sizes):
     compare(layer, setting, sizes, CLOSE)

@@ -65,7 +65,6 @@ def cases():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:To ")
 @pytest.mark.parametrize(

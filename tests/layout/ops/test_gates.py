@@ -182,7 +182,6 @@ def test_layer_matches_a_single_device_and_gathers_no_weights(name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -215,7 +214,6 @@ def test_meshes_of_other_shapes(name, sizes):
 # The masks of Keras 3 depend only on seeds.
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     ("make", "x", "axes"),
     [

@@ -116,7 +116,6 @@ REFUSED = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_loop_that_cannot_be_unrolled_raises(sentence):
     with (

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests import covering
 from tests.layout import pairs
 from tests.layout.meshes import mesh_of
 from tests.layout.replication.test_replicated_ops import (
@@ -42,20 +41,7 @@ DRAWS = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name",
-    covering.but(
-        DRAWS,
-        "uniform",
-        "uniform, seeded",
-        "normal, seeded",
-        "truncated",
-        "integers",
-        "poisson",
-        "stateless uniform",
-    ),
-)
-@pytest.mark.filterwarnings("ignore:To ")
+@pytest.mark.parametrize("name", DRAWS)
 def test_model_with_random_ops_matches_a_single_device(name):
     pairs.assert_trains_alike(
         lambda: model_with(DRAWS[name]),

@@ -206,7 +206,6 @@ def test_tokens_equal_those_of_one_device(name):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_choose_the_tokens_of_one_device(sampler):

@@ -495,8 +495,8 @@ def test_optimizer_matches_a_single_device(name):
     "mesh",
     [
         dict(batch=2, model=2),
-        pytest.param(dict(batch=1, model=1), marks=pytest.mark.exhaustive),
-        pytest.param(dict(model=4), marks=pytest.mark.exhaustive),
+        dict(batch=1, model=1),
+        dict(model=4),
     ],
 )
 def test_200_steps_match_a_single_device(mesh):
@@ -516,7 +516,6 @@ def test_mixed_bfloat16_is_close_to_a_single_device():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".weights.h5", "", ".keras"])
 @pytest.mark.parametrize("target", ["mesh", "none"])

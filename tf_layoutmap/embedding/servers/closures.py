@@ -220,7 +220,7 @@ def token_to_fetch(call: int = 0) -> tf.Tensor:
 def prefetch_steps() -> int:
     """Returns the `prefetch_steps` of the function that is being traced.
 
-    The result is 0 in functions inside of the closure, such as branches.
+    The result is 0 in functions inside the closure, such as branches.
     """
     closure = _closure_of(tf.compat.v1.get_default_graph())
     return 0 if closure is None else closure.prefetch_steps
@@ -229,7 +229,7 @@ def prefetch_steps() -> int:
 def joins_calls() -> bool:
     """Returns whether an update can be joined with a later read.
 
-    The result is False in functions inside of the closure, such as branches.
+    The result is False in functions inside the closure, such as branches.
     """
     closure = _closure_of(tf.compat.v1.get_default_graph())
     return closure is not None and closure.joins_calls
