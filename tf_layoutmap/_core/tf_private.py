@@ -144,6 +144,19 @@ forward_mode_of_ops = _private("eager.forwardprop", "_SPECIAL_CASES")
 # `do_not_convert` would also disable AutoGraph for those functions.
 called_as_written = _private("autograph.impl.api", "autograph_artifact")
 
+# AutoGraph does not convert the functions of TensorFlow and Keras. Without
+# these rules, AutoGraph would convert each function of these packages that a
+# `tf.function` calls, which takes several seconds in the first step. Other
+# packages call steps of users, which AutoGraph must convert.
+_autograph_config = _private("autograph.core", "config")
+_autograph_config.CONVERSION_RULES = (
+    *_private("autograph.core.config", "CONVERSION_RULES"),
+    *(
+        _private("autograph.core.config", "DoNotConvert")(f"tf_layoutmap.{one}")
+        for one in ("_core", "embedding", "layers", "sharded", "vocabulary")
+    ),
+)
+
 # Allows a function to run several reads of one variable in parallel, for the
 # read ops of this package.
 register_read_only_op = _private(
