@@ -29,7 +29,7 @@ def found(request):
 
 # Slow, because two processes import both versions of Keras.
 @pytest.mark.slow
-@pytest.mark.covering(1, 7)
+@pytest.mark.covering(1, 5)
 @pytest.mark.parametrize("case", gpu_program.cases())
 def test_training_matches_a_process_without_gpus(case, found):
     plain, on_gpus = (one[case] for one in found)

@@ -29,9 +29,13 @@ FEW = {
 }
 # Seeds of the random programs that `make test` runs, by family.
 SEEDS = {"steps": (1,), "replicas": (2,)}
-# Random programs take long in several processes, so `make test` runs one family
-# on each of these runtimes.
-NOT_IN_FEW = {("replicated", "random steps"), ("sharded", "random replicas")}
+# Sections that only exhaustive cases try on these runtimes, because they take
+# long in several processes: random programs, and models of tf_keras.
+NOT_IN_FEW = {
+    (runtime, section)
+    for runtime in ("replicated", "sharded")
+    for section in ("random steps", "random replicas", "tf_keras tpu")
+}
 # Seeds of the exhaustive cases.
 MORE_SEEDS = {"steps": range(20), "replicas": range(20)}
 
@@ -46,7 +50,7 @@ def few(group):
     ] + [
         cell
         for cell in trial.cells(runtimes, list(FEW))
-        if cell[2] in FEW[cell[1]]
+        if cell[2] in FEW[cell[1]] and cell[:2] not in NOT_IN_FEW
     ]
 
 

@@ -8,30 +8,21 @@ import random
 
 import pytest
 
-from tests import strategies
+from tests import covering, strategies
 from tests.contract import random_programs, runtimes, setups
 from tests.contract.families import FAMILIES
 
 # With more servers, some shards would be on the same logical CPU.
 assert strategies.NUM_DEVICES >= 3
 
-SEEDS = range(8)
-MORE_SEEDS = range(8, 40)
+# A program with few calls, so `make test` runs it.
+SEED = 7
+MORE_SEEDS = [one for one in range(40) if one != SEED]
 if os.environ.get("TF_LAYOUTMAP_EXPLORE") == "1":
-    MORE_SEEDS = random.sample(range(8, 10**9), 200)
+    MORE_SEEDS = random.sample(range(40, 10**9), 200)
 
 
-@pytest.mark.covering(1, 3)
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *SEEDS,
-        *(
-            pytest.param(one, marks=pytest.mark.exhaustive)
-            for one in MORE_SEEDS
-        ),
-    ],
-)
+@pytest.mark.parametrize("seed", covering.first(SEED, *MORE_SEEDS))
 def test_several_lookups_per_step_equal_the_host(seed, tmp_path):
     found = []
     for runtime in (runtimes.LocalServers(), runtimes.Runtime()):

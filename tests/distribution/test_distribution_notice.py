@@ -50,6 +50,7 @@ def run(before="", enable="", distribution="keras.distribution.DataParallel()"):
     return done.stderr.count("shards nothing before"), done.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import keras"])

@@ -118,6 +118,7 @@ def test_training_matches_a_run_without_a_distribution(make, kind):
         assert kernel.mesh.size == len(theirs.list_devices())
 
 
+@pytest.mark.exhaustive
 def test_names_of_variables_match_a_run_without_a_distribution():
     found = []
     for distribution in (None, model_parallel()):

@@ -38,6 +38,7 @@ def test_the_deprecated_name_of_context_warns():
     assert context.batch_dim == "batch"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "make",
     [

@@ -302,6 +302,7 @@ def test_the_static_shape_of_gathered_rows_is_inferred():
     assert shapes == [[None, 4, 2, 3]]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=40)
 @given(
     cases.shardings(),

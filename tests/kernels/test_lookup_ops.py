@@ -197,7 +197,7 @@ class Problem:
         return [one.numpy() for one in self.variables + self.slot_variables]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(sharding=cases.shardings(), data=st.data())

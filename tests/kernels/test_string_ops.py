@@ -215,6 +215,7 @@ for text in ("first", 'sec"ond', "third", "first"):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_collision_is_logged_once():
     """Runs in another process, because the tests do not show warnings."""
     found = subprocess.run(

@@ -207,6 +207,7 @@ def test_a_frozen_table_is_not_trained(version):
     assert np.any(head.get_weights()[0] != kernel)
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rule", RULES)
 def test_mixed_precision_trains_like_the_stock_model(version, rule):
     kwargs = {"dtype": "mixed_bfloat16"}
@@ -216,6 +217,7 @@ def test_mixed_precision_trains_like_the_stock_model(version, rule):
     assert_equal(stock, fit(model, version, rule))
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [functional, nested, subclassed])
 @pytest.mark.parametrize("suffix", [".weights.h5", ".keras"])
@@ -259,6 +261,7 @@ def test_checkpoints_are_interchangeable(version, tmp_path):
     assert_equal(values(new), values(back), atol=0)
 
 
+@pytest.mark.covering(1, 1)
 def test_a_saved_model_continues_training(version, tmp_path):
     model = replaced(made(functional, version), version, "Adagrad")
     fit(model, version, "Adagrad")

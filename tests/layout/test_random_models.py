@@ -127,6 +127,7 @@ def test_random_model_matches_a_single_device(seed):
     assert random_models.run(program) == "equal", program
 
 
+@pytest.mark.exhaustive
 def test_comparison_detects_a_difference():
     """Checks that the comparison detects a different learning rate."""
     program = Program("vector", [("Dense",)], PAIR, {0: COLUMNS})

@@ -239,6 +239,7 @@ def with_tables(place):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_sliced_tables_and_mesh_variables_share_a_checkpoint(
     tmp_path, writer, reader
@@ -279,6 +280,7 @@ def test_checkpoint_of_a_sharded_variable_is_one_full_tensor(tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 def test_checkpoint_with_another_shape_raises(tmp_path):
     source = trained("2x2")
     for name, wrong in (("bn.gamma", [4]), ("d1.kernel", [8, 4])):

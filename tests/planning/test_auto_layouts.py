@@ -19,6 +19,7 @@ def losses_without_mesh(make):
     return models.losses(models.compiled(make()))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "make", [models.mlp, models.transformer], ids=["mlp", "transformer"]
@@ -43,6 +44,7 @@ def test_a_planned_model_trains_like_one_device(make):
     ]
 
 
+@pytest.mark.exhaustive
 def test_the_printed_map_gives_the_same_weights():
     mesh = mesh_of(**SIZES)
     keras.utils.set_random_seed(1)

@@ -61,6 +61,7 @@ def check_goes_on(cluster, at_least: int):
     assert int(line.split()[1]) == found["num_done"]
 
 
+@pytest.mark.exhaustive
 def test_training_continues_if_a_servers_disk_is_full(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train(_OPTIONS)

@@ -213,7 +213,7 @@ SEVERAL_IDS = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_tables_are_exported(kind, fuse, tmp_path):

@@ -27,7 +27,7 @@ def sharded(module=keras, layers=tlm.layers, optimizer="adagrad", **kwargs):
     return module.Model(ids, module.layers.Dense(2, name="d1")(flat))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("optimizer", ["adagrad", None])
 def test_an_exported_model_matches_the_predictions(optimizer, kind, tmp_path):
@@ -264,7 +264,7 @@ def tied_model(read, **options):
     return model
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("read", DIRECT_READS)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -70,6 +70,7 @@ def test_the_fingerprint_belongs_to_the_copy(written, tmp_path):
     assert found.singleprint() == wanted.singleprint()
 
 
+@pytest.mark.covering(1, 1)
 def test_a_served_model_continues_from_a_copy(written, tmp_path):
     deltas = written / "deltas"
     tlm.update_export(

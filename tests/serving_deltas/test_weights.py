@@ -172,6 +172,7 @@ def test_only_weights_that_changed_are_written(tmp_path):
     assert '"format": 4' in second.meta.to_json()
 
 
+@pytest.mark.exhaustive
 def test_an_export_of_other_weights_is_corrected_by_the_next_delta(tmp_path):
     model = model_of()
     fit(model)
@@ -268,6 +269,7 @@ def test_a_writer_of_a_layer_warns_about_the_weights_of_the_model(tmp_path):
         export(model, writer, tmp_path / "1")
 
 
+@pytest.mark.exhaustive
 def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
     model = model_of()
     fit(model)
@@ -384,6 +386,7 @@ def test_calls_in_a_block_see_all_weights_of_one_delta(at_once, tmp_path):
     assert len(seen) > 1
 
 
+@pytest.mark.exhaustive
 def test_a_module_with_several_dtypes(tmp_path):
     class Scorer(tf.Module):
         def __init__(self):

@@ -83,6 +83,7 @@ def cases(draw):
     )
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=200)
 @given(case=cases())
 def test_any_table_restores_into_any_other(tmp_path_factory, case):

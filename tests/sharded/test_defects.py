@@ -216,6 +216,7 @@ def test_updates_from_four_threads_are_all_applied():
     )
 
 
+@pytest.mark.exhaustive
 def test_an_exported_table_reads_and_writes_the_same_rows(grid, tmp_path):
     # tests/sharded/test_export.py covers every method of a loaded table.
     module = tf.Module()
@@ -395,7 +396,7 @@ def test_a_sharding_callback_splits_the_checkpoint_file(grid, tmp_path):
     np.testing.assert_array_equal(again.numpy(), grid)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("bad_id", [-1, 6, 100])
 @pytest.mark.parametrize("placement", ["div", "mod", "columns"])
 @pytest.mark.parametrize("num_shards", [1, 2])

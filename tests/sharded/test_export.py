@@ -163,6 +163,7 @@ def tables_and_halves():
             )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name_of_table, half", list(tables_and_halves()))
 def test_every_method_of_a_loaded_table_matches_the_live_table(

@@ -96,7 +96,7 @@ CONTROL_FLOW = {
 }
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 5)
 @pytest.mark.parametrize("name", CONTROL_FLOW)
 def test_values_and_gradients_match_one_variable(name, values, table):
     @tf.function
@@ -146,7 +146,7 @@ def test_gradients_can_be_computed_inside_branches(values, table):
     np.testing.assert_array_equal(run(table), run(tf.Variable(values)))
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 3)
 def test_gradients_can_be_computed_inside_vectorized_map(values, table):
     def gradient_of_one(target, ids):
         with tf.GradientTape() as tape:
@@ -160,7 +160,7 @@ def test_gradients_can_be_computed_inside_vectorized_map(values, table):
     np.testing.assert_array_equal(run(table), run(tf.Variable(values)))
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1, 6)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("only", [None, 0])
 def test_forward_mode_returns_the_rows_of_the_tangents(

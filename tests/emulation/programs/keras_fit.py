@@ -165,6 +165,7 @@ def test_two_calls_in_a_step_raise():
         fit(STRATEGY, Twice)
 
 
+@pytest.mark.exhaustive
 def test_several_steps_per_execution_require_build(of_one_replica):
     # The static batch size is unknown inside Keras' loop over several steps.
     model = compiled(STRATEGY, steps_per_execution=3)
@@ -220,6 +221,7 @@ def test_training_continues_from_weights_and_checkpoints(tmp_path):
         training.assert_same(tables_of(model), wanted)
 
 
+@pytest.mark.exhaustive
 def test_weights_of_the_tpu_serve_on_the_host(tmp_path):
     model = fit(STRATEGY)
     path = tmp_path / "it.weights.h5"

@@ -245,6 +245,7 @@ def custom_loop(strategy, layer):
     epoch(ragged_batches() if strategy is ONE else on_host(ragged_batches()))
 
 
+@pytest.mark.exhaustive
 def test_a_custom_loop_supports_ragged_inputs():
     tables = []
     for strategy in (ONE, STRATEGY):

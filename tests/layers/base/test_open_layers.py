@@ -222,7 +222,7 @@ def test_saved_keys_load_into_any_number_of_shards(tmp_path, version, layers):
         assert int(other.optimizer.iterations) == 8
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 @pytest.mark.parametrize("capacity", [3000, 16])
@@ -272,6 +272,7 @@ def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
         closed.load_weights(tmp_path / "open.weights.h5")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @both
 def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
@@ -526,6 +527,7 @@ def test_a_model_with_a_sparse_input_trains_and_is_exported(
     np.testing.assert_array_equal(loaded.predict(batches, verbose=0), found)
 
 
+@pytest.mark.covering(1, 8)
 @both
 @pytest.mark.parametrize(
     ("indices", "match"),
@@ -571,6 +573,7 @@ def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
     assert layer.vocabulary.stats() == stats
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("num_replicas", [1, 2])

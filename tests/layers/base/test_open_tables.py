@@ -106,6 +106,7 @@ def test_loading_a_table_with_ids_into_an_open_vocabulary_raises(
         counted.load_weights(tmp_path / "model.weights.h5")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize("form", ["integers", "strings", "dataset", "packed"])

@@ -167,6 +167,7 @@ def run(layer, change, *, steps=3, ids=REPEATED, in_function=False):
     return rows_of(layer), scale.numpy()
 
 
+@pytest.mark.covering(1, 12)
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("name", LINEAR)
 def test_linear_operations_equal_a_stock_layer(name, in_function):

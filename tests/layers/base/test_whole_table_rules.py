@@ -187,7 +187,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_equal_embedding_for_any_number_of_shards(

@@ -83,6 +83,7 @@ def test_only_training_uses_the_op():
         )
 
 
+@pytest.mark.exhaustive
 def test_a_model_with_an_explicit_jit_compile_trains_without_xla():
     expected = trained_weights(model_with(tlm.layers.DotInteraction()))
     with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
@@ -137,6 +138,7 @@ def test_a_saved_model_is_loaded(options, tmp_path):
     assert_close(trained_weights(loaded), trained_weights(model))
 
 
+@pytest.mark.exhaustive
 def test_an_exported_model_contains_stock_operations(tmp_path):
     model = model_with(tlm.layers.DotInteraction())
     trained_weights(model)

@@ -149,6 +149,7 @@ def test_a_table_that_follows_the_optimizer_trains_as_on_the_host(
         np.testing.assert_allclose(found.numpy(), slot.numpy(), atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_dense_layer_after_the_table_trains_as_without_a_mesh(mesh):
     def make():
         keras.utils.set_random_seed(2)
@@ -222,6 +223,7 @@ def test_only_rows_of_the_batch_change(mesh):
     assert np.flatnonzero(changed).tolist() == [NUM_ROWS - 1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_trains_the_table(mesh, in_a_function):
@@ -358,7 +360,7 @@ by_files = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "other mesh")]
@@ -564,6 +566,7 @@ def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
     assert_same_tables(host, meshed)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @by_files
 @pytest.mark.parametrize(
@@ -665,7 +668,7 @@ CONSTRAINTS = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 @pytest.mark.parametrize("steps", [None, 2])

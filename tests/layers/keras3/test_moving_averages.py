@@ -71,7 +71,7 @@ CALLBACKS = {
 
 
 @pytest.mark.filterwarnings("ignore:use_ema")
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("table", TABLES)

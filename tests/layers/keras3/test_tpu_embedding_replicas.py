@@ -165,6 +165,7 @@ def test_tables_are_bitwise_equal_to_those_of_one_replica(scope):
     assert found.stats()["num_updates"] == 6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -222,6 +223,7 @@ def test_tables_before_a_dense_layer_are_equal_within_float32_rounding(
     )
 
 
+@pytest.mark.exhaustive
 def test_ids_padded_with_minus_one_equal_ragged_ids():
     # Keras does not distribute ragged batches over several replicas, so this
     # test pads the ids. The next test trains on ragged batches in a custom
@@ -331,6 +333,7 @@ def test_a_step_that_failed_in_one_replica_is_discarded():
     assert embedding_of(model).stats()["num_updates"] == 7
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "suffix",
@@ -447,6 +450,7 @@ class Siamese(keras.Model):
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "num_replicas", [pytest.param(2, marks=pytest.mark.exhaustive), 4]

@@ -72,6 +72,7 @@ def test_a_model_with_jit_compile_trains():
     assert_close(trained_weights(model), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["keras", "tf"])
 def test_a_saved_model_is_loaded(form, tmp_path):
     model = model_with(

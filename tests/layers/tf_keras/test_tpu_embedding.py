@@ -104,7 +104,7 @@ def test_tables_are_bitwise_equal_to_those_of_keras_3():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -232,7 +232,7 @@ def own_loop(strategy, model, optimizer, aggregate=None, **options):
             strategy.run(step, args=batch)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("optimizers", ["optimizers", "optimizers.legacy"])
 def test_a_custom_loop_trains_in_strategy_run(num_replicas, optimizers):
@@ -320,6 +320,7 @@ def test_dense_weights_train_with_the_tables():
     )
 
 
+@pytest.mark.exhaustive
 def test_evaluation_and_gradients_alone_change_nothing():
     model = compiled()
     x, y = keras3.batches(1)
@@ -334,6 +335,7 @@ def test_evaluation_and_gradients_alone_change_nothing():
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])

@@ -32,7 +32,7 @@ def model():
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "sizes", [dict(batch=2, model=2), dict(batch=1, model=4)]
 )
@@ -57,7 +57,7 @@ def test_training_matches_a_single_device(sizes, make):
     pairs.assert_slots_have_layouts_of_weights(trained)
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
 @pytest.mark.parametrize(
     "make",

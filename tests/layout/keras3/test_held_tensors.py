@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, run_eagerly",
     [*((name, False) for name in CASES), ("layer", True), ("loss", True)],

@@ -150,6 +150,7 @@ def test_step_that_calls_the_model_with_other_inputs_raises():
         pairs.fit(model, tf.constant(SENTENCES), LABELS, epochs=1)
 
 
+@pytest.mark.exhaustive
 def test_lookup_after_a_weight_raises():
     """Checks a lookup whose input was computed on the mesh."""
 

@@ -103,6 +103,7 @@ def test_eye_in_a_step_on_a_mesh_matches_numpy(mesh, shape):
     np.testing.assert_array_equal(got, np.eye(*shape, dtype=np.int32))
 
 
+@pytest.mark.exhaustive
 def test_image_patches_match_a_single_device(mesh):
     def make():
         return pairs.sequential(
@@ -119,6 +120,7 @@ def test_image_patches_match_a_single_device(mesh):
     )
 
 
+@pytest.mark.exhaustive
 def test_time_distributed_before_a_recurrent_layer(mesh):
     # The mesh has more devices than the input has features. The mesh axis of
     # the batch moves to another dimension.
@@ -141,7 +143,7 @@ def test_time_distributed_before_a_recurrent_layer(mesh):
 HEADS, LAST = (None, "model", None), (None, None, "model")
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize(
     "first, second",
     [
@@ -185,6 +187,7 @@ def test_einsums_with_weights_sharded_in_different_dimensions(
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "axes",
     [("batch", None, None), ("batch", "model", None), ("model", "batch", None)],

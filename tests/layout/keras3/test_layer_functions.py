@@ -151,7 +151,7 @@ def results(make, first, run_eagerly):
 
 
 @pytest.mark.slow
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("first", ["fit", "call", "predict"])
 @pytest.mark.parametrize("place", PLACES)
@@ -312,7 +312,7 @@ def test_tape_outside_of_a_function_trains_a_table(layer, axes, called_first):
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("layer", [stock, trained_by_itself])
 def test_table_in_a_function_of_a_model_is_trained(layer, run_eagerly):

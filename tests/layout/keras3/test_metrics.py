@@ -264,6 +264,7 @@ class Masked(keras.Model):
         return self.d(self.r(self.c(self.e(x))))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_masks_pass_through_pinned_layers():
     tokens = pairs.TOKENS.copy()

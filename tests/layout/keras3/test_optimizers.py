@@ -106,7 +106,7 @@ def embedding_model():
     return pairs.sequential((6,), keras.layers.Embedding(16, 8, name="e"))
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", [("model", None), (None, "model")])
 @pytest.mark.parametrize(
     "make",
@@ -131,6 +131,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
     assert axes_of(model.layers[0].embeddings) == axes
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "clip",
     [

@@ -51,7 +51,7 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest():
     assert len({row.tobytes() for row in first}) == 8
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize(
@@ -95,6 +95,7 @@ def test_random_layer_trains_as_on_a_single_device(layer, mesh):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_recurrent_dropout_matches_a_single_device():
     pairs.assert_trains_alike(
@@ -221,7 +222,7 @@ def test_keras_random_draws_the_numbers_of_a_single_device(name, sizes):
     )
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:To ")
 @pytest.mark.parametrize("sizes", SMALL_MESHES, ids="batch{0[batch]}".format)

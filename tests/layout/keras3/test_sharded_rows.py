@@ -88,7 +88,7 @@ def tolerance_of(name):
     return dict(rtol=2**-7, atol=2e-3) if is_low else pairs.TOLERANCE
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
@@ -222,7 +222,7 @@ def operations_of(graph):
     return found
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 5)
 @pytest.mark.parametrize(
     "case", compiled_lookups.CASES, ids=lambda case: case[0]
 )

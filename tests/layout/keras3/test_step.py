@@ -27,6 +27,7 @@ def both(run, make=pairs.dense_model, **options):
     return second
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "sizes",
@@ -151,6 +152,7 @@ def test_batch_size_not_divisible_by_the_mesh_warns_once():
     assert "batch size of 8" in sentence
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [
@@ -271,6 +273,7 @@ def test_callbacks_read_and_set_host_values():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_steps_per_execution_with_a_short_last_execution():
     def run(model):
         model.compile("adam", pairs.loss(), steps_per_execution=3)
@@ -298,6 +301,7 @@ def test_train_and_test_on_batch_match_a_single_device():
     both(run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind", ["tf.data", pytest.param("generator", marks=pytest.mark.slow)]
 )
@@ -357,6 +361,7 @@ class Subclassed(keras.Model):
         return self.d2(self.d1(x))
 
 
+@pytest.mark.exhaustive
 def test_model_that_fit_builds_matches_a_single_device():
     model = both(lambda model: pairs.fit(model), Subclassed)
     assert all(isinstance(v, MeshVariable) for v in model.variables)
@@ -508,6 +513,7 @@ class TwoOptimizers(keras.Model):
         return {"cheat": cheat, "catch": catch}
 
 
+@pytest.mark.exhaustive
 def test_step_with_two_optimizers_and_without_call():
     def run(model):
         model.compile(
@@ -543,6 +549,7 @@ def test_compiled_metrics_keep_their_state_between_traces():
     both(run)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "metric",
     [
@@ -661,6 +668,7 @@ def test_discretization_in_a_model_is_replicated():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "layer, values",
     [
@@ -769,6 +777,7 @@ def test_seeds_built_outside_the_scope_move_to_the_mesh():
     assert isinstance(dropout.seed_generator.state, MeshVariable)
 
 
+@pytest.mark.exhaustive
 def test_batch_axis_may_have_any_name():
     layout_map = tlm.LayoutMap(mesh_of(rows=2, columns=2))
     with tlm.layout_map_scope(layout_map, batch_dim="columns"):

@@ -119,6 +119,7 @@ def test_swap_ema_weights_callback_swaps_weights():
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_losses_of_layers_and_regularizers_are_added():
     class Activity(keras.layers.Layer):
         def call(self, x):
@@ -165,6 +166,7 @@ def test_constraints_hold_after_every_step():
     assert norms.max() <= 0.7 + 1e-5 and norms.max() > 0.69
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["list", "dict"])
 def test_losses_and_loss_weights_of_several_outputs_match(kind):
     def make():
@@ -203,6 +205,7 @@ def test_losses_and_loss_weights_of_several_outputs_match(kind):
     both(run, make)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("steps", [1, 3])
 def test_scaled_loss_matches_a_single_device(steps):
     def run(model):
@@ -235,6 +238,7 @@ def float16_model():
     )
 
 
+@pytest.mark.exhaustive
 def test_mixed_float16_scales_its_loss():
     def run(model):
         model.compile(
@@ -413,6 +417,7 @@ def test_custom_steps_match_a_single_device():
     both(run, CustomSteps)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["eager", "function"])
 def test_custom_loop_matches_a_single_device(how):
     mesh = mesh_of(batch=2, model=2)

@@ -88,6 +88,7 @@ def test_grouped_query_attention_keeps_its_heads_sharded():
     assert max(shares[f"'{name}'"] for name in ("query", "key", "value")) == 0
 
 
+@pytest.mark.exhaustive
 def test_bias_that_shards_another_dimension_does_not_gather_the_product():
     shares = replicated_shares(
         attention_model,
@@ -144,6 +145,7 @@ class Rotary(L.Layer):
 
 
 # The gradient of `stack`, which interleaves the rotated parts, is `unstack`.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize(
     "axes", [(None, "model", None), ("batch", "model", None)]

@@ -79,6 +79,7 @@ def assert_unchanged(before, variables):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.exhaustive
 def test_failed_step_of_keras_fit_writes_nothing():
     model, _ = on_mesh(keras_model)
     model.compile(

@@ -111,6 +111,7 @@ def test_dtensor_device_writes_and_reads_checkpoints(
     assert dtensor_options.experimental_io_device == dtensor.device_name()
 
 
+@pytest.mark.exhaustive
 def test_one_checkpoint_holds_mesh_and_host_variables(tmp_path):
     saved, restored = everything(2.0), everything(0.5)
     path = tf.train.Checkpoint(x=saved).write(str(tmp_path / "c"))
@@ -124,6 +125,7 @@ def test_one_checkpoint_holds_mesh_and_host_variables(tmp_path):
     )
 
 
+@pytest.mark.exhaustive
 def test_tf_keras_model_is_exported(dtensor_options, tmp_path):
     trained = model(tf_keras, 2.0)
     tf.saved_model.save(

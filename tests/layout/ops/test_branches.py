@@ -65,6 +65,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.covering(1, 6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_branch_and_gradient_match_plain_tensorflow(name):
     wanted = step_of(PROGRAMS[name])(tf.constant(X))

@@ -225,7 +225,7 @@ CASES = {
 }
 
 
-@pytest.mark.covering(1, 8)
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("name", CASES)
 def test_layer_matches_a_single_device(name):
     make, shape, axes = CASES[name]
@@ -347,6 +347,7 @@ def make_causal():
 SERIES = np.random.default_rng(0).normal(size=(32, 6, 4)).astype(np.float32)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
 @pytest.mark.parametrize("axes", [("model", None), (None, None)])
 def test_depthwise_kernel_of_another_layer_is_not_gathered(axes):
@@ -378,6 +379,7 @@ def test_depthwise_convolution_of_sharded_channels_and_unsharded_samples(axes):
     )
 
 
+@pytest.mark.exhaustive
 def test_network_predicts_eagerly_like_on_a_single_device():
     expected = pairs.plain(make_network)(pairs.IMAGES[:4])
     model = pairs.on_mesh(make_network, NETWORK)
@@ -438,6 +440,7 @@ def test_user_defined_layer_can_change_the_kernel():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("axes", [OUT_2D, IN_2D], ids=["output", "input"])
 def test_gradient_of_a_function_that_is_computed_outside_of_it(axes):
     make, shape = f64(L.Conv2D, 6, 3), (4, 6, 5, 4)
@@ -584,6 +587,7 @@ UNSHARDED = {
 }
 
 
+@pytest.mark.covering(1, 7)
 @pytest.mark.parametrize("is_eager", [True, False])
 @pytest.mark.parametrize("name", UNSHARDED)
 @pytest.mark.filterwarnings("error:DTensor cannot shard")

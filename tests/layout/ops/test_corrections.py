@@ -112,7 +112,7 @@ def step_of(function, place):
     return step
 
 
-@pytest.mark.covering(None)
+@pytest.mark.covering(1, 6)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_match_plain_tensorflow(name):
     function, x, before = CASES[name]

@@ -240,6 +240,7 @@ def test_each_device_drops_the_inputs_of_its_gates(make, x, axes):
     assert_trains_alike(make, x, axes)
 
 
+@pytest.mark.exhaustive
 def test_states_of_a_stateful_layer():
     def make():
         keras.utils.set_random_seed(3)

@@ -56,6 +56,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_a_transpose_match_plain_tensorflow(name):
     x, w = numbers(4, 4), numbers(4, 4, seed=1)

@@ -240,6 +240,7 @@ def test_the_cache_stays_sharded(loops):
         ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_stop_tokens_end_the_loop_early(loops):
     plain, model = pair_of("GPT-2")
@@ -250,6 +251,7 @@ def test_stop_tokens_end_the_loop_early(loops):
     assert [steps for *_, steps in loops] == [1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_other_prompts_and_weights_are_used_without_a_new_trace(monkeypatch):
     plain, model = pair_of("GPT-2")

@@ -96,6 +96,7 @@ def position_model():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "axes",
     [

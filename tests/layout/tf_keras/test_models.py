@@ -335,6 +335,7 @@ def test_dropout_draws_new_numbers_in_each_training_step_only():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam"])
 def test_embedding_matches_a_single_device(rule):
     make = LAYERS["embedding"][0]
@@ -355,6 +356,7 @@ GATHERED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     [
@@ -782,6 +784,7 @@ def test_model_without_call_trains_with_its_train_step():
     assert len(model.head_optimizer._accumulators) == 2
 
 
+@pytest.mark.exhaustive
 def test_model_without_call_may_be_evaluated_first():
     refs = plain(WithoutCall), on_mesh(WithoutCall)
     found = []
@@ -824,6 +827,7 @@ class WeightsInLists(layers.Layer):
         return inputs + self.biases["first"]
 
 
+@pytest.mark.exhaustive
 def test_weights_in_lists_train_and_are_saved(tmp_path):
     def make():
         return sequential(WeightsInLists(name="list"))
@@ -898,6 +902,7 @@ def test_autograph_converts_layers_without_a_mesh():
     assert float(run(tf.constant([-1.0, -2.0]))) == -3
 
 
+@pytest.mark.exhaustive
 def test_autograph_converts_a_step_on_a_mesh():
     class Adding(Subclassed):
         def call(self, inputs):

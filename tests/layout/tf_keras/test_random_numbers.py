@@ -75,7 +75,7 @@ RANDOM = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @each_mesh
 @pytest.mark.parametrize("seed", [{}, {"seed": 3}], ids=["global", "seed"])
 @pytest.mark.parametrize("name", RANDOM)
