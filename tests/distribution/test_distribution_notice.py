@@ -51,7 +51,6 @@ def run(before="", enable="", distribution="keras.distribution.DataParallel()"):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import keras"])
 def test_a_distribution_without_effect_causes_one_warning(before):

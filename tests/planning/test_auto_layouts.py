@@ -20,7 +20,6 @@ def losses_without_mesh(make):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "make", [models.mlp, models.transformer], ids=["mlp", "transformer"]
 )

@@ -40,7 +40,6 @@ def examples(by_default, explored):
 # The tests of both routes together run 2 * (5 * 170 + 300) = 2,300 steps, or
 # 17,200 steps with TF_LAYOUTMAP_EXPLORE=1.
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @examples(5, 40)
 @given(tables(), st.integers(0, 2**16))

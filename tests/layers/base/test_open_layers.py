@@ -273,7 +273,6 @@ def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @both
 def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
     model, _ = model_of(version, layers, unknown="row", num_shards=3)
@@ -574,7 +573,6 @@ def test_invalid_inputs_raise_with_an_open_vocabulary(version, layers):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @both
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_early_stopping_restores_the_best_table(version, layers, num_replicas):

@@ -107,7 +107,6 @@ def test_loading_a_table_with_ids_into_an_open_vocabulary_raises(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize("form", ["integers", "strings", "dataset", "packed"])
 def test_replicas_train_the_same_keys_as_one_device(version, layer_class, form):

@@ -224,7 +224,6 @@ def test_only_rows_of_the_batch_change(mesh):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_trains_the_table(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())
@@ -567,7 +566,6 @@ def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @by_files
 @pytest.mark.parametrize(
     "start, end", [("mesh", "host"), ("host", "mesh"), ("mesh", "mesh")]

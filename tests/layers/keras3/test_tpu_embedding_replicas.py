@@ -335,10 +335,7 @@ def test_a_step_that_failed_in_one_replica_is_discarded():
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "suffix",
-    [".keras", pytest.param(".weights.h5", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_one_replica_resumes_from_files_of_several_replicas(suffix, tmp_path):
     path = str(tmp_path / f"model{suffix}")
     two = fit(strategies.mirrored(2), functional, optimizer="adam")
@@ -452,9 +449,7 @@ class Siamese(keras.Model):
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "num_replicas", [pytest.param(2, marks=pytest.mark.exhaustive), 4]
-)
+@pytest.mark.parametrize("num_replicas", [2, 4])
 def test_two_calls_without_training_equal_those_of_one_replica(num_replicas):
     expected = embedding_of(fit(tf.distribute.get_strategy(), Siamese))
     found = embedding_of(fit(strategies.mirrored(num_replicas), Siamese))

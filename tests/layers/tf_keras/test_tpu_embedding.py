@@ -336,7 +336,6 @@ def test_evaluation_and_gradients_alone_change_nothing():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", ".h5", "_tf"])
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -132,16 +132,7 @@ def test_sparse_gradients_with_repeated_rows(make, axes):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "clip",
-    [
-        "clipnorm",
-        *(
-            pytest.param(name, marks=[pytest.mark.slow, pytest.mark.exhaustive])
-            for name in ("global_clipnorm", "clipvalue")
-        ),
-    ],
-)
+@pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm", "clipvalue"])
 def test_clipped_gradients_of_sharded_attention_match(clip):
     def optimizer():
         return O.SGD(0.5, **{clip: 0.01})

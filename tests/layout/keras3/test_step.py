@@ -28,23 +28,15 @@ def both(run, make=pairs.dense_model, **options):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "sizes",
     [
         {"batch": 2, "model": 2},
-        pytest.param({"model": 2, "data": 2}, marks=pytest.mark.slow),
-        *(
-            pytest.param(
-                sizes, marks=[pytest.mark.slow, pytest.mark.exhaustive]
-            )
-            for sizes in (
-                {"batch": 1, "model": 1},
-                {"batch": 2, "model": 1},
-                {"batch": 1, "model": 4},
-                {"model": 2},
-            )
-        ),
+        {"model": 2, "data": 2},
+        {"batch": 1, "model": 1},
+        {"batch": 2, "model": 1},
+        {"batch": 1, "model": 4},
+        {"model": 2},
     ],
 )
 def test_batch_norm_validation_and_predict_match(sizes):
@@ -556,22 +548,17 @@ def test_compiled_metrics_keep_their_state_between_traces():
         pytest.param(
             make,
             id=make().name,
-            # Only four cases run in `make test`, because test_metrics.py covers
-            # every metric of Keras.
-            marks=[pytest.mark.slow] + [pytest.mark.exhaustive] * (number > 3),
         )
-        for number, make in enumerate(
-            (
-                lambda: keras.metrics.MeanSquaredError(),
-                lambda: keras.metrics.Precision([0.1, 0.3]),
-                lambda: keras.metrics.F1Score(threshold=0.3),
-                lambda: keras.metrics.R2Score(),
-                lambda: keras.metrics.Recall(0.3),
-                lambda: keras.metrics.CosineSimilarity(),
-                lambda: keras.metrics.BinaryAccuracy(),
-                lambda: keras.metrics.KLDivergence(),
-                lambda: keras.metrics.TopKCategoricalAccuracy(2),
-            )
+        for make in (
+            lambda: keras.metrics.MeanSquaredError(),
+            lambda: keras.metrics.Precision([0.1, 0.3]),
+            lambda: keras.metrics.F1Score(threshold=0.3),
+            lambda: keras.metrics.R2Score(),
+            lambda: keras.metrics.Recall(0.3),
+            lambda: keras.metrics.CosineSimilarity(),
+            lambda: keras.metrics.BinaryAccuracy(),
+            lambda: keras.metrics.KLDivergence(),
+            lambda: keras.metrics.TopKCategoricalAccuracy(2),
         )
     ],
 )

@@ -357,13 +357,7 @@ GATHERED = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "gru"))
-        for name in GATHERED
-    ],
-)
+@pytest.mark.parametrize("name", GATHERED)
 @pytest.mark.filterwarnings("ignore:To ")
 def test_weights_are_gathered_for_layers_that_require_it(name):
     make, x = LAYERS[name]
