@@ -2,8 +2,8 @@
 
     python -m tests.accelerators.mesh_program LIBRARY CASE ...
 
-For each case, the program prints the losses on the CPU and on the mesh, or the
-error.
+For each case, the program prints the losses on the CPU and on the mesh, and
+the ops without a kernel on accelerators, or the error.
 """
 
 import json
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 import tf_layoutmap as tlm
-from tests.accelerators import fake_gpu
+from tests.accelerators import fake_gpu, kernel_lists
 from tf_layoutmap._core import keras_private
 
 layers = keras.layers
@@ -45,6 +45,29 @@ def convolutions():
             layers.Dense(2),
         ]
     )
+
+
+def decoder():
+    """A decoder whose table also computes the logits."""
+    ids = keras.Input([6], dtype="int64")
+    table = layers.ReversibleEmbedding(40, 8)
+    x = table(ids)
+    y = layers.LayerNormalization()(x)
+    x += layers.GroupQueryAttention(4, 2, 1)(y, y, use_causal_mask=True)
+    x += layers.Dense(8)(layers.Dense(16, activation="gelu")(x))
+    logits = table(layers.RMSNormalization()(x), reverse=True)
+    return keras.Model(ids, layers.Dense(2)(layers.Flatten()(logits)))
+
+
+def experts():
+    """A mixture of two experts; each sample uses one of them."""
+    x = keras.Input([8])
+    gates = layers.Softmax()(layers.Dense(2)(x))
+    values, chosen = keras.ops.top_k(gates, 1)
+    hidden = layers.EinsumDense("bi,ieo->beo", [2, 4], activation="relu")(x)
+    mask = keras.ops.one_hot(keras.ops.squeeze(chosen, 1), 2) * values
+    mixed = keras.ops.einsum("beo,be->bo", hidden, mask)
+    return keras.Model(x, layers.Dense(2)(mixed))
 
 
 # Each case has a function that returns a model, and a layout map.
@@ -80,6 +103,14 @@ CASES = {
         {".*kernel": (None, "model")},
     ),
     "attention": (attention, {".*query/kernel": (None, "model", None)}),
+    "decoder": (
+        decoder,
+        {
+            ".*embeddings": ("model", None),
+            ".*query/kernel": (None, "model", None),
+        },
+    ),
+    "experts": (experts, {"einsum_dense.*kernel": (None, "model", None)}),
     "convolutions": (
         convolutions,
         {"conv2d.*kernel": (None, None, None, "model")},
@@ -126,7 +157,15 @@ def main():
                 keras_private.backend_rnn, "cudnn_ok", return_value=False
             ):
                 plain = losses(make)
-            found[name] = plain, losses(make_on_mesh)
+            before = kernel_lists.function_names()
+            on_mesh = losses(make_on_mesh)
+            found[name] = (
+                plain,
+                on_mesh,
+                kernel_lists.missing_kernels(
+                    kernel_lists.function_names() - before
+                ),
+            )
         except Exception as error:
             found[name] = f"{type(error).__name__}: {str(error)[-1000:]}"
     print("FOUND " + json.dumps(found), flush=True)

@@ -1,4 +1,8 @@
-"""Models train on a mesh of GPUs as without a mesh."""
+"""Models train on a mesh of GPUs as without a mesh.
+
+The functions that DTensor compiles for a GPU contain only ops that have kernels
+on GPUs and on TPUs.
+"""
 
 import numpy as np
 import pytest
@@ -22,22 +26,58 @@ def found(request):
     )
 
 
+# Ops without a kernel, by the name of a list. With GPUs, such an op runs on the
+# CPU.
+WITHOUT_KERNEL = {
+    "cuda_kernels_2.21.pb.gz": {
+        "MatMul int32": "DTensor computes the coordinates of a device.",
+    },
+    "tpu_kernels_2.20.pb.gz": {
+        "VarHandleOp": "TensorFlow creates variables outside of compiled code.",
+        "ScatterNdNonAliasingAdd": "`shard_map`, which convolutions use, does "
+        "not run on a mesh of TPUs.",
+    },
+}
+
 # Slow, because a process trains models on a mesh.
-@pytest.mark.slow
-@pytest.mark.parametrize(
+pytestmark = pytest.mark.slow
+
+cases = pytest.mark.parametrize(
     "case",
     covering.but(
         mesh_program.CASES,
         "columns of a table",
         "GRU",
         "attention",
+        "decoder",
+        "experts",
         "convolutions",
     ),
 )
+
+
+@cases
 def test_training_on_a_mesh_matches_a_single_device(case, found):
     if case in ERRORS:
         assert ERRORS[case] in found[case]
         return
     assert not isinstance(found[case], str), found[case]
-    plain, on_mesh = found[case]
+    plain, on_mesh, _ = found[case]
     np.testing.assert_allclose(on_mesh, plain, rtol=1e-4, atol=1e-4)
+
+
+@cases
+def test_each_op_of_a_step_has_a_kernel(case, found):
+    if case in ERRORS:
+        pytest.skip("the model cannot be trained on a mesh of GPUs")
+    assert not isinstance(found[case], str), found[case]
+    missing = found[case][2]
+    assert missing.pop("nodes") > 100
+    for name, ops in missing.items():
+        unexpected = {
+            op: node
+            for op, node in ops.items()
+            if op not in WITHOUT_KERNEL[name]
+            and op.split()[0] not in WITHOUT_KERNEL[name]
+        }
+        assert not unexpected, name

@@ -105,7 +105,7 @@ def differences(plain, patched, where=""):
     ]
 
 
-@pytest.mark.covering(1, 15)
+@pytest.mark.covering(1, 8)
 @pytest.mark.parametrize(
     "name", covering.but(outcome.PROGRAMS, *outcome.EXHAUSTIVE)
 )

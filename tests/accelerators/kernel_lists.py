@@ -1,0 +1,78 @@
+"""Which ops of functions have no kernel on an accelerator.
+
+`tpu_kernels_2.20.pb.gz` is the list of kernels of the package `tensorflow-tpu`
+2.20.0, `cuda_kernels_2.21.pb.gz` that of `tensorflow` 2.21.0. A device of type
+`XLA_TPU_JIT` compiles the ops of a function for a TPU.
+"""
+
+import collections
+import functools
+import gzip
+import pathlib
+import re
+from collections.abc import Iterable
+
+import tensorflow as tf
+from tensorflow.core.framework import kernel_def_pb2
+from tensorflow.python.eager import context
+
+FOLDER = pathlib.Path(__file__).parent
+# Device types of the kernels of each list.
+LISTS = {
+    "cuda_kernels_2.21.pb.gz": ("GPU", "DEFAULT"),
+    "tpu_kernels_2.20.pb.gz": ("XLA_TPU_JIT",),
+}
+# The names of the functions that DTensor compiles for one device.
+_DEVICE_FUNCTION = re.compile(r"_func_\d+_\d+")
+
+
+@functools.cache
+def _kernels(name: str):
+    """Returns the kernels of a list by op."""
+    content = gzip.decompress((FOLDER / name).read_bytes())
+    by_op = collections.defaultdict(list)
+    for one in kernel_def_pb2.KernelList.FromString(content).kernel:
+        if one.device_type in LISTS[name]:
+            by_op[one.op].append(one)
+    assert by_op, name
+    return by_op
+
+
+def _supports(kernel, node) -> bool:
+    for constraint in kernel.constraint:
+        value = node.attr[constraint.name]
+        dtypes = [value.type] if value.type else list(value.list.type)
+        if not set(dtypes) <= set(constraint.allowed_values.list.type):
+            return False
+    return True
+
+
+def function_names() -> set[str]:
+    """Returns the names of all functions of this process."""
+    return {
+        tf.compat.as_str(one) for one in context.context().list_function_names()
+    }
+
+
+def missing_kernels(functions: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Returns the ops without a kernel in the functions of single devices.
+
+    Returns:
+      For each list, the name of one node by the op and its dtype, such as
+      `"MatMul int32"`. The key "nodes" has the number of nodes.
+    """
+    found = {name: {} for name in LISTS}
+    num_nodes = 0
+    for function in functions:
+        if not _DEVICE_FUNCTION.fullmatch(function):
+            continue
+        for node in context.context().get_function_def(function).node_def:
+            num_nodes += 1
+            dtype = node.attr["T"].type or node.attr["dtype"].type
+            title = node.op + (f" {tf.as_dtype(dtype).name}" if dtype else "")
+            for name in LISTS:
+                if not any(
+                    _supports(one, node) for one in _kernels(name)[node.op]
+                ):
+                    found[name].setdefault(title, node.name)
+    return {**found, "nodes": num_nodes}
