@@ -115,6 +115,20 @@ test-rest: build $(VENV)/.develop  ## Runs the exhaustive cases for at most EXHA
 	bash .ci/exhaustive $(EXHAUSTIVE_SECONDS) \
 	    $(RUN) -m pytest $(BY_FILES) -m exhaustive $(PYTEST_FLAGS)
 
+# Folders whose tests run with one device of type GPU, and with four.
+GPU_TESTS := tests/embedding tests/layers tests/sharded tests/vocabulary \
+    tests/serving tests/serving_deltas tests/gradients tests/training \
+    tests/kernels tests/dtensor tests/freed tests/planning tests/*.py
+GPU_MESH_TESTS := tests/layout tests/distribution
+FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info bazel-bin)/cc/testing/fake_gpu.so"
+.PHONY: test-gpu
+test-gpu: build $(VENV)/.develop  ## Runs the fast tests with devices that TensorFlow takes for GPUs.
+	$(BAZEL) build //cc/testing:fake_gpu.so
+	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=1 $(RUN) -m pytest $(BY_FILES) \
+	    -m "not slow and not exhaustive" $(GPU_TESTS) $(PYTEST_FLAGS)
+	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=4 $(RUN) -m pytest $(BY_FILES) \
+	    -m "not slow and not exhaustive" $(GPU_MESH_TESTS) $(PYTEST_FLAGS)
+
 .PHONY: real
 real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.
 	mkdir -p build

@@ -11,9 +11,15 @@ import hypothesis
 import pytest
 
 from tests import covering, long_cases
+from tests.accelerators import fake_gpu
 
 # TensorFlow's messages at startup would hide important output.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# `make test-gpu` adds devices of type GPU. They are added before other files
+# list the devices.
+if os.environ.get("TF_LAYOUTMAP_FAKE_GPUS"):
+    fake_gpu.load_for_tests()
 
 # By default, Hypothesis draws the same examples in every run and on every
 # machine. With TF_LAYOUTMAP_EXPLORE=1, each run draws different examples, and

@@ -68,6 +68,20 @@ def load(path: pathlib.Path | str, count: int) -> None:
     assert len(tf.config.list_physical_devices("GPU")) == count
 
 
+def load_for_tests() -> None:
+    """Adds `TF_LAYOUTMAP_FAKE_GPUS` devices to a process that runs tests.
+
+    Keras then compiles models without XLA, unless they request XLA.
+    """
+    load(
+        os.environ["TF_LAYOUTMAP_FAKE_GPU_LIBRARY"],
+        int(os.environ["TF_LAYOUTMAP_FAKE_GPUS"]),
+    )
+    from keras.src.trainers import trainer
+
+    trainer.model_supports_jit = lambda model: False
+
+
 def write_kernels(path: str) -> None:
     """Writes the kernels of the installed TensorFlow to a compressed file."""
     import tensorflow as tf
