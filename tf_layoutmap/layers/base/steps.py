@@ -147,10 +147,10 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
             raise
         raise RuntimeError(
             "Replicas must not call a layer whose tables train themselves in "
-            "a `tf.function`, a loop or a branch inside of `strategy.run`, "
+            "a `tf.function`, a loop or a branch inside `strategy.run`, "
             "because they compare their gradients, which TensorFlow does not "
-            "support there. Call `strategy.run` inside of the only "
-            "`tf.function`, and inside of loops over steps. Remove "
+            "support there. Call `strategy.run` inside the only "
+            "`tf.function`, and inside loops over steps. Remove "
             f"`tf.function` from the layers and functions that {num_replicas} "
             "replicas call."
         ) from error
