@@ -215,18 +215,19 @@ class EmbeddingSteps:
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range: literals.OutOfRange = out_of_range
-        self.embedding = TPUEmbedding(
-            feature_config,
-            optimizer,
-            partitioner=partitioner,
-            out_of_range=out_of_range,
-            table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed,
-            vocabularies=vocabularies,
-            wire_dtype=wire_dtype,
-            over_processes=over_processes,
-            order=order,
-        )
+        with keras_rs_configs.optimizers_of_tables(feature_config):
+            self.embedding = TPUEmbedding(
+                feature_config,
+                optimizer,
+                partitioner=partitioner,
+                out_of_range=out_of_range,
+                table_dtypes=table_dtypes,
+                rounding_seed=rounding_seed,
+                vocabularies=vocabularies,
+                wire_dtype=wire_dtype,
+                over_processes=over_processes,
+                order=order,
+            )
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self._schedules = [
