@@ -37,7 +37,6 @@ from tf_layoutmap.layout.replication.replicated_ops import (
     ReplicationMarks,
 )
 
-_NAME = re.compile(replicated_ops.NAME_ATTRIBUTE + r' = "([^"]+)"')
 _SHAPES = re.compile(r"_global_shape = \[([^\]]*)\]")
 
 
@@ -101,9 +100,9 @@ class UnshardableOps:
         return True
 
     def _name(self, error: str, operation: str, graph: Any) -> str | None:
-        named = _NAME.search(error)
+        named = errors.operation_named_in(error)
         if named is not None:
-            return named.group(1)
+            return named
         shapes = _SHAPES.search(error)
         if shapes is None:
             return None
