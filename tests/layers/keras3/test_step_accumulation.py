@@ -12,6 +12,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 
 tpu = tf.tpu.experimental.embedding
+exhaustive = pytest.mark.exhaustive
 
 NUM_ROWS, DIM, BATCH = 50, 2, 4
 RULES = {"adagrad": lambda: tpu.Adagrad(0.5), "adam": lambda: tpu.Adam(0.1)}
@@ -98,9 +99,9 @@ def own_loop(model, ids, y, steps, *, traced):
     ("way", "rule", "steps"),
     [
         ("fit", "adam", 2),
-        ("eager fit", "adagrad", 3),
-        ("loop", "adam", 2),
-        ("traced loop", "adagrad", 3),
+        pytest.param("eager fit", "adagrad", 3, marks=exhaustive),
+        ("loop", "adagrad", 3),
+        pytest.param("traced loop", "adagrad", 3, marks=exhaustive),
     ],
 )
 def test_an_open_table_trains_like_a_closed_table(way, rule, steps):
@@ -143,8 +144,8 @@ def test_tables_of_tpu_embedding_train_like_a_closed_table(
     ("kind", "way"),
     [
         ("open", "checkpoint"),
-        ("open", "weights"),
-        ("open tpu", "weights"),
+        pytest.param("open", "weights", marks=exhaustive),
+        pytest.param("open tpu", "weights", marks=exhaustive),
         ("open tpu", "set_weights"),
     ],
 )
@@ -213,7 +214,7 @@ def test_more_steps_than_the_engine_keeps_raise(kind):
         fit(model, *data(1))
 
 
-@pytest.mark.exhaustive
+@exhaustive
 @pytest.mark.parametrize("kind", ["open", "tpu"])
 def test_the_largest_number_of_steps(kind):
     ids, y = data(64)
