@@ -179,7 +179,7 @@ def datasets_without_autotuning():
 def no_mesh_left_behind():
     """Clears a default mesh that a failed test left set.
 
-    In TensorFlow 2.21, an error inside of `dtensor.default_mesh` leaves the
+    In TensorFlow 2.21, an error inside `dtensor.default_mesh` leaves the
     default mesh set. `dtensor.relayout` also enters this context manager. The
     next test would then run on this mesh.
     """

@@ -98,8 +98,9 @@ SUMS_ON_MESH = Works(
     tolerance=1e-6,
 )
 NO_ACCUMULATION = Impossible(
-    "optimizer must not accumulate gradients: the optimizers of the tables",
-    "The optimizers of the tables apply each gradient as one step. A "
+    "optimizer must not accumulate gradients of a table",
+    "Keras applies accumulated gradients in a `tf.cond`. Only on the host with "
+    "one replica, a step of the tables can run in a `tf.cond`. A closed "
     "`ShardedEmbedding` supports gradient accumulation.",
 )
 NO_SHARDS_IN_LEGACY_FILES = Impossible(
@@ -323,7 +324,6 @@ SECTIONS["tpu"] = Section(
             row("checkpoint", mesh=LAYER_ON_MESH),
             row(
                 "optimizer with gradient accumulation",
-                host=NO_ACCUMULATION,
                 mirrored=NO_ACCUMULATION,
                 replicated=NO_ACCUMULATION,
                 sharded=NO_ACCUMULATION,

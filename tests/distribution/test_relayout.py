@@ -9,7 +9,7 @@ from tf_layoutmap.distribution import (
     distribute_tensor,
     list_devices,
 )
-from tf_layoutmap.layout import to_host
+from tf_layoutmap.layout import default_mesh, to_host
 
 dtensor = tf.experimental.dtensor
 CPUS = [f"cpu:{i}" for i in range(4)]
@@ -146,3 +146,21 @@ def test_a_layout_that_does_not_fit_raises():
         distribute_tensor(VALUE, layout_of(mesh, "model"))
     with pytest.raises(TypeError, match="layout"):
         distribute_tensor(VALUE, ("model",))
+
+
+@pytest.mark.parametrize("on_mesh_first", [False, True])
+def test_a_function_of_a_host_tensor_returns_the_layout(on_mesh_first):
+    mesh = mesh_of(batch=2, model=2)
+    layout = layout_of(mesh, None, "model")
+
+    @tf.function
+    def function(x):
+        return distribute_tensor(x * 2.0, layout)
+
+    if on_mesh_first:
+        with default_mesh(mesh):
+            function(tf.constant(VALUE))
+    for _ in range(2):
+        found = function(tf.constant(VALUE))
+        assert dtensor.fetch_layout(found) == layout
+        np.testing.assert_array_equal(to_host(found), VALUE * 2)

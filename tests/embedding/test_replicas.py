@@ -240,7 +240,7 @@ def test_loops_over_steps_are_around_strategy_run(two):
         for _ in tf.range(2):
             step()
 
-    with pytest.raises(RuntimeError, match=r"call `strategy.run` inside of th"):
+    with pytest.raises(RuntimeError, match=r"call `strategy.run` inside th"):
         tf.function(lambda: two.run(steps))()
 
     @tf.function

@@ -39,7 +39,7 @@ def error_of(kind, runtime, way):
         on_mesh = "|in a traced function on the mesh" * kind.endswith("mesh")
         return "vectorized_map" + on_mesh
     if "replicas" in runtime and way in FORWARD_IN_FUNCTION:
-        return "inside of `strategy.run`"
+        return "inside `strategy.run`"
     if kind == "open embedding on a mesh" and way in (
         *FORWARD_IN_FUNCTION,
         "step_in_function",

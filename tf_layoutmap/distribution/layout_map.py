@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, keras_private
 from tf_layoutmap.layout import layout_map, layout_table
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh import shard_shapes, tracing, transfer
@@ -24,6 +24,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     Mesh,
     to_dtensor_mesh,
 )
+from tf_layoutmap.layout.replication import retrace
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
@@ -208,7 +209,8 @@ def distribute_tensor(
         layout must have a mesh.
 
     Returns:
-      A DTensor with the same value. Inside `tf.function`, the layout is pinned.
+      A DTensor with the same value. Inside `tf.function`, the layout is pinned,
+      the function runs on the mesh, and its results keep their layouts.
       Gradients propagate through this function.
 
     Raises:
@@ -226,6 +228,12 @@ def distribute_tensor(
     if isinstance(tensor, keras.KerasTensor):
         return tensor
     if tf.is_symbolic_tensor(tensor):
+        if keras_private.calling_layer() is None:
+            # A function that is called with tensors of the host runs on the
+            # mesh, too.
+            if tracing.mesh_of_operation() is None:
+                tracing.require_mesh(layout.mesh, is_strict=False)
+            retrace.keep_layouts()
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()

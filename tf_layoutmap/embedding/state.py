@@ -85,10 +85,10 @@ class EmbeddingState:
             and tf_private.in_loop_of_replica()
         ):
             raise RuntimeError(
-                "`apply_gradients` must not be called in a loop inside of "
+                "`apply_gradients` must not be called in a loop inside "
                 "`strategy.run`, because each step waits for all "
                 f"{self.replicas.num_replicas} replicas; call `strategy.run` "
-                "inside of the loop."
+                "inside the loop."
             )
 
     def check_optimizers(self, caller: str, to_serve: str):

@@ -122,7 +122,7 @@ def check_worker_dataset_function(traced: Any) -> None:
         raise ValueError(
             "Argument `dataset_fn` must not use a tf.data.Dataset that was "
             "created outside of it: that dataset is in this process, and "
-            "workers have no access to it. Create all datasets inside of the "
+            "workers have no access to it. Create all datasets inside the "
             "function. Received: a function that captures one."
         )
 

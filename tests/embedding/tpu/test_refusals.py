@@ -60,7 +60,7 @@ def traced(function, *specs):
 
 
 def enqueue(value_or_spec, weights=None, **settings):
-    """Traces a program that calls `enqueue` inside of strategy.run."""
+    """Traces a program that calls `enqueue` inside strategy.run."""
     strategy, embedding = embedding_of(feature_of(**settings))
     specs = [value_or_spec] + ([] if weights is None else [weights])
 

@@ -374,6 +374,35 @@ def test_a_schedule_advances_with_each_update(schedule, optimizer):
     assert train(layer, 2) == -0.75
 
 
+@pytest.mark.parametrize("optimizer", [keras.optimizers.SGD, tpu.SGD])
+def test_a_table_config_has_an_optimizer_with_a_schedule(optimizer):
+    """Each layer counts its own updates, and the config does not change."""
+    given = optimizer(decay())
+    table = tpu.TableConfig(
+        10, 2, keras.initializers.Ones(), given, "sum", name="words"
+    )
+    one, two = (
+        tlm.layers.TPUEmbedding(tpu.FeatureConfig(table)) for _ in range(2)
+    )
+    assert table.optimizer is given
+    assert train(one, 1) == 0
+    assert train(two, 1) == 0
+    assert train(one, 2) == -0.75
+    again = tlm.layers.TPUEmbedding.from_config(one.get_config())
+    assert train(again, 2) == -0.5
+    [key] = two.embedding_tables
+    assert key is table
+
+
+def test_an_unsupported_optimizer_of_a_table_config_raises():
+    table = tpu.TableConfig(
+        10, 2, optimizer=keras.optimizers.SGD(momentum=0.5), name="words"
+    )
+    with pytest.raises(ValueError, match="momentum=0.5.*'words'"):
+        tlm.layers.TPUEmbedding(tpu.FeatureConfig(table))
+    assert table.optimizer.momentum == 0.5
+
+
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5", "checkpoint"])
 def test_a_schedule_continues_after_a_restore(suffix, tmp_path):
     def make():

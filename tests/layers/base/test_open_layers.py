@@ -684,13 +684,3 @@ def product_of(version):
             return tf.reduce_sum(x * y, axis=1)
 
     return Product
-
-
-def test_gradient_accumulation_raises():
-    model, layer = model_of(keras, tlm.layers)
-    model.compile(
-        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse"
-    )
-    with pytest.raises(ValueError, match="must not accumulate gradients"):
-        model.fit(*data(), verbose=0)
-    assert layer.optimizer.iterations == 0

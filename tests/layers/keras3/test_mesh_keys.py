@@ -518,6 +518,18 @@ def test_early_stopping_restores_the_best_weights(mesh):
     assert_same_tables(host, meshed)
 
 
+def test_keys_may_be_slices_of_an_input(mesh):
+    def make():
+        keys = keras.Input([LENGTH], dtype="int64")
+        return keras.Model(keys, layer_of()(keras.ops.abs(keys)[:, 1:]))
+
+    x, y = data(4 * BATCH)
+    host, meshed = both(mesh, make)
+    for model in (host, meshed):
+        fit(model, x, y[:, 1:])
+    assert_same_tables(host, meshed)
+
+
 def test_gradient_accumulation_raises(mesh):
     with scope(mesh):
         model = model_of()

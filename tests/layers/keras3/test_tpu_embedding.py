@@ -305,15 +305,6 @@ def test_output_shapes_are_known_before_the_layer_is_built():
     )["text"]["body"].shape == (5, 2, 2)
 
 
-def test_accumulated_gradients_raise():
-    model = compiled(
-        make_model(),
-        optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    )
-    with pytest.raises(ValueError, match="must not accumulate"):
-        fit(model, *batches(1))
-
-
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "make",

@@ -164,3 +164,48 @@ def test_lookup_after_a_weight_raises():
     model = pairs.on_mesh(make)
     with pytest.raises(NotImplementedError, match="dataset.map"):
         pairs.fit(model, RNG.normal(size=(20, 4)), LABELS, epochs=1)
+
+
+def crossed_model():
+    """Returns a model that crosses two slices of its input."""
+    inputs = keras.Input((2,), dtype="int64")
+    first = inputs[:, 0:1]
+    crossed = L.HashedCrossing(8, output_mode="one_hot", name="crossed")(
+        (first, inputs[:, 1:2])
+    )
+    # The first slice is also used directly on the mesh.
+    x = L.Concatenate()([crossed, keras.ops.cast(first, "float32")])
+    return keras.Model(inputs, L.Dense(4, name="d2")(x))
+
+
+def test_operations_before_a_lookup_run_on_the_host():
+    x = RNG.integers(0, 5, (20, 2))
+    models = (
+        pairs.plain(crossed_model),
+        pairs.on_mesh(crossed_model, {"d2.kernel": (None, "model")}),
+    )
+    pairs.assert_alike(*(pairs.fit(one, x, LABELS, epochs=1) for one in models))
+    pairs.assert_alike(
+        *(one.predict(x, batch_size=8, verbose=0) for one in models)
+    )
+
+
+def test_a_cross_of_features_in_a_subclassed_model_raises():
+    """Without an error, the devices would wait for each other."""
+
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.crossed = L.HashedCrossing(8, name="crossed")
+            self.words = L.Embedding(8, 4)
+            self.top = L.Dense(4, name="d2")
+
+        def call(self, x):
+            ids = self.crossed((x[:, 0:1], x[:, 1:2]))
+            return self.top(L.Flatten()(self.words(ids)))
+
+    model = pairs.on_mesh(Subclassed, {})
+    with pytest.raises(
+        NotImplementedError, match=r"crossed.*/SparseCross.*dataset.map"
+    ):
+        pairs.fit(model, RNG.integers(0, 5, (20, 2)), LABELS, epochs=1)

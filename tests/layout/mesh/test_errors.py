@@ -1,5 +1,6 @@
 """Checks that a mesh stays usable after a step that failed."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -82,3 +83,25 @@ def test_error_of_enabled_check_numerics_names_another_check():
             model.predict(pairs.FEATURES, verbose=0)
     finally:
         tf.debugging.disable_check_numerics()
+
+
+@pytest.mark.parametrize(
+    ("finding", "remedy"),
+    [
+        ("value shape is not static", r"dataset.map\(lambda x, y"),
+        ("Expected shape", "leave the dimension along which the operation"),
+    ],
+)
+def test_errors_of_the_compiler_name_the_layer(finding, remedy):
+    model = keras.Sequential([keras.layers.Dense(1, name="top")], name="net")
+    message = (
+        f"step.py:1:1: error: {finding}\n note: see current operation: "
+        f'%1 = "tf.Reshape"(%0) {{{errors.NAME_ATTRIBUTE} = '
+        '"net_1/top_1/Reshape"}\ndtensor_graph_to_mlir_pass.cc:152'
+    )
+    with pytest.raises(
+        errors.UnsupportedByDTensorError,
+        match=f"a Reshape operation of layer 'top' as .*'net'.*{remedy}",
+    ):
+        with errors.explain_error(model, "train"):
+            raise tf.errors.InternalError(None, None, message)

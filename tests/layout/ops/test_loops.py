@@ -165,7 +165,7 @@ def test_gradient_of_a_loop_of_unknown_length_raises():
                 lambda i, y: i < count, lambda i, y: (i + 1, y[:, ::-1]), (0, x)
             )[1]
 
-        # A loop inside of a condition does not run from the host.
+        # A loop inside a condition does not run from the host.
         return tf.cond(count > 0, loop, lambda: x)
 
     with (

@@ -11,6 +11,7 @@ from tf_layoutmap.embedding import optimizers
 from tf_layoutmap.layers.base.keras_rs_configs import (
     ScheduledRate,
     TruncatedFeatureConfig,
+    read_optimizer,
 )
 
 _tpu = tf.tpu.experimental.embedding
@@ -114,7 +115,9 @@ def _write_table(table: Any, optimizer: Any) -> dict[str, Any]:
         "name": table.name,
         "initializer": _write_initializer(table.initializer),
         "optimizer": _write_optimizer(
-            optimizer if table.optimizer is None else table.optimizer
+            optimizer
+            if table.optimizer is None
+            else read_optimizer(table.optimizer, f"(table {table.name!r})")
         ),
         "quantization_config": None
         if quantization is None

@@ -8,7 +8,9 @@ learning rate that follows a Keras schedule.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -126,6 +128,48 @@ def to_tensorflow_configs(feature_config: Any) -> Any:
         )
 
     return tf.nest.map_structure(convert, feature_config)
+
+
+@contextlib.contextmanager
+def optimizers_of_tables(feature_config: Any) -> Iterator[None]:
+    """Context in which each `TableConfig` has an optimizer of TensorFlow.
+
+    A `TableConfig` may have a Keras optimizer, or a learning rate that is a
+    Keras schedule. The configs are changed only inside the context, because
+    several layers may use the same config, and each layer counts its updates.
+
+    Args:
+      feature_config: Nested structure of TensorFlow's `FeatureConfig` objects.
+
+    Raises:
+      ValueError, TypeError: As for `read_optimizer`.
+    """
+    tables = {
+        id(one.table): one.table
+        for one in tf.nest.flatten(feature_config)
+        if getattr(one, "table", None) is not None
+    }
+    given = {number: one.optimizer for number, one in tables.items()}
+    try:
+        for number, optimizer in given.items():
+            table = tables[number]
+            if _is_keras_optimizer(optimizer) or _is_schedule(
+                getattr(optimizer, "learning_rate", None)
+            ):
+                table.optimizer = read_optimizer(
+                    optimizer, f"(table {table.name!r})"
+                )
+        yield
+    finally:
+        for number, optimizer in given.items():
+            tables[number].optimizer = optimizer
+
+
+def _is_keras_optimizer(optimizer: Any) -> bool:
+    """Returns whether a value is an optimizer of Keras 3 or tf_keras."""
+    return hasattr(optimizer, "apply_gradients") and hasattr(
+        optimizer, "get_config"
+    )
 
 
 def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:

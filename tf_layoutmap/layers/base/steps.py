@@ -147,10 +147,10 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
             raise
         raise RuntimeError(
             "Replicas must not call a layer whose tables train themselves in "
-            "a `tf.function`, a loop or a branch inside of `strategy.run`, "
+            "a `tf.function`, a loop or a branch inside `strategy.run`, "
             "because they compare their gradients, which TensorFlow does not "
-            "support there. Call `strategy.run` inside of the only "
-            "`tf.function`, and inside of loops over steps. Remove "
+            "support there. Call `strategy.run` inside the only "
+            "`tf.function`, and inside loops over steps. Remove "
             f"`tf.function` from the layers and functions that {num_replicas} "
             "replicas call."
         ) from error
@@ -215,18 +215,19 @@ class EmbeddingSteps:
         self.feature_config = feature_config
         self.optimizer = optimizer
         self.out_of_range: literals.OutOfRange = out_of_range
-        self.embedding = TPUEmbedding(
-            feature_config,
-            optimizer,
-            partitioner=partitioner,
-            out_of_range=out_of_range,
-            table_dtypes=table_dtypes,
-            rounding_seed=rounding_seed,
-            vocabularies=vocabularies,
-            wire_dtype=wire_dtype,
-            over_processes=over_processes,
-            order=order,
-        )
+        with keras_rs_configs.optimizers_of_tables(feature_config):
+            self.embedding = TPUEmbedding(
+                feature_config,
+                optimizer,
+                partitioner=partitioner,
+                out_of_range=out_of_range,
+                table_dtypes=table_dtypes,
+                rounding_seed=rounding_seed,
+                vocabularies=vocabularies,
+                wire_dtype=wire_dtype,
+                over_processes=over_processes,
+                order=order,
+            )
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
         self._schedules = [

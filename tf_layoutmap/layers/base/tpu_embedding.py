@@ -107,7 +107,8 @@ class TPUEmbeddingCore(LayerBase):
           optimizer: Optimizer of the tables that do not specify one: an
             optimizer of `tf.tpu.experimental.embedding`, a Keras optimizer or
             its name. None is allowed for tables that are not trained, with
-            `trainable=False`.
+            `trainable=False`. Here and in a `TableConfig`, the learning rate
+            can be a Keras schedule.
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
           table_stacking: Argument of keras-rs for tables that a SparseCore

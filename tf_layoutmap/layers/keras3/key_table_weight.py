@@ -65,6 +65,7 @@ class KeyTableWeight(StepWeight):
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         del restored_tensors
+        self.discard_accumulated()
         return self._value
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:

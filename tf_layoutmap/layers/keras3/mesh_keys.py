@@ -35,6 +35,8 @@ class MeshStepWeight(StepWeight, MeshVariable):
     is the position of the lookup among the lookups of the layer in this step.
     """
 
+    _is_on_host = False
+
     def __init__(self, steps: MeshKeys, context: MeshContext, owner: Any):
         """Creates the weight of a layer.
 

@@ -152,8 +152,20 @@ class TakesGradients:
         """Returns the error message for a step without a gradient."""
         raise NotImplementedError
 
-    def check_accumulation(self, optimizer: Any) -> None:
-        """Raises an error if accumulated gradients are not supported."""
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
+        """Accumulates a gradient; applies the mean after the last gradient.
+
+        Args:
+          gradient: Gradient of the weight.
+          steps: The model's `gradient_accumulation_steps`.
+          is_last: A bool or a `[]` bool tensor: whether this is the last of
+            `steps` gradients.
+          position: `[]` integer tensor, number of earlier gradients of these
+            `steps`; None on parameter servers.
+        """
+        raise NotImplementedError
 
 
 class TrainsItself(TakesGradients):
@@ -210,16 +222,7 @@ class TrainsItself(TakesGradients):
     def accumulate(
         self, gradient: Any, steps: int, is_last: Any, position: Any
     ) -> None:
-        """Accumulates a gradient; applies the mean after the last gradient.
-
-        Args:
-          gradient: Gradient of the table.
-          steps: The model's `gradient_accumulation_steps`.
-          is_last: A bool or a `[]` bool tensor: whether this is the last of
-            `steps` gradients.
-          position: `[]` integer tensor, number of earlier gradients of these
-            `steps`; None on parameter servers.
-        """
+        """Accumulates a gradient; see `TakesGradients.accumulate`."""
         optimizer = keras_private.applying_optimizer()
         assert optimizer is not None  # An optimizer calls this method.
         scale = optimizer.loss_scale_factor
@@ -361,10 +364,10 @@ def overwrite_or_accumulate(
             if isinstance(variable, TrainsItself):
                 with variable.applying(step):
                     variable.accumulate(gradient, steps, is_last, position)
-                continue
-            if isinstance(variable, TakesGradients):
-                variable.check_accumulation(optimizer)
-            rest.append((gradient, variable))
+            elif isinstance(variable, TakesGradients):
+                variable.accumulate(gradient, steps, is_last, position)
+            else:
+                rest.append((gradient, variable))
         grads, trainable_variables = map(list, zip(*rest)) if rest else ([], [])
     return original(optimizer, grads, trainable_variables)
 

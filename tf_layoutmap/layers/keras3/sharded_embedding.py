@@ -51,7 +51,7 @@ from tf_layoutmap.sharded import initial_value
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import InputShape, TensorLike
+    from tf_layoutmap._core.types import InputShape, TensorLike, Weights
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -532,6 +532,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         )
 
     # Saved state: one table.
+
+    def load_own_variables(self, store: Weights) -> None:
+        """Reads the saved array; the number of shards may differ."""
+        super().load_own_variables(store)
+        if self._key_table is not None:
+            self._marks.discard_accumulated()
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any

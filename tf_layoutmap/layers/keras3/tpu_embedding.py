@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private, patches
+from tf_layoutmap._core import keras_private, patches, strategies
 from tf_layoutmap.layers.base import (
     keras_version_guard,
     sharded_embedding,
@@ -27,10 +27,11 @@ from tf_layoutmap.layers.keras3.row_optimizer import (
     check_not_stateless,
     unscaled,
 )
+from tf_layoutmap.layers.keras3.step_accumulation import MAX_STEPS, GradientSum
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import Features, InputShape
+    from tf_layoutmap._core.types import Features, InputShape, Weights
 
 
 class StepWeight(TakesGradients, keras.Variable):
@@ -44,6 +45,7 @@ class StepWeight(TakesGradients, keras.Variable):
     def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
         """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
+        self._sum = GradientSum(steps.apply, steps.layer_name)
         # An initializer is passed instead of a value, because Keras creates the
         # value later if a function is being traced.
         super().__init__(
@@ -84,7 +86,6 @@ class StepWeight(TakesGradients, keras.Variable):
         Raises:
           RuntimeError: If the caller is not an optimizer, and `value` holds no
             copy of the tables. Keras' weights do not contain the tables.
-          ValueError: If the optimizer accumulates gradients.
         """
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
@@ -94,28 +95,75 @@ class StepWeight(TakesGradients, keras.Variable):
                     base_steps.set_weights_error(self._steps.layer_name)
                 )
             self._steps.load(copied)
+            self.discard_accumulated()
             return value
-        self.check_accumulation(optimizer)
         check_not_stateless(self.path)
         scale = optimizer.loss_scale_factor
         self._steps.apply(unscaled(value, scale))
         return value
 
-    def check_accumulation(self, optimizer: Any) -> None:
-        """Raises an error if the optimizer accumulates gradients."""
-        steps = getattr(optimizer, "gradient_accumulation_steps", None)
-        if steps:
+    # Whether the weight is on the host.
+    _is_on_host = True
+
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
+        """Accumulates a gradient; applies the mean after the last gradient.
+
+        Args:
+          gradient: Gradient of the weight.
+          steps: The model's `gradient_accumulation_steps`.
+          is_last: `[]` bool tensor: whether this is the last of `steps`
+            gradients.
+          position: `[]` integer tensor, number of earlier gradients of these
+            `steps`; None on parameter servers.
+
+        Raises:
+          ValueError: If the tables do not support accumulated gradients.
+        """
+        where = (
+            f"Received: gradient_accumulation_steps={steps} (layer "
+            f"{self._steps.layer_name!r})."
+        )
+        if (
+            position is None
+            or strategies.on_servers()
+            or not self._is_on_host
+            or not self._steps.mark_shape
+            or self._steps.num_replicas > 1
+        ):
             raise ValueError(
-                "The model's optimizer must not accumulate gradients: the "
-                "optimizers of the tables apply each gradient as one step. "
-                f"Received: gradient_accumulation_steps={steps} (layer "
-                f"{self._steps.layer_name!r})."
+                "The model's optimizer must not accumulate gradients of a "
+                "table on the host or a TPU, except with one replica on the "
+                "host: only there can a step of the table run in the `tf.cond` "
+                "in which Keras applies accumulated gradients. Use larger "
+                f"batches. {where}"
             )
+        if steps > MAX_STEPS:
+            raise ValueError(
+                "Argument `gradient_accumulation_steps` must be at most "
+                f"{MAX_STEPS}, because the engine keeps the gradients of "
+                f"{MAX_STEPS} calls. {where}"
+            )
+        optimizer = keras_private.applying_optimizer()
+        assert optimizer is not None  # An optimizer calls this method.
+        check_not_stateless(self.path)
+        self._sum.add(
+            unscaled(gradient, optimizer.loss_scale_factor),
+            steps,
+            is_last,
+            position,
+        )
+
+    def discard_accumulated(self) -> None:
+        """Discards accumulated gradients after the tables were restored."""
+        self._sum.discard()
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         # The saved value of this weight is always zero. The value is not
         # restored, because under a strategy Keras would call `assign`.
         del restored_tensors
+        self.discard_accumulated()
         return self.value
 
 
@@ -143,9 +191,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     [0.0, 1.0, 1.0, 0.0]
 
     The layer may be called several times in a training step, but on a TPU it
-    must be called once. The model's optimizer must not accumulate gradients. If
-    the model's optimizer scales the loss, the scale is removed from the
-    gradients of the tables. Other settings of the model's optimizer (clipping,
+    must be called once. If the model's optimizer accumulates gradients, the
+    tables are updated once with the mean, on the host with one replica. If the
+    model's optimizer scales the loss, the scale is removed from the gradients
+    of the tables. Other settings of the model's optimizer (clipping,
     weight decay) do not affect the tables. A custom loop may sum gradients and
     multiply them by numbers, for example clip them by their norm; other
     operations on the gradients raise an error. If a step was not applied, the
@@ -228,6 +277,11 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         return self._cast(self._steps.look_up(inputs, weights))
 
     call.__doc__ = TPUEmbeddingCore.call.__doc__
+
+    def load_own_variables(self, store: Weights) -> None:
+        """Reads the saved arrays; discards accumulated gradients."""
+        super().load_own_variables(store)
+        self._marks.discard_accumulated()
 
     def _marks_variable(self) -> tf.Variable:
         return self._marks.value

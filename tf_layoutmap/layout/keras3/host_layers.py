@@ -7,7 +7,9 @@ batch, if these layers directly follow the inputs of the model:
 * layers that look up strings or integers, such as `StringLookup`,
   `TextVectorization` and `Hashing`;
 * layers that were adapted before the model was created, such as the
-  `Normalization` layer of a `FeatureSpace`.
+  `Normalization` layer of a `FeatureSpace`;
+* operations without variables from whose results the layers above, or tables
+  with open vocabularies, get their inputs, such as slices of an input.
 
 The host also looks up the rows of layers with open vocabularies, if their keys
 are available on the host (`host_lookups`).
@@ -222,6 +224,7 @@ def _split(functional: Any) -> HostLayers | None:
     """Returns the host layers of a Functional model, or None."""
     given = {id(x) for x in functional.inputs}
     on_host = {*given}
+    needed = _needed_on_host(functional)
     layers: list[Any] = []
     lookups: list[tuple[Any, Any]] = []
     used: dict[int, Any] = {}
@@ -231,7 +234,7 @@ def _split(functional: Any) -> HostLayers | None:
             if node.is_input:
                 continue
             layer, inputs = node.operation, node.input_tensors
-            if _runs_on_host(node, on_host, on_host - given):
+            if _runs_on_host(node, on_host, on_host - given, needed):
                 layers.append(layer)
                 on_host.update(map(id, node.outputs))
             elif (table := host_lookups.keys_of(layer)) is not None and (
@@ -249,13 +252,40 @@ def _split(functional: Any) -> HostLayers | None:
     )
 
 
-def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
+def _needed_on_host(functional: Any) -> set[int]:
+    """Returns ids of the tensors from which the host computes keys.
+
+    These tensors are the inputs of layers that DTensor does not support and of
+    tables with an open vocabulary, and the tensors from which operations
+    without variables compute such inputs, for example slices of an input.
+    """
+    needed: set[int] = set()
+    for depth in sorted(functional._nodes_by_depth):
+        for node in functional._nodes_by_depth[depth]:
+            operation = node.operation
+            if (
+                isinstance(operation, _LOOKUPS)
+                or host_lookups.keys_of(operation) is not None
+                or (
+                    not isinstance(operation, keras.Model)
+                    and not getattr(operation, "variables", ())
+                    and any(id(x) in needed for x in node.outputs)
+                )
+            ):
+                needed.update(map(id, node.input_tensors))
+    return needed
+
+
+def _runs_on_host(
+    node: Any, on_host: set[int], computed: set[int], needed: set[int]
+) -> bool:
     """Returns whether the host computes a node of a model.
 
     Args:
       node: Call of a layer or an operation.
       on_host: Ids of the symbolic tensors that are available on the host.
       computed: Ids of the tensors in `on_host` that are not model inputs.
+      needed: Result of `_needed_on_host`.
     """
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])
@@ -269,6 +299,11 @@ def _runs_on_host(node: Any, on_host: set[int], computed: set[int]) -> bool:
         return isinstance(layer, _ADAPTED)
     return (
         isinstance(layer, _LOOKUPS)
+        or (
+            any(id(x) in needed for x in node.outputs)
+            and not isinstance(layer, keras.Model)
+            and not getattr(layer, "variables", ())
+        )
         or any(map(_is_string, inputs))
         or (
             isinstance(layer, keras.layers.CategoryEncoding)

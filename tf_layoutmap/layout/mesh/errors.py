@@ -42,6 +42,10 @@ _MAX_SHOWN = 2000
 # Matches the location of an eager op. A location contains only the name of the
 # op.
 _PLACE = re.compile(r"^loc\(.*?\]\): ")
+# Attribute that is added to operations with their name in the graph, because
+# the compiler's errors do not contain this name.
+NAME_ATTRIBUTE = "_layoutmap_name"
+_NAME = re.compile(NAME_ATTRIBUTE + r' = "([^"]+)"')
 # Matches the type of the op at which the compiler stopped.
 _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 
@@ -49,10 +53,17 @@ _STOPPED_AT = re.compile(r'see current operation: .*?"tf\.(\w+)"')
 # exchange.
 _STRINGS = "tf_type.string"
 
-_IN_THE_DATA = (
-    "{} must run in the input pipeline: create the layer outside the scope "
-    "and use dataset.map(lambda x, y: (layer(x), y))."
-)
+# The compiler's reason if the sizes of a tensor are unknown during tracing.
+_NOT_STATIC = "shape is not static"
+
+
+def in_the_data(user: str) -> str:
+    """Returns the remedy for a layer that must preprocess the data."""
+    return (
+        f"{user} must run in the input pipeline: create the layer outside the "
+        "scope and use dataset.map(lambda x, y: (layer(x), y))."
+    )
+
 
 # Maps each unsupported op to the Keras feature that uses it, and to a remedy.
 _LOOPS = (
@@ -70,7 +81,7 @@ _REMEDIES = {
     "PyFunc": "tf.numpy_function uses it: call it in dataset.map.",
     "EagerPyFunc": "tf.py_function uses it: call it in dataset.map.",
     **{
-        op: _IN_THE_DATA.format(user)
+        op: in_the_data(user)
         for op, user in {
             "LookupTableFindV2": "A lookup of strings or integers",
             "AsString": "Hashing",
@@ -199,6 +210,12 @@ def stopped_at(error: str) -> str | None:
     return None if found is None else found.group(1)
 
 
+def operation_named_in(error: str) -> str | None:
+    """Returns the name of the op at which the compiler stopped, or None."""
+    found = _NAME.search(error)
+    return None if found is None else found.group(1)
+
+
 def finding_of(error: str) -> str | None:
     """Returns the reason that DTensor's compiler gives in an error, or None."""
     if _COMPILER not in error:
@@ -242,9 +259,12 @@ def _sentence(
             f"{model.name!r} uses it{_where(op, model, graph())} in its "
             f"{kind} step. {remedy}"
         )
+    name = operation_named_in(error)
+    layer = None if name is None else layer_of(name, model)
     return _compiler_sentence(
         error,
-        f"as the layouts of model {model.name!r} require, in its {kind} step",
+        ("" if layer is None else f"of layer {layer} ")
+        + f"as the layouts of model {model.name!r} require, in its {kind} step",
     )
 
 
@@ -280,12 +300,17 @@ def _compiler_sentence(error: str, context: str) -> str | None:
         return None
     stopped = stopped_at(error)
     op = "an operation" if stopped is None else f"a {stopped} operation"
-    return (
-        f"DTensor cannot shard {op} {context} ({finding}). In the layout of "
-        "the layer before it, leave the dimension along which the operation "
-        "works unsharded; or, in a custom layer, loss or metric, set the "
-        "layout of its input with tlm.distribution.distribute_tensor."
+    remedy = (
+        "The shape depends on the values of the batch. "
+        + in_the_data("A preprocessing layer with this operation")
+        + " Replace any other layer, loss or metric that uses it."
+        if _NOT_STATIC in finding
+        else "In the layout of the layer before it, leave the dimension along "
+        "which the operation works unsharded; or, in a custom layer, loss or "
+        "metric, set the layout of its input with "
+        "tlm.distribution.distribute_tensor."
     )
+    return f"DTensor cannot shard {op} {context} ({finding}). {remedy}"
 
 
 dtensor = tf.experimental.dtensor

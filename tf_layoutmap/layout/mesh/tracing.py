@@ -472,10 +472,10 @@ def at_stage(
 def require_mesh(mesh: Mesh, is_strict: bool, context: Any = None) -> None:
     """Ends the current trace if it is not for a mesh.
 
-    Called when a weight on a mesh is read.
+    Called when a weight on a mesh is read, and by `distribute_tensor`.
 
     Args:
-      mesh: Mesh of the weight.
+      mesh: Mesh of the weight or of the layout.
       is_strict: Whether the layout map of the weight is strict.
       context: `MeshContext` of the weight, or None.
 

@@ -24,9 +24,6 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import as_constant, is_shape
 
-# Attribute that contains the name of an operation. DTensor's compiler includes
-# the attribute in its errors.
-NAME_ATTRIBUTE = "_layoutmap_name"
 # Operations that are never marked, because they have no inputs.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
 # Operations whose gradients are, or can be, `tf.IndexedSlices`.
@@ -172,7 +169,7 @@ def create(
         inputs = [_pinned(x, extent, trace.mesh, keeps_rows) for x in inputs]
     given["attrs"] = {
         **(given.get("attrs") or {}),
-        NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
+        errors.NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
     }
     op = original(graph, op_type, inputs, **given)
     _check_ranks(op)
@@ -201,11 +198,20 @@ def _constant_of_other_graph(x: Any, graph: Any) -> Any:
         return tf.constant(tf.get_static_value(x), x.dtype)
 
 
+_CROSSES = ("SparseCross", "SparseCrossHashed", "SparseCrossV2")
+
+
 def _check_ranks(op: Any) -> None:
     """Raises an error for a replicated op with a result of unknown rank.
 
-    DTensor ends the process when it compiles such an op.
+    DTensor ends the process when it compiles such an op. A step with a cross of
+    features, whose number of results is unknown, can wait forever.
     """
+    if op.type in _CROSSES and tracing.mesh_of_operation() is not None:
+        raise errors.UnsupportedByDTensorError(
+            f"A mesh does not support the operation {op.name!r} of type "
+            f"{op.type}. {errors.in_the_data('A HashedCrossing layer')}"
+        )
     if (
         dtensor_ops.is_replicated_op(op.type)
         and any(x.shape.rank is None for x in op.outputs)

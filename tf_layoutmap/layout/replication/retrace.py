@@ -11,6 +11,8 @@ A `tf.function` of user code that reads weights on a mesh, for example
 `generate` of a keras-hub model, is retraced in the same way.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import re
@@ -23,7 +25,11 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, user_warnings
 from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.tracing import TraceAgain, TraceStage
+from tf_layoutmap.layout.mesh.tracing import (
+    ThreadValue,
+    TraceAgain,
+    TraceStage,
+)
 from tf_layoutmap.layout.ops import host_loops
 from tf_layoutmap.layout.replication import (
     empty_tensors,
@@ -37,7 +43,6 @@ from tf_layoutmap.layout.replication.replicated_ops import (
     ReplicationMarks,
 )
 
-_NAME = re.compile(replicated_ops.NAME_ATTRIBUTE + r' = "([^"]+)"')
 _SHAPES = re.compile(r"_global_shape = \[([^\]]*)\]")
 
 
@@ -101,9 +106,9 @@ class UnshardableOps:
         return True
 
     def _name(self, error: str, operation: str, graph: Any) -> str | None:
-        named = _NAME.search(error)
+        named = errors.operation_named_in(error)
         if named is not None:
-            return named.group(1)
+            return named
         shapes = _SHAPES.search(error)
         if shapes is None:
             return None
@@ -361,6 +366,22 @@ def call(
     return outputs
 
 
+# The user's function that this thread runs on a mesh.
+_running: ThreadValue[_OnMesh | None] = ThreadValue(None)
+
+
+def keep_layouts() -> None:
+    """Returns results of the current function with the layouts they have.
+
+    By default, a call outside of a mesh returns results that are readable
+    without a mesh, which are replicated. A function that sets layouts itself
+    calls this function while it is traced.
+    """
+    running = _running.get()
+    if running is not None:
+        running.keeps_layouts = True
+
+
 class _OnMesh:
     """Runs one function on a mesh; replicates it if DTensor cannot shard it."""
 
@@ -379,17 +400,24 @@ class _OnMesh:
         self.sharded: Callable[..., Any] = functools.partial(original, function)
         self._replicated: Any = None
         self._reads: GatheredReads | None = None
+        # Whether the results keep their layouts; see `keep_layouts`.
+        self.keeps_layouts = False
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
+        with _running.set_to(self):
+            return self._call(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
         if empty_tensors.is_called_with_empty_tensor((args, kwargs)):
             return self._function.python_function(*args, **kwargs)
         if tracing.mesh_of_operation() is not None:
             # User code has set a default mesh, so the results are not converted
             # to tensors that are readable without a mesh.
             return self._run(args, kwargs, None)
-        return tf.nest.map_structure(
-            transfer.readable_tensor, self._run(args, kwargs, self._mesh)
-        )
+        outputs = self._run(args, kwargs, self._mesh)
+        if self.keeps_layouts:
+            return outputs
+        return tf.nest.map_structure(transfer.readable_tensor, outputs)
 
     def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if self._reads is None:
