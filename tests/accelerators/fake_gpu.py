@@ -13,12 +13,16 @@ package of another version, writes the list of that version.
 """
 
 import gzip
+import inspect
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 KERNELS = pathlib.Path(__file__).with_name("cuda_kernels_2.21.pb.gz")
@@ -80,6 +84,17 @@ def load_for_tests() -> None:
     from keras.src.trainers import trainer
 
     trainer.model_supports_jit = lambda model: False
+
+
+def skip_xla(items: Sequence[pytest.Item]) -> None:
+    """Skips the test functions that request XLA, which would end the process.
+
+    XLA searches the devices of the CUDA library.
+    """
+    for item in items:
+        function = getattr(item, "function", None)
+        if function and "jit_compile=True" in inspect.getsource(function):
+            item.add_marker(pytest.mark.skip(reason="XLA requires real GPUs"))
 
 
 def write_kernels(path: str) -> None:

@@ -179,6 +179,7 @@ class Experts(L.Layer):
         return keras.ops.reshape(keras.ops.sum(out * scores, axis=0), shape)
 
 
+@pytest.mark.covering(None)
 @pytest.mark.parametrize(
     "axes",
     [

@@ -298,7 +298,6 @@ def test_an_eager_op_keeps_independent_dimensions_sharded(name):
     assert dtensor.fetch_layout(y) == layout_of(mesh, *CASES[name][3])
 
 
-@pytest.mark.covering(1, 14)
 @pytest.mark.parametrize("name", CASES)
 def test_an_op_of_a_function_keeps_known_layouts(name):
     function, value, axes, result_axes, _ = CASES[name]
