@@ -85,7 +85,7 @@ def test_another_minor_version_raises_before_loading(tmp_path, version):
     # All modules that import private names raise an error with the same
     # message.
     assert message.removeprefix("ImportError ") == str(
-        requirements.other_version("tensorflow", version, "2.21")
+        requirements.other_version("tensorflow", version, ("2.21",))
     )
     assert "supports TensorFlow 2.21.* only" in message
     assert 'pip install "tensorflow-cpu==2.21.*"' in message

@@ -60,7 +60,7 @@ def test_an_unsupported_version_with_all_names_raises(
     assert sentence.startswith(f"tf_layoutmap supports {title} ")
     assert f"Received: {title} {version}." in sentence
     assert sentence.endswith(
-        f"Install the supported one: pip install {install}."
+        f"Install a supported version: pip install {install}."
     )
 
 

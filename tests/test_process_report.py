@@ -91,7 +91,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
     "missing, sentence",
     [
         ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
-        ("keras", 'pip install "keras==3.15.*"'),
+        ("keras", 'pip install "keras>=3.12,<3.17"'),
     ],
 )
 def test_a_missing_package_is_reported_with_the_other_facts(missing, sentence):

@@ -21,10 +21,48 @@ import tensorflow as tf
 from tf_layoutmap._core import function_traces, requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
-# Only one minor version is supported, because the replaced functions change
-# with each version. For example, Keras 3.14 has all of these names, but with
-# Keras 3.14 slot variables are replicated without an error.
-SUPPORTED_VERSION = requirements.KERAS
+# The differences between the supported minor versions, one column per version.
+# A name that is at the same place in all versions is not in the columns. Adding
+# a version adds a column, and dropping a version deletes its column.
+_MERGED_KERNEL = "_get_kernel_with_merged_lora"
+_UNTIL_3_15 = {
+    "base_trainer": "trainers.trainer.Trainer",
+    "trainer": "backend.tensorflow.trainer.TensorFlowTrainer",
+    # These modules contain functions that DTensor does not support, such as the
+    # division of a sparse gradient. Optimizers, layers, metrics and losses call
+    # these functions.
+    "backend_core": "backend.core",
+    "backend_nn": "backend.nn",
+    "backend_numpy": "backend.numpy",
+    # The module whose function `rnn` recurrent layers call.
+    "rnn_loop": "backend",
+    # The methods that add the LoRA part to a weight before saving.
+    "merged_lora": {
+        "layers.Dense": _MERGED_KERNEL,
+        "layers.EinsumDense": _MERGED_KERNEL,
+        "layers.Embedding": "_get_embeddings_with_merged_lora",
+    },
+}
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "3.12": {
+        **_UNTIL_3_15,
+        # The attributes of a `VarianceScaling` that `compute_fans` receives.
+        "fan_axes": (),
+    },
+    "3.13": {**_UNTIL_3_15, "fan_axes": ()},
+    "3.14": {**_UNTIL_3_15, "fan_axes": ()},
+    "3.15": {**_UNTIL_3_15, "fan_axes": ("input_axes", "output_axes")},
+    "3.16": {
+        "base_trainer": "trainers.trainer.BaseTrainer",
+        "trainer": "backend.tensorflow.trainer.Trainer",
+        "backend_core": "backend.ops.core",
+        "backend_nn": "backend.ops.nn",
+        "backend_numpy": "backend.ops.numpy",
+        "rnn_loop": "backend.rnn",
+        "merged_lora": {"layers.Layer": "_get_weight_with_merged_lora"},
+        "fan_axes": ("input_axes", "output_axes"),
+    },
+}
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(
@@ -34,8 +72,9 @@ if keras.backend.backend() != "tensorflow":
     )
 
 _NAMES = PrivateNames(
-    "Keras", "keras.src", keras.__version__, SUPPORTED_VERSION
+    "Keras", "keras.src", keras.__version__, tuple(_COLUMNS)
 )
+_column = _COLUMNS[requirements.minor(keras.__version__)]
 _private = _NAMES.find
 _method = _NAMES.check_method
 _missing_name_error = _NAMES.refusal
@@ -72,8 +111,8 @@ _global_state = importlib.import_module("keras.src.backend.common.global_state")
 compute_output_spec = _private("backend", "compute_output_spec")
 
 # The classes that create the step functions of fit, evaluate and predict.
-TensorFlowTrainer = _private("backend.tensorflow.trainer", "TensorFlowTrainer")
-BaseTrainer = _private("trainers.trainer", "Trainer")
+TensorFlowTrainer = _private("", _column["trainer"])
+BaseTrainer = _private("", _column["base_trainer"])
 # Builds a model before its first step. This function computes the mean of the
 # batches of all replicas, which fails for strings.
 _method(TensorFlowTrainer, "_maybe_symbolic_build", "iterator", "data_batch")
@@ -153,19 +192,15 @@ LossScaleOptimizer = _private(
 # The store that writes weights to an HDF5 file. No other store supports partial
 # reads.
 _H5IOStore = _private("saving.saving_lib", "H5IOStore")
-_safe_get_h5_dataset = _private("saving.saving_lib", "safe_get_h5_dataset")
 
 # This module contains `get_attr_skipset`, which creates an optimizer each time
 # it is called, because it stores its result under another name than it reads.
 saving_lib = importlib.import_module("keras.src.saving.saving_lib")
 _private("saving.saving_lib", "get_attr_skipset")
 
-# These modules contain functions that DTensor does not support, such as the
-# division of a sparse gradient. Optimizers, layers, metrics and losses call
-# these functions.
-backend_numpy = _private("backend", "numpy")
-backend_nn = _private("backend", "nn")
-backend_core = _private("backend", "core")
+backend_numpy = _private("", _column["backend_numpy"])
+backend_nn = _private("", _column["backend_nn"])
+backend_core = _private("", _column["backend_core"])
 
 # The cell of ConvLSTM layers.
 ConvLSTMCell = _private("layers.rnn.conv_lstm", "ConvLSTMCell")
@@ -178,8 +213,8 @@ _method(ConvLSTMCell, "input_conv", "x", "w", "b", "padding")
 _method(ConvLSTMCell, "recurrent_conv", "x", "w")
 
 # The module with the loop of recurrent layers over time steps.
-backend = importlib.import_module("keras.src.backend")
-_method(backend, "rnn", "inputs", "time_major", "input_length", "unroll")
+rnn_loop = _private("", _column["rnn_loop"])
+_method(rnn_loop, "rnn", "inputs", "time_major", "input_length", "unroll")
 # The module whose recurrent layers call cuDNN on a machine with a GPU.
 backend_rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
 _method(backend_rnn, "cudnn_ok", "activation", "unroll", "use_bias")
@@ -236,10 +271,10 @@ TFDatasetAdapter = _private(
 )
 _method(TFDatasetAdapter, "__init__", "dataset", "class_weight", "distribution")
 
-# The methods that add the LoRA part to a weight before saving.
-for _layer in (keras.layers.Dense, keras.layers.EinsumDense):
-    _method(_layer, "_get_kernel_with_merged_lora")
-_method(keras.layers.Embedding, "_get_embeddings_with_merged_lora")
+# Maps the classes to their methods that add the LoRA part to a weight.
+MERGED_LORA: dict[str, str] = _column["merged_lora"]
+for _class, _name in MERGED_LORA.items():
+    _method(functools.reduce(getattr, _class.split("."), keras), _name)
 
 # Passes the outputs of a step to all metrics of `compile`.
 CompileMetrics = _private("trainers.compile_utils", "CompileMetrics")
@@ -610,19 +645,34 @@ def h5_dataset(
     if type(store) is not _H5IOStore:
         return None
     if shape is None:
-        return _safe_get_h5_dataset(store._h5_entry_group, key)
+        return _own_h5_dataset(store._h5_entry_group, key)
     if not store._h5_entry_initialized:
         store._create_h5_group(store._h5_entry_path)
     return store._h5_entry_group.create_dataset(key, shape, dtype)
 
 
+def _own_h5_dataset(group: Any, key: str) -> Any:
+    """Returns a dataset whose values are in the file of the group.
+
+    Some patch versions of Keras have a function with these checks, but others
+    read values from any file whose name the HDF5 file contains.
+    """
+    if key not in group:
+        raise KeyError(key)
+    link = type(group.get(key, getlink=True)).__name__
+    dataset = group[key] if link == "HardLink" else None
+    if not hasattr(dataset, "external") or dataset.external:
+        raise ValueError(
+            "A weight must be a dataset in the HDF5 file itself. Received: "
+            f"{key!r}, {link} to {dataset}. Save the weights again."
+        )
+    return dataset
+
+
 def fans_of(initializer: Any, shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns the numbers of input and output units of a `VarianceScaling`."""
-    return _compute_fans(
-        shape,
-        input_axes=initializer.input_axes,
-        output_axes=initializer.output_axes,
-    )
+    axes = {name: getattr(initializer, name) for name in _column["fan_axes"]}
+    return _compute_fans(shape, **axes)
 
 
 def stateless_seed_of(initializer: Any) -> Any:

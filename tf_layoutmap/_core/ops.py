@@ -44,7 +44,7 @@ _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 def _check_version(found: str, built_for: str) -> None:
     """Raises `ImportError` if the minor version of TensorFlow differs."""
     other = requirements.other_version(
-        "tensorflow", found, requirements.minor(built_for)
+        "tensorflow", found, (requirements.minor(built_for),)
     )
     if other is not None:
         raise other

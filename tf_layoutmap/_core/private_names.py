@@ -18,14 +18,16 @@ class PrivateNames:
     a version that has all names can still behave differently.
     """
 
-    def __init__(self, title: str, root: str, version: str, supported: str):
+    def __init__(
+        self, title: str, root: str, version: str, supported: tuple[str, ...]
+    ):
         """Compares the version.
 
         Args:
           title: Name of the package for messages.
           root: Module that contains all names.
           version: Installed version.
-          supported: Supported minor version, such as `"2.21"`.
+          supported: Supported minor versions, such as `("2.21",)`.
 
         Raises:
           ImportError: If the version is not supported.
@@ -36,7 +38,7 @@ class PrivateNames:
         self._which = f"{title} {version}"
         self._needs = requirements.needs(self._package, supported)
         self._remedy = (
-            f"Install the supported one: {requirements.remedy(self._package)}."
+            f"Install a supported version: {requirements.remedy(self._package)}."
         )
         other = requirements.other_version(self._package, version, supported)
         if other is not None:
@@ -51,21 +53,18 @@ class PrivateNames:
     def find(self, module: str, name: str) -> Any:
         """Returns `<root>.<module>.<name>`.
 
-        If the name contains a dot, it is an attribute of a class in the module.
+        `module` is empty if the root imports all modules of the name. If the name contains a dot, it is an attribute of a class in the module.
 
         Raises:
           ImportError: If the name is missing.
         """
+        owner = f"{self._root}.{module}" if module else self._root
         try:
             return functools.reduce(
-                getattr,
-                name.split("."),
-                importlib.import_module(f"{self._root}.{module}"),
+                getattr, name.split("."), importlib.import_module(owner)
             )
         except (ImportError, AttributeError) as error:
-            raise self.refusal(
-                f"which has no `{self._root}.{module}.{name}`"
-            ) from error
+            raise self.refusal(f"which has no `{owner}.{name}`") from error
 
     def check_method(self, owner: Any, name: str, *arguments: str) -> None:
         """Checks that a class or module has a function with certain arguments.

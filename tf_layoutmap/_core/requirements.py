@@ -7,8 +7,21 @@ Keras.
 # setup.py and the Makefile read TENSORFLOW here. pyproject.toml cannot read
 # Python, so it repeats the versions.
 TENSORFLOW = "2.21"
-KERAS = "3.15"
+# `_core/keras_private.py` has one column for each of these versions.
+KERAS = ("3.12", "3.13", "3.14", "3.15", "3.16")
 TF_KERAS = "2.21"
+
+
+
+def _range(name: str, versions: tuple[str, ...]) -> str:
+    """Returns the requirement of pip for consecutive minor versions.
+
+    >>> _range("keras", ("3.12", "3.13"))
+    'keras>=3.12,<3.14'
+    """
+    major, newest = versions[-1].split(".")
+    return f"{name}>={versions[0]},<{major}.{int(newest) + 1}"
+
 
 # Maps the import name of each package to its title and its pip arguments.
 # `--no-deps` is required for tf_keras, because its dependency `tensorflow`
@@ -18,7 +31,7 @@ _PACKAGES = {
         "TensorFlow",
         f'"tensorflow-cpu=={TENSORFLOW}.*" (or tensorflow)',
     ),
-    "keras": ("Keras 3", f'"keras=={KERAS}.*"'),
+    "keras": ("Keras 3", f'"{_range("keras", KERAS)}"'),
     "tf_keras": ("tf_keras", f'--no-deps "tf_keras=={TF_KERAS}.*"'),
 }
 
@@ -36,42 +49,48 @@ def remedy(package: str) -> str:
     """Returns the command that installs a supported version.
 
     >>> remedy("keras")
-    'pip install "keras==3.15.*"'
+    'pip install "keras>=3.12,<3.17"'
     """
     return f"pip install {_PACKAGES[package][1]}"
 
 
-def needs(package: str, supported: str) -> str:
-    """Returns a sentence with the supported version of a package.
+def needs(package: str, supported: tuple[str, ...]) -> str:
+    """Returns a sentence with the supported versions of a package.
 
-    >>> needs("keras", "3.15")
-    'tf_layoutmap supports Keras 3.15.* only.'
+    >>> needs("keras", ("3.12", "3.13"))
+    'tf_layoutmap supports Keras 3.12 to 3.13 only.'
+    >>> needs("tensorflow", ("2.21",))
+    'tf_layoutmap supports TensorFlow 2.21.* only.'
     """
     title = _PACKAGES[package][0].removesuffix(" 3")
-    return f"tf_layoutmap supports {title} {supported}.* only."
+    versions = (
+        f"{supported[0]}.*"
+        if len(supported) == 1
+        else f"{supported[0]} to {supported[-1]}"
+    )
+    return f"tf_layoutmap supports {title} {versions} only."
 
 
 def other_version(
-    package: str,
-    version: str,
-    supported: str,
+    package: str, version: str, supported: tuple[str, ...]
 ) -> ImportError | None:
     """Returns the error for an unsupported minor version of a package.
 
     Args:
       package: Import name of the package.
       version: Installed version.
-      supported: Supported minor version, such as `"2.21"`.
+      supported: Supported minor versions, such as `("2.21",)`, in ascending
+        order.
 
     Returns:
       An ImportError with a remedy; None if the version is supported.
     """
-    if minor(version) == supported:
+    if minor(version) in supported:
         return None
     title = _PACKAGES[package][0].removesuffix(" 3")
     return ImportError(
         f"{needs(package, supported)} Received: {title} {version}. "
-        f"Install the supported one: {remedy(package)}.",
+        f"Install a supported version: {remedy(package)}.",
         name=package,
     )
 

@@ -17,7 +17,7 @@ from tf_layoutmap._core.private_names import PrivateNames
 SUPPORTED_VERSION = requirements.TF_KERAS
 
 _NAMES = PrivateNames(
-    "tf_keras", "tf_keras.src", tf_keras.__version__, SUPPORTED_VERSION
+    "tf_keras", "tf_keras.src", tf_keras.__version__, (SUPPORTED_VERSION,)
 )
 
 # In its own layout scope, tf_keras first creates weights without a value. When

@@ -23,7 +23,7 @@ from tf_layoutmap._core.private_names import PrivateNames
 SUPPORTED_VERSION = requirements.TENSORFLOW
 
 _PACKAGE: dict[str, Any] = dict(
-    title="TensorFlow", version=tf.__version__, supported=SUPPORTED_VERSION
+    title="TensorFlow", version=tf.__version__, supported=(SUPPORTED_VERSION,)
 )
 _private = PrivateNames(root="tensorflow.python", **_PACKAGE).find
 _DTENSOR = PrivateNames(root="tensorflow.dtensor.python", **_PACKAGE)

@@ -1,5 +1,6 @@
 """Replaced names of Keras 3, for models on a mesh."""
 
+from tf_layoutmap._core import keras_private
 from tf_layoutmap._core.patch_entry import KERAS, TENSORFLOW, Patch, Replacement
 from tf_layoutmap.layout.keras3 import (
     backend_ops,
@@ -96,18 +97,14 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *(
         _keras3_entry(
-            f"keras:layers.{layer}",
+            f"keras:{layer}",
             name,
             variable.merged_lora_weight,
             "If a weight is sharded, Keras cannot write the sum of the "
             "weight and its LoRA matrices to a file.",
             "test_lora_saving.py",
         )
-        for layer, name in (
-            ("Dense", "_get_kernel_with_merged_lora"),
-            ("EinsumDense", "_get_kernel_with_merged_lora"),
-            ("Embedding", "_get_embeddings_with_merged_lora"),
-        )
+        for layer, name in keras_private.MERGED_LORA.items()
     ),
     *(
         _keras3_entry(
@@ -238,7 +235,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         GROUP,
-        "_core.keras_private:backend",
+        "_core.keras_private:rnn_loop",
         "rnn",
         loops.rnn,
         "DTensor's compiler ends the process if a recurrent layer "

@@ -388,7 +388,9 @@ class _Constant:
         return tf.cast(self.value, dtype or self.value.dtype)
 
 
-def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
+def merged_lora_weight(
+    original: Callable[..., Any], layer: Any, *args: Any
+) -> Any:
     """Returns the weight of `layer`, including its LoRA update.
 
     Keras adds the product of the two LoRA matrices to the weight and writes the
@@ -397,9 +399,9 @@ def merged_lora_weight(original: Callable[..., Any], layer: Any) -> Any:
     """
     context = context_of(layer)
     if context is None:
-        return original(layer)
+        return original(layer, *args)
     with tracing.default_mesh(context.mesh):
-        values = original(layer)
+        values = original(layer, *args)
     return keras.tree.map_structure(_on_host, values)
 
 
