@@ -7,6 +7,7 @@ import textwrap
 import keras
 import pytest
 
+from tests.distribution import stock
 from tests.processes import ROOT
 from tf_layoutmap._core import distribution_notice
 
@@ -98,6 +99,7 @@ def test_disable_leaves_no_replaced_name():
     assert run("", warned + switch) == (1, "[]\n")
 
 
+@stock.creates_distributions
 def test_the_warning_points_at_the_program(monkeypatch):
     monkeypatch.setattr(distribution_notice, "_warned", False)
     keras.distribution.set_distribution(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import tf_layoutmap as tlm
+from tests.distribution import stock
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap import distribution as ours
@@ -119,13 +120,15 @@ def test_set_distribution_accepts_keras_distributions(library):
     layout_map = map_by(library)
     if library is theirs:
         layout_map["sequential.*/d1/kernel"] = (None, "model")
-    distribution = library.ModelParallel(
-        layout_map=layout_map, batch_dim_name="batch"
-    )
+    with stock.creating():
+        distribution = library.ModelParallel(
+            layout_map=layout_map, batch_dim_name="batch"
+        )
+        data_parallel = library.DataParallel(devices=CPUS)
     ours.set_distribution(distribution)
     assert ours.distribution() is distribution
     assert_sharded(pairs.dense_model())
-    ours.set_distribution(library.DataParallel(devices=CPUS))
+    ours.set_distribution(data_parallel)
     kernel = named("d").kernel
     assert axes_of(kernel) == (None, None) and kernel.mesh.size == 4
 
@@ -153,8 +156,10 @@ def test_a_custom_distribution_raises():
         def get_variable_layout(self, variable):
             return None
 
+    with stock.creating():
+        odd = Odd(devices=CPUS)
     with pytest.raises(TypeError, match="a ModelParallel, a DataParallel or"):
-        ours.set_distribution(Odd(devices=CPUS))
+        ours.set_distribution(odd)
     with pytest.raises(TypeError, match="must be a ModelParallel"):
         ours.set_distribution(OursOdd(mesh_by(ours)))
     with pytest.raises(TypeError, match="a ModelParallel, a DataParallel or"):
@@ -180,9 +185,9 @@ def test_our_classes_are_instances_of_the_keras_classes():
     their_map = theirs.LayoutMap(mesh)
     their_map["a"] = layout = ours.TensorLayout(("model",))
     assert their_map["a"] is layout and layout.device_mesh is mesh
-    assert theirs.ModelParallel(layout_map=layout_map).device_mesh is (
-        layout_map.device_mesh
-    )
+    with stock.creating():
+        parallel = theirs.ModelParallel(layout_map=layout_map)
+    assert parallel.device_mesh is layout_map.device_mesh
     assert theirs.TensorLayout(("model",), mesh).backend_layout == (
         layout_of(mesh_of(batch=2, model=2), "model")
     )

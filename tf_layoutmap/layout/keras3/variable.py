@@ -81,6 +81,9 @@ class MeshVariable(keras.Variable):
             value = self._host_constant(initializer, dtype)
             shape, dtype = value.shape, dtype or value.dtype
             initializer = _Constant(value)
+        if kwargs.get("layout") is not None:
+            # Some versions of Keras ignore the argument.
+            self._layout = kwargs["layout"]
         super().__init__(initializer, shape, dtype, *args, **kwargs)
         # A gradient tape watches a DVariable only if it is created as
         # trainable. A layer may be frozen when the DVariable is created, and
