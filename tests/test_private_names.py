@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from tf_layoutmap._core import keras_private, private_names, tf_private
+from tf_layoutmap._core import (
+    keras_private,
+    private_names,
+    requirements,
+    tf_private,
+)
 
 PrivateNames = private_names.PrivateNames
 
@@ -20,13 +25,16 @@ def import_again(door, package, version, monkeypatch):
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+KERAS = '"keras>=3.12,<3.17"'
+
+
 @pytest.mark.parametrize(
     "door, package, title, version, install",
     [
-        ("_core.keras_private", keras, "Keras", "3.14.1", '"keras==3.15.*"'),
-        ("_core.keras_private", keras, "Keras", "3.12.4", '"keras==3.15.*"'),
-        ("_core.keras_private", keras, "Keras", "3.16.0", '"keras==3.15.*"'),
-        ("_core.keras_private", keras, "Keras", "4.0.0-dev", '"keras==3.15.*"'),
+        *(
+            ("_core.keras_private", keras, "Keras", version, KERAS)
+            for version in ("3.11.3", "3.17.0", "4.0.0-dev")
+        ),
         (
             "_core.tf_keras_private",
             tf_keras,
@@ -53,7 +61,7 @@ def import_again(door, package, version, monkeypatch):
 def test_an_unsupported_version_with_all_names_raises(
     door, package, title, version, install, monkeypatch
 ):
-    """Versions behave differently: Keras 3.14 does not shard slot variables."""
+    """Functions can behave differently although all names exist."""
     with pytest.raises(ImportError) as error:
         import_again(door, package, version, monkeypatch)
     sentence = str(error.value)
@@ -64,13 +72,13 @@ def test_an_unsupported_version_with_all_names_raises(
     )
 
 
-@pytest.mark.parametrize("version", ["3.15.0", "3.15.7", "3.15.2-rc1"])
+@pytest.mark.parametrize("version", ["3.15.0", "3.16.7", "3.15.2-rc1"])
 def test_any_patch_version_is_accepted(version):
-    PrivateNames("Keras", "keras.src", version, "3.15")
+    PrivateNames("Keras", "keras.src", version, ("3.15", "3.16"))
 
 
 def test_the_installed_versions_are_supported():
-    assert keras.__version__.startswith(keras_private.SUPPORTED_VERSION)
+    assert requirements.minor(keras.__version__) in requirements.KERAS
     assert tf.__version__.startswith(tf_private.SUPPORTED_VERSION)
 
 
@@ -79,15 +87,17 @@ def user_function(*args, **kwargs):
 
 
 def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
-    monkeypatch.setattr(keras.layers, "Embedding", user_function)
+    owner, name = [*keras_private.MERGED_LORA.items()][-1]
+    owner = owner.removeprefix("layers.")
+    monkeypatch.setattr(keras.layers, owner, user_function)
     with pytest.raises(ImportError) as error:
         import_again(
             "_core.keras_private", keras, keras.__version__, monkeypatch
         )
     sentence = str(error.value)
-    assert "requires the original `keras.layers.Embedding` of Keras" in sentence
+    assert f"requires the original `keras.layers.{owner}` of Keras" in sentence
     assert f"replaced it by `{__name__}.user_function`" in sentence
-    assert "`_get_embeddings_with_merged_lora` is missing" in sentence
+    assert f"`{name}` is missing" in sentence
     assert "from tf_layoutmap import layout_map_scope" in sentence
     # Installing another version does not solve this problem, so the message
     # contains no command.
@@ -95,7 +105,7 @@ def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
 
 
 def names_here():
-    return PrivateNames("Keras", "keras.src", keras.__version__, "3.15")
+    return PrivateNames("Keras", "keras.src", keras.__version__, requirements.KERAS)
 
 
 def test_a_replaced_method_raises_with_the_replacement(monkeypatch):

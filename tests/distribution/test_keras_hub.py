@@ -13,7 +13,7 @@ from tests.layout import pairs
 from tests.layout.meshes import axes_of
 from tf_layoutmap import distribution as ours
 
-keras_hub = pytest.importorskip("keras_hub")
+keras_hub = pytest.importorskip("keras_hub", exc_type=ImportError)
 theirs = keras.distribution
 dtensor = tf.experimental.dtensor
 

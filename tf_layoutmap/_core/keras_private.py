@@ -42,12 +42,16 @@ _UNTIL_3_15 = {
         "layers.EinsumDense": _MERGED_KERNEL,
         "layers.Embedding": "_get_embeddings_with_merged_lora",
     },
+    # Replacements that are not installed: functions that Keras does not have or
+    # does not call. These versions do not shard a `PyDataset` over processes.
+    "unneeded": {"PyDatasetAdapter.__init__"},
 }
 _COLUMNS: dict[str, dict[str, Any]] = {
     "3.12": {
         **_UNTIL_3_15,
         # The attributes of a `VarianceScaling` that `compute_fans` receives.
         "fan_axes": (),
+        "unneeded": {*_UNTIL_3_15["unneeded"], "distribution_backend.get_device_count"},
     },
     "3.13": {**_UNTIL_3_15, "fan_axes": ()},
     "3.14": {**_UNTIL_3_15, "fan_axes": ()},
@@ -60,6 +64,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "backend_numpy": "backend.ops.numpy",
         "rnn_loop": "backend.rnn",
         "merged_lora": {"layers.Layer": "_get_weight_with_merged_lora"},
+        "unneeded": (),
         "fan_axes": ("input_axes", "output_axes"),
     },
 }
@@ -270,6 +275,10 @@ TFDatasetAdapter = _private(
     "trainers.data_adapters.tf_dataset_adapter", "TFDatasetAdapter"
 )
 _method(TFDatasetAdapter, "__init__", "dataset", "class_weight", "distribution")
+PyDatasetAdapter = _private(
+    "trainers.data_adapters.py_dataset_adapter", "PyDatasetAdapter"
+)
+_method(PyDatasetAdapter, "__init__", "x", "class_weight", "shuffle")
 
 # Maps the classes to their methods that add the LoRA part to a weight.
 MERGED_LORA: dict[str, str] = _column["merged_lora"]
@@ -432,6 +441,27 @@ def separate_state() -> Iterator[None]:
         state.clear()
         state.update(saved)
         random.setstate(random_state)
+
+
+@contextlib.contextmanager
+def without_distribution() -> Iterator[None]:
+    """Unsets the distribution of Keras in this thread inside the context."""
+    state = vars(_global_state.GLOBAL_STATE_TRACKER)
+    distribution = state.pop("distribution", None)
+    try:
+        yield
+    finally:
+        state["distribution"] = distribution
+
+
+def is_needed(owner: str, name: str) -> bool:
+    """Returns whether this version of Keras requires a replacement.
+
+    Args:
+      owner: Name of the replaced function's owner in this module.
+      name: Name of the replaced function.
+    """
+    return f"{owner}.{name}" not in _column["unneeded"]
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:

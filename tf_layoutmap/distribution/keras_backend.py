@@ -259,3 +259,11 @@ def init_dataset_adapter(
     if isinstance(distribution, keras_private.Distribution):
         distribution = None
     original(adapter, dataset, class_weight, distribution)
+
+
+def init_py_dataset_adapter(
+    original: Callable[..., Any], adapter: Any, *args: Any, **kwargs: Any
+) -> None:
+    """Creates an adapter that does not shard a `PyDataset` over processes."""
+    with keras_private.without_distribution():
+        original(adapter, *args, **kwargs)

@@ -1,5 +1,6 @@
 """Replaced names of Keras 3, for `keras.distribution` on a mesh."""
 
+from tf_layoutmap._core import keras_private
 from tf_layoutmap._core.patch_entry import KERAS, Patch, Replacement
 from tf_layoutmap.distribution import keras_backend
 
@@ -22,7 +23,7 @@ def _backend_entry(
     )
 
 
-PATCHES: tuple[Patch, ...] = (
+_ENTRIES: tuple[Patch, ...] = (
     Patch(
         GROUP,
         "_core.keras_private:Distribution",
@@ -85,4 +86,20 @@ PATCHES: tuple[Patch, ...] = (
         KERAS,
         _TESTS,
     ),
+    Patch(
+        GROUP,
+        "_core.keras_private:PyDatasetAdapter",
+        "__init__",
+        keras_backend.init_py_dataset_adapter,
+        "Keras shards the batches over processes, but a step on a mesh "
+        "requires the full batch in each process.",
+        KERAS,
+        _TESTS,
+    ),
+)
+
+PATCHES: tuple[Patch, ...] = tuple(
+    entry
+    for entry in _ENTRIES
+    if keras_private.is_needed(entry.owner.partition(":")[2], entry.name)
 )
