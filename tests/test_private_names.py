@@ -105,7 +105,9 @@ def test_a_replaced_class_raises_with_the_replacement(monkeypatch):
 
 
 def names_here():
-    return PrivateNames("Keras", "keras.src", keras.__version__, requirements.KERAS)
+    return PrivateNames(
+        "Keras", "keras.src", keras.__version__, requirements.KERAS
+    )
 
 
 def test_a_replaced_method_raises_with_the_replacement(monkeypatch):

@@ -355,6 +355,25 @@ def test_private_names_are_imported_in_one_module(private, only_in):
     )
 
 
+def test_only_keras_private_depends_on_the_version_of_keras():
+    """Another module must not compare versions or read the columns."""
+    version = re.compile(r"\bkeras\.__version__|\bKERAS\b|\b_column\b")
+    compares = {
+        module
+        for module in modules()
+        for node in ast.walk(read(module)[0])
+        if isinstance(node, ast.Attribute | ast.Name)
+        and version.search(ast.unparse(node))
+        # `patch_entry.KERAS` is the name of the version in a description.
+        and not module.endswith(("replacements", "patch_entry"))
+    }
+    assert "_core.keras_private" in compares
+    no_offenders(
+        "Add an entry to `_COLUMNS` of _core/keras_private.py instead:",
+        sorted(compares - {"_core.keras_private", "_core.requirements"}),
+    )
+
+
 def test_only_ops_loads_shared_libraries():
     exempt = {
         "_core.ops",

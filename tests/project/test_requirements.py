@@ -26,8 +26,8 @@ def test_pip_requirements_match_the_checked_versions():
             if requirement.split("=")[0] == name
         ]
         assert built_against.split(";")[0] == wanted
-    assert requirements.remedy("keras").split('"')[1] in (
-        PROJECT["dependencies"]
+    assert (
+        requirements.remedy("keras").split('"')[1] in (PROJECT["dependencies"])
     )
     assert requirements.KERAS == tuple(keras_private._COLUMNS)
     # A tf_keras version has the same minor version as the TensorFlow version

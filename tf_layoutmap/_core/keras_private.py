@@ -51,7 +51,10 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         **_UNTIL_3_15,
         # The attributes of a `VarianceScaling` that `compute_fans` receives.
         "fan_axes": (),
-        "unneeded": {*_UNTIL_3_15["unneeded"], "distribution_backend.get_device_count"},
+        "unneeded": {
+            *_UNTIL_3_15["unneeded"],
+            "distribution_backend.get_device_count",
+        },
     },
     "3.13": {**_UNTIL_3_15, "fan_axes": ()},
     "3.14": {**_UNTIL_3_15, "fan_axes": ()},
@@ -76,13 +79,11 @@ if keras.backend.backend() != "tensorflow":
         "before importing Keras."
     )
 
-_NAMES = PrivateNames(
-    "Keras", "keras.src", keras.__version__, tuple(_COLUMNS)
-)
+_NAMES = PrivateNames("Keras", "keras.src", keras.__version__, tuple(_COLUMNS))
 _column = _COLUMNS[requirements.minor(keras.__version__)]
 _private = _NAMES.find
 _method = _NAMES.check_method
-_missing_name_error = _NAMES.refusal
+_methods = _NAMES.check_methods
 
 # Used to check whether a call only traces shapes. In this case, values must not
 # be read or created.
@@ -154,11 +155,8 @@ _array_slicing = importlib.import_module(
     "keras.src.trainers.data_adapters.array_slicing"
 )
 _method(_array_slicing, "convert_to_sliceable", "arrays", "target_backend")
-_method(
-    _array_slicing,
-    "slice_tensorflow_sparse_wrapper",
-    "sparse_wrapper",
-    "indices",
+_methods(
+    _array_slicing, "slice_tensorflow_sparse_wrapper(sparse_wrapper, indices)"
 )
 _private("trainers.data_adapters.array_slicing", "TensorflowSparseWrapper")
 
@@ -224,44 +222,16 @@ _method(rnn_loop, "rnn", "inputs", "time_major", "input_length", "unroll")
 backend_rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
 _method(backend_rnn, "cudnn_ok", "activation", "unroll", "use_bias")
 
-for _module, _names in (
-    (
-        backend_numpy,
-        (
-            "divide",
-            "multiply",
-            "true_divide",
-            "flip",
-            "diag",
-            "einsum",
-            "eye",
-            "add",
-            "repeat",
-            "stack",
-            "take_along_axis",
-        ),
-    ),
-    (backend_nn, ("ctc_loss", "one_hot", "softmax")),
-    (backend_core, ("scatter", "slice_update")),
-):
-    for _name in _names:
-        if not callable(getattr(_module, _name, None)):
-            raise _missing_name_error(
-                f"where `{_module.__name__}.{_name}` is missing"
-            )
-
-# Writes the value of a variable. A host variable that a function on a mesh
-# writes is moved to the mesh.
-_method(keras.Variable, "_direct_assign", "value")
+_methods(backend_numpy, "divide", "multiply", "true_divide", "flip", "diag")
+_methods(backend_numpy, "einsum", "eye", "add", "repeat", "stack")
+_methods(backend_numpy, "take_along_axis")
+_methods(backend_nn, "ctc_loss", "one_hot", "softmax")
+_methods(backend_core, "scatter", "slice_update")
 
 # The base class of distributions in Keras.
 Distribution = _private("distribution.distribution_lib", "Distribution")
-_method(
-    Distribution,
-    "__init__",
-    "device_mesh",
-    "batch_dim_name",
-    "auto_shard_dataset",
+_methods(
+    Distribution, "__init__(device_mesh, batch_dim_name, auto_shard_dataset)"
 )
 
 # The module of the TensorFlow backend that `keras.distribution` calls, and the
@@ -288,64 +258,58 @@ for _class, _name in MERGED_LORA.items():
 # Passes the outputs of a step to all metrics of `compile`.
 CompileMetrics = _private("trainers.compile_utils", "CompileMetrics")
 
-# The methods that initialize a variable.
-_method(keras.Variable, "_initialize", "value")
-_method(keras.Variable, "_initialize_with_initializer", "initializer")
-_method(keras.Variable, "_deferred_initialize")
-_method(keras.Variable, "_direct_assign", "value")
-_method(keras.Variable, "value")
-_method(keras.Variable, "__init__", "initializer", "shape", "dtype")
+# The methods that initialize or write a variable. A host variable that a
+# function on a mesh writes is moved to the mesh.
+_methods(
+    keras.Variable,
+    "__init__(initializer, shape, dtype)",
+    "_initialize(value)",
+    "_initialize_with_initializer(initializer)",
+    "_deferred_initialize",
+    "_direct_assign(value)",
+    "value",
+)
 
 # The methods that create step functions, and the methods that build metrics and
 # slot variables before the first step is traced.
-for _name in (
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-):
-    _method(TensorFlowTrainer, _name, "force")
-_method(BaseTrainer, "_symbolic_build", "data_batch")
-_method(BaseTrainer, "get_metrics_result")
-for _name in ("fit", "evaluate", "predict"):
-    _method(TensorFlowTrainer, _name, "x", "callbacks")
-_method(CompileMetrics, "update_state", "y_true", "y_pred", "sample_weight")
-_method(BaseOptimizer, "build", "variables")
-_method(BaseOptimizer, "apply", "grads", "trainable_variables")
-_method(BaseOptimizer, "_get_variable_index", "variable")
-_method(BaseOptimizer, "_track_variable", "variable")
-_method(
-    BaseOptimizer, "_backend_apply_gradients", "grads", "trainable_variables"
+_methods(
+    TensorFlowTrainer,
+    *(f"make_{verb}_function(force)" for verb in ("train", "test", "predict")),
+    *(f"{verb}(x, callbacks)" for verb in ("fit", "evaluate", "predict")),
 )
-_method(BaseOptimizer, "_update_model_variables_moving_average")
-_method(BaseOptimizer, "_use_weight_decay", "variable")
-_method(
+_methods(BaseTrainer, "_symbolic_build(data_batch)", "get_metrics_result")
+_methods(CompileMetrics, "update_state(y_true, y_pred, sample_weight)")
+_methods(
+    BaseOptimizer,
+    "build(variables)",
+    "apply(grads, trainable_variables)",
+    "_get_variable_index(variable)",
+    "_track_variable(variable)",
+    "_backend_apply_gradients(grads, trainable_variables)",
+    "_update_model_variables_moving_average",
+    "_use_weight_decay(variable)",
+    "save_own_variables(store)",
+    "load_own_variables(store)",
+)
+_methods(
     TFOptimizer,
-    "_overwrite_model_variables_with_average_value",
-    "trainable_variables",
+    "_overwrite_model_variables_with_average_value(trainable_variables)",
+    "_trackable_children(save_type)",
+    *(f"{verb}(variable, value)" for verb in ("assign", "assign_add")),
+    "assign_sub(variable, value)",
 )
-_method(BaseOptimizer, "save_own_variables", "store")
-_method(BaseOptimizer, "load_own_variables", "store")
-_method(TFOptimizer, "_trackable_children", "save_type")
-_method(
-    keras.optimizers.Adagrad,
-    "update_step",
-    "gradient",
-    "variable",
-    "learning_rate",
+_methods(
+    keras.optimizers.Adagrad, "update_step(gradient, variable, learning_rate)"
 )
-for _name in ("assign", "assign_add", "assign_sub"):
-    _method(TFOptimizer, _name, "variable", "value")
 
 # If a variable sets `overwrite_with_gradient`, optimizers use these methods to
 # pass its gradient to its `assign` method. Tables with a `RowOptimizer` are
 # trained in this way.
-_method(
+_methods(
     BaseOptimizer,
-    "_overwrite_variables_directly_with_gradients",
-    "grads",
-    "vars",
+    "_overwrite_variables_directly_with_gradients(grads, vars)",
+    "_filter_empty_gradients(grads, vars)",
 )
-_method(BaseOptimizer, "_filter_empty_gradients", "grads", "vars")
 _method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")

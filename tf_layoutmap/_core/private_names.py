@@ -37,9 +37,8 @@ class PrivateNames:
         self._title = title
         self._which = f"{title} {version}"
         self._needs = requirements.needs(self._package, supported)
-        self._remedy = (
-            f"Install a supported version: {requirements.remedy(self._package)}."
-        )
+        remedy = requirements.remedy(self._package)
+        self._remedy = f"Install a supported version: {remedy}."
         other = requirements.other_version(self._package, version, supported)
         if other is not None:
             raise other
@@ -53,7 +52,8 @@ class PrivateNames:
     def find(self, module: str, name: str) -> Any:
         """Returns `<root>.<module>.<name>`.
 
-        `module` is empty if the root imports all modules of the name. If the name contains a dot, it is an attribute of a class in the module.
+        `module` is empty if the root imports all modules of the name. If the
+        name contains a dot, it is an attribute of a class in the module.
 
         Raises:
           ImportError: If the name is missing.
@@ -88,6 +88,20 @@ class PrivateNames:
                 f"where `{owner.__name__}.{name}` is missing or takes other "
                 f"arguments than {arguments}"
             )
+
+    def check_methods(self, owner: Any, *signatures: str) -> None:
+        """Calls `check_method` for each function of a class or module.
+
+        Args:
+          owner: Class or module.
+          *signatures: Names with arguments, such as `"build(variables)"`.
+
+        Raises:
+          ImportError: If one of the functions does not match.
+        """
+        for signature in signatures:
+            name, _, arguments = signature.rstrip(")").partition("(")
+            self.check_method(owner, name, *filter(None, arguments.split(", ")))
 
     def _is_theirs(self, value: Any) -> bool:
         return _module(value).partition(".")[0] == self._package

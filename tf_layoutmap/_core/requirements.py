@@ -12,7 +12,6 @@ KERAS = ("3.12", "3.13", "3.14", "3.15", "3.16")
 TF_KERAS = "2.21"
 
 
-
 def _range(name: str, versions: tuple[str, ...]) -> str:
     """Returns the requirement of pip for consecutive minor versions.
 
