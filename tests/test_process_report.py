@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap import process_report
+from tf_layoutmap import distribution, process_report
 from tf_layoutmap._core import keras_private, ops
 
 
@@ -67,6 +67,7 @@ def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     assert "libc" in facts["Platform"]
     assert ops.native.cpu_level() in facts["Processors"]
     # The self-check runs, because the process has at least two devices.
+    assert facts["Keras functions"] == "as tested"
     assert facts["Self-check"].startswith("ok: 4 of 4 reads returned")
 
 
@@ -137,3 +138,27 @@ def test_replaced_names_are_found_everywhere(monkeypatch):
     assert not any("Conv2D" in name for name in found)
     report = tlm.describe_process()
     assert all(name in report for name in found)
+
+
+def test_replaced_functions_of_the_installed_keras_are_known():
+    assert process_report.unknown_functions() == []
+
+
+def test_a_function_that_differs_from_the_tested_one_is_named(
+    tmp_path, monkeypatch
+):
+    table = process_report.KERAS_DIGESTS.read_text()
+    digest = process_report.keras_digests()["optimizers.Adagrad.update_step"]
+    changed = tmp_path / "digests.csv"
+    changed.write_text(table.replace(digest, "00000000"))
+    monkeypatch.setattr(process_report, "KERAS_DIGESTS", changed)
+    assert process_report.unknown_functions() == [
+        f"optimizers.Adagrad.update_step of Keras {keras.__version__} "
+        f"(digest {digest})"
+    ]
+
+
+def test_a_digest_does_not_change_while_a_function_is_replaced():
+    before = process_report.keras_digests()
+    with distribution.enabled():
+        assert process_report.keras_digests() == before

@@ -40,6 +40,13 @@ def main(arguments: list[str]) -> int:
         print(problem, file=sys.stderr)
     if problems:
         return 1
+    unknown = process_report.unknown_functions()
+    print(
+        "Keras functions: "
+        + ("as tested" if not unknown else f"{len(unknown)} not tested")
+    )
+    for function in unknown:
+        print(f"  {function}")
     try:
         print(f"Self-check:     {process_report.check_process()}")
     except RuntimeError as error:

@@ -4,6 +4,7 @@
 that cannot be imported. `check_process` runs the self-check.
 """
 
+import csv
 import importlib
 import importlib.metadata
 import os
@@ -17,6 +18,9 @@ from typing import Any
 import tf_layoutmap
 
 _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
+# Digests of the replaced functions of Keras; `python -m tests.versions digests`
+# writes the column of the installed version.
+KERAS_DIGESTS = pathlib.Path(__file__).parent / "_core/keras_digests.csv"
 _ROOTS = ("tensorflow", "keras", "tf_keras")
 # Prefixes of environment variables that affect results or devices. The list
 # does not contain variables that identify a person or a machine.
@@ -141,6 +145,37 @@ def replaced_names() -> list[str]:
         first + (f" (and in {len(rest)} more places)" if rest else "")
         for first, *rest in places.values()
     )
+
+
+def unknown_functions() -> list[str]:
+    """Returns the replaced functions of Keras that differ from those tested.
+
+    A patch version of Keras can change such a function. The file of digests has
+    one row per function and one column per minor version of Keras.
+    """
+    from tf_layoutmap._core import keras_private
+
+    known = {
+        row["function"]: row[keras_private.COLUMN].split()
+        for row in csv.DictReader(KERAS_DIGESTS.read_text().splitlines())
+    }
+    return [
+        f"{name} of Keras {_version('keras')} (digest {digest})"
+        for name, digest in keras_digests().items()
+        if digest not in known.get(name, ())
+    ]
+
+
+def keras_digests() -> dict[str, str]:
+    """Maps each replaced function of Keras to the digest of its source."""
+    from tf_layoutmap._core import patch_entry, patches
+
+    return {
+        f"{entry.owner.partition(':')[2]}.{entry.name}": digest
+        for entry in patches.all_entries()
+        if entry.seen_in == patch_entry.KERAS
+        and (digest := patches.digest(entry)) is not None
+    }
 
 
 def _is_ours(value: Any) -> bool:

@@ -6,7 +6,7 @@ from tests.real import placement
 from tf_layoutmap.layout import explain
 from tf_layoutmap.planning import keras_models, search
 
-pytest.importorskip("keras_hub")
+pytest.importorskip("keras_hub", exc_type=ImportError)
 
 from tests.real.hub import own_maps
 

@@ -80,7 +80,9 @@ if keras.backend.backend() != "tensorflow":
     )
 
 _NAMES = PrivateNames("Keras", "keras.src", keras.__version__, tuple(_COLUMNS))
-_column = _COLUMNS[requirements.minor(keras.__version__)]
+# The column of the installed version.
+COLUMN = requirements.minor(keras.__version__)
+_column = _COLUMNS[COLUMN]
 _private = _NAMES.find
 _method = _NAMES.check_method
 _methods = _NAMES.check_methods

@@ -6,6 +6,7 @@ currently replaced.
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import inspect
 import re
@@ -304,6 +305,35 @@ def display_name(owner: Any, name: str) -> str:
     return re.sub(
         r"^(tensorflow\._api\.v2|tensorflow)\.(?!python|dtensor)", "tf.", full
     )
+
+
+def digest(entry: Patch) -> str | None:
+    """Returns a digest of the source of a replaced function.
+
+    The digest is the same while the function is replaced. It is None for a name
+    that only this package adds, and `"unreadable"` without source files.
+    """
+    if entry.is_missing:
+        return None
+    replaced = _replaced.get(entry.key)
+    original = (
+        inspect.getattr_static(owner_of(entry), entry.name)
+        if replaced is None
+        else replaced.original
+    )
+    try:
+        source = "".join(
+            inspect.getsource(function)
+            for function in (
+                (original.fget, original.fset)
+                if isinstance(original, property)
+                else (original,)
+            )
+            if function is not None
+        )
+    except (OSError, TypeError):
+        return "unreadable"
+    return hashlib.sha256(source.encode()).hexdigest()[:8]
 
 
 @dataclasses.dataclass(frozen=True)

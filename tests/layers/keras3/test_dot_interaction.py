@@ -9,7 +9,7 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import mesh_of
 from tests.test_ops import OPTIONS, has_op
 
-keras_rs = pytest.importorskip("keras_rs")
+keras_rs = pytest.importorskip("keras_rs", exc_type=ImportError)
 
 NUM_FEATURES, DIM, NUM_SAMPLES = 4, 4, 16
 

@@ -15,7 +15,7 @@ import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
 from tf_layoutmap.layout.ops import host_loops
 
-keras_hub = pytest.importorskip("keras_hub")
+keras_hub = pytest.importorskip("keras_hub", exc_type=ImportError)
 models = keras_hub.models
 samplers = keras_hub.samplers
 dtensor = tf.experimental.dtensor
