@@ -25,7 +25,7 @@ from tf_layoutmap._core.private_names import PrivateNames
 # A name that is at the same place in all versions is not in the columns. Adding
 # a version adds a column, and dropping a version deletes its column.
 _MERGED_KERNEL = "_get_kernel_with_merged_lora"
-_UNTIL_3_15 = {
+_UNTIL_3_15: dict[str, Any] = {
     "base_trainer": "trainers.trainer.Trainer",
     "trainer": "backend.tensorflow.trainer.TensorFlowTrainer",
     # These modules contain functions that DTensor does not support, such as the
@@ -46,19 +46,28 @@ _UNTIL_3_15 = {
     # does not call. These versions do not shard a `PyDataset` over processes.
     "unneeded": {"PyDatasetAdapter.__init__"},
 }
+_UNTIL_3_14: dict[str, Any] = {
+    **_UNTIL_3_15,
+    # The attributes of a `VarianceScaling` that `compute_fans` receives.
+    "fan_axes": (),
+    # Public classes of optimizers that contain optimizers.
+    "nesting": ("LossScaleOptimizer",),
+}
 _COLUMNS: dict[str, dict[str, Any]] = {
     "3.12": {
-        **_UNTIL_3_15,
-        # The attributes of a `VarianceScaling` that `compute_fans` receives.
-        "fan_axes": (),
+        **_UNTIL_3_14,
         "unneeded": {
-            *_UNTIL_3_15["unneeded"],
+            *_UNTIL_3_14["unneeded"],
             "distribution_backend.get_device_count",
         },
     },
-    "3.13": {**_UNTIL_3_15, "fan_axes": ()},
-    "3.14": {**_UNTIL_3_15, "fan_axes": ()},
-    "3.15": {**_UNTIL_3_15, "fan_axes": ("input_axes", "output_axes")},
+    "3.13": _UNTIL_3_14,
+    "3.14": _UNTIL_3_14,
+    "3.15": {
+        **_UNTIL_3_15,
+        "fan_axes": ("input_axes", "output_axes"),
+        "nesting": ("LossScaleOptimizer", "MultiOptimizer"),
+    },
     "3.16": {
         "base_trainer": "trainers.trainer.BaseTrainer",
         "trainer": "backend.tensorflow.trainer.Trainer",
@@ -69,6 +78,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
         "merged_lora": {"layers.Layer": "_get_weight_with_merged_lora"},
         "unneeded": (),
         "fan_axes": ("input_axes", "output_axes"),
+        "nesting": ("LossScaleOptimizer", "MultiOptimizer"),
     },
 }
 
@@ -192,6 +202,9 @@ _cast_seed = _private("backend.tensorflow.random", "_cast_seed")
 # The class that scales the loss and unscales the gradients of float16 models.
 LossScaleOptimizer = _private(
     "optimizers.loss_scale_optimizer", "LossScaleOptimizer"
+)
+NESTING_OPTIMIZERS: tuple[type, ...] = tuple(
+    getattr(keras.optimizers, name) for name in _column["nesting"]
 )
 
 # The store that writes weights to an HDF5 file. No other store supports partial

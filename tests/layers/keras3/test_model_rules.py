@@ -86,6 +86,10 @@ def test_a_loss_scale_optimizer_wraps_the_rule(inner):
     expect_equal(trained("model", make(), 8.0), trained("stock", make(), 8.0))
 
 
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="This Keras has no MultiOptimizer.",
+)
 def test_each_optimizer_of_a_multi_optimizer_is_followed():
     def make():
         return keras.optimizers.MultiOptimizer(

@@ -61,6 +61,8 @@ OPTIMIZERS = {
         sgd(), initial_scale=4.0
     ),
 }
+if not hasattr(keras.optimizers, "MultiOptimizer"):
+    del OPTIMIZERS["multi"]
 CALLBACKS = {
     "none": list,
     "swap": lambda: [keras.callbacks.SwapEMAWeights()],

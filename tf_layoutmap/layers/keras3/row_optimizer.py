@@ -406,10 +406,7 @@ def _model_step(
 def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     """Builds an optimizer, and prepares the tables that follow it."""
     variables = list(variables)
-    if not isinstance(
-        optimizer,
-        keras.optimizers.LossScaleOptimizer | keras.optimizers.MultiOptimizer,
-    ):
+    if not isinstance(optimizer, keras_private.NESTING_OPTIMIZERS):
         for variable in variables:
             if isinstance(variable, TrainsItself):
                 variable.follow(optimizer)

@@ -253,6 +253,12 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     ) -> Any:
         """Calls the layer; only Keras 3 models may call it."""
         sharded_embedding.check_inputs(inputs, self.name)
+        if not self.built and any(
+            one is None for one in tf.nest.flatten([args, kwargs])
+        ):
+            # To build a layer, some versions of Keras read the shape of each
+            # element of an argument, and raise an error for None in a dict.
+            self.build(None)
         return super().__call__(inputs, *args, **kwargs)
 
     def call(
