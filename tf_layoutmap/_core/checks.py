@@ -135,3 +135,21 @@ def check_type(
     if not isinstance(value, kind):
         raise TypeError(message(argument, description, value, where))
     return value
+
+
+def own_h5_dataset(group: Any, key: str) -> Any:
+    """Returns a dataset whose values are in the file of the group.
+
+    Some patch versions of Keras have a function with these checks, but others
+    read values from any file whose name the HDF5 file contains.
+    """
+    if key not in group:
+        raise KeyError(key)
+    link = type(group.get(key, getlink=True)).__name__
+    dataset = group[key] if link == "HardLink" else None
+    if not hasattr(dataset, "external") or dataset.external:
+        raise ValueError(
+            "A weight must be a dataset in the HDF5 file itself. Received: "
+            f"{key!r}, {link} to {dataset}. Save the weights again."
+        )
+    return dataset

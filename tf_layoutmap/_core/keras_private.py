@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import function_traces, requirements
+from tf_layoutmap._core import checks, function_traces, requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
 # The differences between the supported minor versions, one column per version.
@@ -334,6 +334,21 @@ _method(LossScaleOptimizer, "check_finite", "grads")
 SwapEMAWeights = keras.callbacks.SwapEMAWeights
 for _name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
     _method(SwapEMAWeights, _name, "optimizer")
+
+
+@contextlib.contextmanager
+def swapping_only(callback: Any, variables: Sequence[Any]) -> Iterator[None]:
+    """Context in which `SwapEMAWeights` exchanges only certain variables.
+
+    Some versions exchange the variables that the model lists. The others
+    exchange the variables that the optimizer lists.
+    """
+    model = callback._model
+    callback._model = types.SimpleNamespace(trainable_variables=variables)
+    try:
+        yield
+    finally:
+        callback._model = model
 
 
 def imported_tf_keras() -> types.ModuleType | None:
@@ -654,28 +669,10 @@ def h5_dataset(
     if type(store) is not _H5IOStore:
         return None
     if shape is None:
-        return _own_h5_dataset(store._h5_entry_group, key)
+        return checks.own_h5_dataset(store._h5_entry_group, key)
     if not store._h5_entry_initialized:
         store._create_h5_group(store._h5_entry_path)
     return store._h5_entry_group.create_dataset(key, shape, dtype)
-
-
-def _own_h5_dataset(group: Any, key: str) -> Any:
-    """Returns a dataset whose values are in the file of the group.
-
-    Some patch versions of Keras have a function with these checks, but others
-    read values from any file whose name the HDF5 file contains.
-    """
-    if key not in group:
-        raise KeyError(key)
-    link = type(group.get(key, getlink=True)).__name__
-    dataset = group[key] if link == "HardLink" else None
-    if not hasattr(dataset, "external") or dataset.external:
-        raise ValueError(
-            "A weight must be a dataset in the HDF5 file itself. Received: "
-            f"{key!r}, {link} to {dataset}. Save the weights again."
-        )
-    return dataset
 
 
 def fans_of(initializer: Any, shape: tuple[int, ...]) -> tuple[int, int]:

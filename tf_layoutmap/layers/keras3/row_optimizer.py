@@ -467,5 +467,8 @@ def swap_averages(
     """Exchanges variables and moving averages, for variables that have one."""
     if not _has_missing_averages(optimizer):
         return original(callback, optimizer)
-    with _averaged_variables(optimizer, optimizer._trainable_variables):
+    with (
+        _averaged_variables(optimizer, optimizer._trainable_variables) as kept,
+        keras_private.swapping_only(callback, kept),
+    ):
         return original(callback, optimizer)
