@@ -224,11 +224,10 @@ backend_core = _private("", _column["backend_core"])
 ConvLSTMCell = _private("layers.rnn.conv_lstm", "ConvLSTMCell")
 for _cell in (keras.layers.LSTMCell, keras.layers.GRUCell, ConvLSTMCell):
     _method(_cell, "call", "inputs", "states", "training")
-for _name in ("get_dropout_mask", "get_recurrent_dropout_mask"):
-    _method(ConvLSTMCell, _name, "step_input")
-_method(keras.layers.LSTMCell, "_compute_carry_and_output_fused", "z", "c_tm1")
-_method(ConvLSTMCell, "input_conv", "x", "w", "b", "padding")
-_method(ConvLSTMCell, "recurrent_conv", "x", "w")
+_methods(keras.layers.LSTMCell, "_compute_carry_and_output_fused(z, c_tm1)")
+_methods(ConvLSTMCell, "get_dropout_mask(step_input)", "recurrent_conv(x, w)")
+_methods(ConvLSTMCell, "get_recurrent_dropout_mask(step_input)")
+_methods(ConvLSTMCell, "input_conv(x, w, b, padding)")
 
 # The module with the loop of recurrent layers over time steps.
 rnn_loop = _private("", _column["rnn_loop"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
@@ -336,7 +337,8 @@ def _addition(table: str) -> OptimizerSpec:
     return rule
 
 
-class FullTableRegularizer:
+# Some versions of Keras require these base classes.
+class FullTableRegularizer(keras.regularizers.Regularizer):
     """Regularizer for one shard that returns the loss of the full table."""
 
     def __init__(
@@ -353,7 +355,7 @@ class FullTableRegularizer:
         return self._regularizer(tf.convert_to_tensor(self._make_table()))
 
 
-class FullTableConstraint:
+class FullTableConstraint(keras.constraints.Constraint):
     """Constraint for the last shard, applied to the full table.
 
     When the optimizer updates the last shard, it has already updated all other
