@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import subprocess
 
 import keras
 import pytest
@@ -67,9 +68,7 @@ def test_an_unsupported_version_with_all_names_raises(
     sentence = str(error.value)
     assert sentence.startswith(f"tf_layoutmap supports {title} ")
     assert f"Received: {title} {version}." in sentence
-    assert sentence.endswith(
-        f"Install a supported version: pip install {install}."
-    )
+    assert f"Install a supported version: pip install {install}." in sentence
 
 
 @pytest.mark.parametrize("version", ["3.15.0", "3.16.7", "3.15.2-rc1"])
@@ -143,3 +142,68 @@ def test_a_missing_method_raises_with_the_install_command():
         match=("where `Dense.no_such_method` is missing.*pip install"),
     ):
         names_here().check_method(keras.layers.Dense, "no_such_method")
+
+
+def test_the_error_for_a_newer_keras_names_the_variable_that_allows_it():
+    def sentence(version):
+        return str(
+            requirements.other_version("keras", version, requirements.KERAS)
+        )
+
+    assert "Or set TF_LAYOUTMAP_ALLOW_UNTESTED=1" in sentence("3.17.0")
+    assert "TF_LAYOUTMAP" not in sentence("3.11.3")
+
+
+@pytest.mark.parametrize(
+    "version, value, expected",
+    [
+        ("3.17.0", "1", True),
+        ("4.0.0", "1", True),
+        ("3.17.0", "0", False),
+        ("3.17.0", None, False),
+        ("3.16.2", "1", False),
+        ("3.11.3", "1", False),
+    ],
+)
+def test_only_newer_versions_can_be_allowed(
+    version, value, expected, monkeypatch
+):
+    monkeypatch.delenv(requirements.ALLOW_UNTESTED, raising=False)
+    if value is not None:
+        monkeypatch.setenv(requirements.ALLOW_UNTESTED, value)
+    found = private_names.is_allowed_untested(version, "3.16")
+    assert found is expected
+
+
+def ended(returncode, stdout="", stderr=""):
+    def run(*args, **kwargs):
+        return subprocess.CompletedProcess(args, returncode, stdout, stderr)
+
+    return run
+
+
+def test_an_allowed_version_is_checked_and_issues_one_warning(monkeypatch):
+    monkeypatch.setenv(requirements.ALLOW_UNTESTED, "1")
+    monkeypatch.setattr(subprocess, "run", ended(0, "2 not tested\n  a\n  b"))
+    with pytest.warns(
+        UserWarning, match=r"99\.0\.1 was not tested(.|\n)*2 not tested"
+    ) as warned:
+        private_names.check_untested("99.0.1", "3.16")
+    assert len(warned) == 1
+
+
+def test_an_allowed_version_that_fails_the_check_raises(monkeypatch):
+    monkeypatch.setenv(requirements.ALLOW_UNTESTED, "1")
+    monkeypatch.setattr(subprocess, "run", ended(1, stderr="slots differ."))
+    with pytest.raises(ImportError, match=r"99\.0\.1: slots differ"):
+        private_names.check_untested("99.0.1", "3.16")
+
+
+def test_a_check_that_does_not_end_raises(monkeypatch):
+    def run(*args, **kwargs):
+        raise subprocess.TimeoutExpired(args, kwargs["timeout"])
+
+    monkeypatch.setenv(requirements.ALLOW_UNTESTED, "1")
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(ImportError, match="did not end within"):
+        private_names.check_untested("99.0.1", "3.16")

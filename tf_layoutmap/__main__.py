@@ -4,7 +4,8 @@ The command prints a report about the installation for bug reports, and runs the
 self-check. The exit code is 1 if a package is missing or the self-check fails.
 `python -m tf_layoutmap advise MODEL` prints what `tlm.layers.shard_embeddings`
 would do with a model. `python -m tf_layoutmap plan MODULE:FUNCTION` prints the
-plan of a model.
+plan of a model. `python -m tf_layoutmap check` compares training steps with
+Keras alone.
 """
 
 import os
@@ -17,6 +18,31 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from tf_layoutmap import process_report
 
 
+def print_unknown_functions() -> None:
+    """Prints which replaced functions of Keras were not tested."""
+    unknown = process_report.unknown_functions()
+    print(
+        "Keras functions: "
+        + ("as tested" if not unknown else f"{len(unknown)} not tested")
+    )
+    for function in unknown:
+        print(f"  {function}")
+
+
+def check() -> int:
+    """Compares Keras with the tested versions, and steps with Keras alone."""
+    process_report.use_two_devices()
+    print_unknown_functions()
+    from tf_layoutmap import keras_check
+
+    try:
+        print(f"Check:          {keras_check.compare_with_stock()}")
+    except RuntimeError as error:
+        print(f"Check failed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["advise"]:
         from tf_layoutmap.layers import advise
@@ -26,9 +52,11 @@ def main(arguments: list[str]) -> int:
         from tf_layoutmap.planning import command
 
         return command.main(arguments[1:])
+    if arguments == ["check"]:
+        return check()
     if arguments:
         print(
-            "Usage: python -m tf_layoutmap [advise MODEL | plan "
+            "Usage: python -m tf_layoutmap [advise MODEL | check | plan "
             "MODULE:FUNCTION]. Received: "
             f"{' '.join(arguments)}",
             file=sys.stderr,
@@ -40,13 +68,7 @@ def main(arguments: list[str]) -> int:
         print(problem, file=sys.stderr)
     if problems:
         return 1
-    unknown = process_report.unknown_functions()
-    print(
-        "Keras functions: "
-        + ("as tested" if not unknown else f"{len(unknown)} not tested")
-    )
-    for function in unknown:
-        print(f"  {function}")
+    print_unknown_functions()
     try:
         print(f"Self-check:     {process_report.check_process()}")
     except RuntimeError as error:

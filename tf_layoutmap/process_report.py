@@ -223,6 +223,12 @@ def check_process() -> str:
     Raises:
       RuntimeError: If the self-check failed.
     """
+    use_two_devices()
+    return tf_layoutmap.layout.self_check()
+
+
+def use_two_devices() -> None:
+    """Splits the CPU into two devices if TensorFlow is not initialized yet."""
     tf = importlib.import_module("tensorflow")
     try:
         tf.config.set_logical_device_configuration(
@@ -231,4 +237,3 @@ def check_process() -> str:
         )
     except RuntimeError:
         pass  # TensorFlow is already initialized.
-    return tf_layoutmap.layout.self_check()

@@ -18,19 +18,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, function_traces, requirements
-from tf_layoutmap._core.private_names import PrivateNames
+from tf_layoutmap._core import (
+    checks,
+    function_traces,
+    private_names,
+    requirements,
+)
 
 # The differences between the supported minor versions, one column per version.
 # A name that is at the same place in all versions is not in the columns. Adding
 # a version adds a column, and dropping a version deletes its column.
-_MERGED_KERNEL = "_get_kernel_with_merged_lora"
 _UNTIL_3_15: dict[str, Any] = {
     "base_trainer": "trainers.trainer.Trainer",
     "trainer": "backend.tensorflow.trainer.TensorFlowTrainer",
-    # These modules contain functions that DTensor does not support, such as the
-    # division of a sparse gradient. Optimizers, layers, metrics and losses call
-    # these functions.
+    # Modules with functions that DTensor does not support, such as the division
+    # of a sparse gradient.
     "backend_core": "backend.core",
     "backend_nn": "backend.nn",
     "backend_numpy": "backend.numpy",
@@ -38,8 +40,8 @@ _UNTIL_3_15: dict[str, Any] = {
     "rnn_loop": "backend",
     # The methods that add the LoRA part to a weight before saving.
     "merged_lora": {
-        "layers.Dense": _MERGED_KERNEL,
-        "layers.EinsumDense": _MERGED_KERNEL,
+        "layers.Dense": "_get_kernel_with_merged_lora",
+        "layers.EinsumDense": "_get_kernel_with_merged_lora",
         "layers.Embedding": "_get_embeddings_with_merged_lora",
     },
     # Replacements that are not installed: functions that Keras does not have or
@@ -89,9 +91,17 @@ if keras.backend.backend() != "tensorflow":
         "before importing Keras."
     )
 
-_NAMES = PrivateNames("Keras", "keras.src", keras.__version__, tuple(_COLUMNS))
+_NEWEST = [*_COLUMNS][-1]
+_IS_UNTESTED = private_names.is_allowed_untested(keras.__version__, _NEWEST)
+_NAMES = private_names.PrivateNames(
+    "Keras",
+    "keras.src",
+    keras.__version__,
+    tuple(_COLUMNS),
+    is_allowed=_IS_UNTESTED,
+)
 # The column of the installed version.
-COLUMN = requirements.minor(keras.__version__)
+COLUMN = _NEWEST if _IS_UNTESTED else requirements.minor(keras.__version__)
 _column = _COLUMNS[COLUMN]
 _private = _NAMES.find
 _method = _NAMES.check_method
@@ -220,7 +230,6 @@ backend_numpy = _private("", _column["backend_numpy"])
 backend_nn = _private("", _column["backend_nn"])
 backend_core = _private("", _column["backend_core"])
 
-# The cell of ConvLSTM layers.
 ConvLSTMCell = _private("layers.rnn.conv_lstm", "ConvLSTMCell")
 for _cell in (keras.layers.LSTMCell, keras.layers.GRUCell, ConvLSTMCell):
     _method(_cell, "call", "inputs", "states", "training")
@@ -229,7 +238,6 @@ _methods(ConvLSTMCell, "get_dropout_mask(step_input)", "recurrent_conv(x, w)")
 _methods(ConvLSTMCell, "get_recurrent_dropout_mask(step_input)")
 _methods(ConvLSTMCell, "input_conv(x, w, b, padding)")
 
-# The module with the loop of recurrent layers over time steps.
 rnn_loop = _private("", _column["rnn_loop"])
 _method(rnn_loop, "rnn", "inputs", "time_major", "input_length", "unroll")
 # The module whose recurrent layers call cuDNN on a machine with a GPU.
@@ -309,8 +317,8 @@ _methods(
     TFOptimizer,
     "_overwrite_model_variables_with_average_value(trainable_variables)",
     "_trackable_children(save_type)",
-    *(f"{verb}(variable, value)" for verb in ("assign", "assign_add")),
-    "assign_sub(variable, value)",
+    "add_variable_from_reference(reference_variable)",
+    *(f"assign{verb}(variable, value)" for verb in ("", "_add", "_sub")),
 )
 _methods(
     keras.optimizers.Adagrad, "update_step(gradient, variable, learning_rate)"
@@ -324,15 +332,17 @@ _methods(
     "_overwrite_variables_directly_with_gradients(grads, vars)",
     "_filter_empty_gradients(grads, vars)",
 )
-_method(TFOptimizer, "add_variable_from_reference", "reference_variable")
 _method(keras.Variable, "overwrite_with_gradient")
 _method(LossScaleOptimizer, "_overwrite_variable_with_gradient", "variable")
 _method(LossScaleOptimizer, "check_finite", "grads")
 
-# The callback that exchanges weights and their moving averages.
+# Exchanges weights and their moving averages.
 SwapEMAWeights = keras.callbacks.SwapEMAWeights
-for _name in ("_tf_swap_variables", "_tf_finalize_ema_values"):
-    _method(SwapEMAWeights, _name, "optimizer")
+_methods(SwapEMAWeights, "_tf_swap_variables(optimizer)")
+_methods(SwapEMAWeights, "_tf_finalize_ema_values(optimizer)")
+
+if _IS_UNTESTED:  # All names have been found.
+    private_names.check_untested(keras.__version__, _NEWEST)
 
 
 @contextlib.contextmanager
@@ -448,12 +458,7 @@ def without_distribution() -> Iterator[None]:
 
 
 def is_needed(owner: str, name: str) -> bool:
-    """Returns whether this version of Keras requires a replacement.
-
-    Args:
-      owner: Name of the replaced function's owner in this module.
-      name: Name of the replaced function.
-    """
+    """Returns whether this version of Keras requires a replacement."""
     return f"{owner}.{name}" not in _column["unneeded"]
 
 

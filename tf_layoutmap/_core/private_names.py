@@ -3,10 +3,17 @@
 import functools
 import importlib
 import inspect
+import os
+import subprocess
 import sys
 from typing import Any
 
-from tf_layoutmap._core import requirements
+from tf_layoutmap._core import requirements, user_warnings
+
+# Value of the environment variable in the process that runs the check.
+_CHECKING = "checking"
+# The check takes seconds; this limit covers a busy machine.
+_CHECK_SECONDS = 180
 
 
 class PrivateNames:
@@ -19,7 +26,13 @@ class PrivateNames:
     """
 
     def __init__(
-        self, title: str, root: str, version: str, supported: tuple[str, ...]
+        self,
+        title: str,
+        root: str,
+        version: str,
+        supported: tuple[str, ...],
+        *,
+        is_allowed: bool = False,
     ):
         """Compares the version.
 
@@ -28,6 +41,7 @@ class PrivateNames:
           root: Module that contains all names.
           version: Installed version.
           supported: Supported minor versions, such as `("2.21",)`.
+          is_allowed: Whether the user allows the version in any case.
 
         Raises:
           ImportError: If the version is not supported.
@@ -40,7 +54,7 @@ class PrivateNames:
         remedy = requirements.remedy(self._package)
         self._remedy = f"Install a supported version: {remedy}."
         other = requirements.other_version(self._package, version, supported)
-        if other is not None:
+        if other is not None and not is_allowed:
             raise other
 
     def refusal(self, missing: str) -> ImportError:
@@ -132,3 +146,65 @@ class PrivateNames:
 
 def _module(value: Any) -> str:
     return getattr(value, "__module__", None) or "?"
+
+
+def is_allowed_untested(version: str, newest: str) -> bool:
+    """Returns whether the user allows a version that was not tested.
+
+    Args:
+      version: Installed version of Keras.
+      newest: Newest supported minor version.
+    """
+    return requirements.is_newer(version, newest) and os.environ.get(
+        requirements.ALLOW_UNTESTED
+    ) in ("1", _CHECKING)
+
+
+def check_untested(version: str, newest: str) -> None:
+    """Checks a version of Keras that was not tested, and issues a warning.
+
+    The check runs in another process, because it initializes the devices of
+    TensorFlow. The other process does not use GPUs.
+
+    Args:
+      version: Installed version of Keras.
+      newest: Newest supported minor version, whose column is used.
+
+    Raises:
+      ImportError: If the check fails or does not end.
+    """
+    if os.environ[requirements.ALLOW_UNTESTED] == _CHECKING:
+        return
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "tf_layoutmap", "check"],
+            env={
+                **os.environ,
+                requirements.ALLOW_UNTESTED: _CHECKING,
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        failure = f"The check did not end within {_CHECK_SECONDS} s."
+    else:
+        failure = ended.stderr[-2000:] if ended.returncode else ""
+        if not failure:
+            user_warnings.warn(
+                f"Keras {version} was not tested with this version of "
+                f"tf_layoutmap, and is used like Keras {newest}, because "
+                f"{requirements.ALLOW_UNTESTED}=1 is set. Differences:\n"
+                f"{ended.stdout.strip()}"
+            )
+            return
+    raise ImportError(
+        f"tf_layoutmap does not work with Keras {version}: {failure} Install "
+        f"a supported version: {requirements.remedy('keras')}.",
+        name="keras",
+    )

@@ -11,6 +11,9 @@ TENSORFLOW = "2.21"
 KERAS = ("3.12", "3.13", "3.14", "3.15", "3.16")
 TF_KERAS = "2.21"
 
+# Environment variable that allows newer versions of Keras, if it is "1".
+ALLOW_UNTESTED = "TF_LAYOUTMAP_ALLOW_UNTESTED"
+
 
 def _range(name: str, versions: tuple[str, ...]) -> str:
     """Returns the requirement of pip for consecutive minor versions.
@@ -42,6 +45,21 @@ def minor(version: str) -> str:
     '2.21'
     """
     return ".".join(version.split(".")[:2])
+
+
+def is_newer(version: str, minor_version: str) -> bool:
+    """Returns whether a version has a higher minor version.
+
+    >>> is_newer("3.17.0", "3.16"), is_newer("3.16.9", "3.16")
+    (True, False)
+    >>> is_newer("4.0.0-dev", "3.16")
+    True
+    """
+    first, second = (
+        tuple(int(number) for number in minor(one).split("."))
+        for one in (version, minor_version)
+    )
+    return first > second
 
 
 def remedy(package: str) -> str:
@@ -87,9 +105,14 @@ def other_version(
     if minor(version) in supported:
         return None
     title = _PACKAGES[package][0].removesuffix(" 3")
+    untested = (
+        f" Or set {ALLOW_UNTESTED}=1 to try this version, which was not tested."
+        if package == "keras" and is_newer(version, supported[-1])
+        else ""
+    )
     return ImportError(
         f"{needs(package, supported)} Received: {title} {version}. "
-        f"Install a supported version: {remedy(package)}.",
+        f"Install a supported version: {remedy(package)}.{untested}",
         name=package,
     )
 
