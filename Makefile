@@ -108,6 +108,10 @@ cc-test: build
 	bash .ci/system_packages test
 	$(BAZEL) test //cc/...
 
+.PHONY: versions
+versions: build $(VENV)/.develop  ## Runs fast tests with each version of Keras; writes the table of docs/versions.md.
+	$(RUN) -m tests.versions run $(VERSIONS_FLAGS)
+
 # Time limit of `make test-rest`. Reaching the limit is not an error.
 EXHAUSTIVE_SECONDS ?= 1800
 .PHONY: test-rest

@@ -1,19 +1,42 @@
 """Maintains the versions of Keras that the package supports.
 
     python -m tests.versions digests [--replace]
+    python -m tests.versions run [--versions 3.12 ...] [--suites FOLDER ...]
 
-The command adds the digests of the replaced functions of the installed Keras to
+`digests` adds the digests of the replaced functions of the installed Keras to
 the column of its minor version. `--replace` first empties the column, for
 example if it has digests of a pre-release.
+
+`run` creates an environment for each version in build/versions, runs the fast
+tests of the suites, and writes the table of docs/versions.md. An environment
+has only Keras. All other packages are those of the current environment.
 """
 
 import argparse
 import csv
 import io
+import os
 import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
 
 from tf_layoutmap import process_report
-from tf_layoutmap._core import keras_private
+from tf_layoutmap._core import keras_private, requirements
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs/versions.md"
+# The folders whose code depends on Keras most.
+SUITES = (
+    "tests/distribution",
+    "tests/layout/keras3",
+    "tests/layers/keras3",
+    "tests/layers/base",
+)
+HEADER = (
+    "| Keras | passed | failed | skipped | functions that were not tested |"
+)
 
 
 def with_column(
@@ -65,13 +88,127 @@ def write_digests(replace: bool) -> None:
     path.write_text(with_column(table, keras_private.COLUMN, digests, replace))
 
 
+def python_of(version: str) -> pathlib.Path:
+    """Creates an environment with a version of Keras; returns its Python."""
+    folder = ROOT / "build/versions" / version
+    python = folder / "bin/python"
+    if not python.exists():
+        subprocess.run(
+            [sys.executable, "-m", "venv", "--without-pip", folder], check=True
+        )
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # Keras is found before the packages of the current environment.
+    (packages / "current.pth").write_text(sysconfig.get_path("purelib"))
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    install += ["--upgrade", "--target", str(packages)]
+    done = subprocess.run([*install, f"keras=={version}.*"], check=False)
+    if done.returncode != 0:
+        # The version is not released yet.
+        subprocess.run([*install, "--pre", "keras-nightly"], check=True)
+    return python
+
+
+FACTS = """
+import keras
+from tf_layoutmap import process_report
+print(keras.__version__, len(process_report.unknown_functions()))
+"""
+
+
+def run_version(version: str, suites: list[str]) -> str:
+    """Runs the tests with a version of Keras; returns its row of the table."""
+    python = python_of(version)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    for suite in suites:
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider"]
+        command += ["-o", "addopts=--import-mode=importlib", "--tb=short"]
+        done = subprocess.run(
+            [*command, "-m", "not slow and not exhaustive", suite],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        print(done.stdout, flush=True)
+        found = counts_of(done.stdout)
+        if done.returncode not in (0, 1) or not found["passed"]:
+            found["failed"] += 1  # The suite did not run.
+        for name in counts:
+            counts[name] += found[name]
+    facts = subprocess.run(
+        [python, "-c", FACTS],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return row(facts[-2], counts, int(facts[-1]))
+
+
+def counts_of(output: str) -> dict[str, int]:
+    """Returns the counts in the last line of pytest's output.
+
+    >>> counts_of("= 1 failed, 12 passed, 3 deselected, 2 errors in 0.1s =")
+    {'passed': 12, 'failed': 3, 'skipped': 0}
+    """
+    last = output.strip().rpartition("\n")[2]
+    found = {name: int(n) for n, name in re.findall(r"(\d+) (\w+)", last)}
+    errors = found.get("error", 0) + found.get("errors", 0)
+    return {
+        "passed": found.get("passed", 0),
+        "failed": found.get("failed", 0) + errors,
+        "skipped": found.get("skipped", 0),
+    }
+
+
+def row(version: str, counts: dict[str, int], unknown: int) -> str:
+    cells = [version, *map(str, counts.values()), str(unknown or "none")]
+    return f"| {' | '.join(cells)} |"
+
+
+def with_rows(page: str, rows: list[str]) -> str:
+    """Returns a page with other rows of the versions that were run.
+
+    >>> page = HEADER + "\\n|---|\\n| 3.12.0 | 1 |\\n| 3.13.1 | 1 |\\n\\nText"
+    >>> print(with_rows(page, ["| 3.12.4 | 2 |"]).partition("|---|")[2])
+    <BLANKLINE>
+    | 3.12.4 | 2 |
+    | 3.13.1 | 1 |
+    <BLANKLINE>
+    Text
+    """
+    before, header, after = page.partition(HEADER)
+    if not header:
+        raise ValueError(f"The page must have a table with the row {HEADER!r}.")
+    table, blank, rest = after.partition("\n\n")
+    _, line, *old = table.split("\n")
+    minor_of = {
+        requirements.minor(one.split()[1]): one for one in [*old, *rows]
+    }
+    ordered = sorted(minor_of, key=lambda one: int(one.split(".")[1]))
+    lines = [header, line, *(minor_of[one] for one in ordered)]
+    return before + "\n".join(lines) + blank + rest
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.versions")
     commands = parser.add_subparsers(dest="command", required=True)
     digests = commands.add_parser("digests")
     digests.add_argument("--replace", action="store_true")
+    run = commands.add_parser("run")
+    run.add_argument("--versions", nargs="+", default=requirements.KERAS)
+    run.add_argument("--suites", nargs="+", default=SUITES)
     options = parser.parse_args()
-    write_digests(options.replace)
+    if options.command == "digests":
+        write_digests(options.replace)
+        return
+    for version in options.versions:
+        found = run_version(version, options.suites)
+        print(found, flush=True)
+        PAGE.write_text(with_rows(PAGE.read_text(), [found]))
 
 
 if __name__ == "__main__":
