@@ -9,7 +9,7 @@ example if it has digests of a pre-release.
 
 `run` creates an environment for each version in build/versions, runs the fast
 tests of the suites, and writes the table of docs/versions.md. An environment
-has only Keras. All other packages are those of the current environment.
+has only Keras, and uses all other packages of the current environment.
 """
 
 import argparse
