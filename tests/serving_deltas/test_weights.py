@@ -170,6 +170,17 @@ def test_only_weights_that_changed_are_written(tmp_path):
         "_kernel/.ATTRIBUTES/VARIABLE_VALUE"
     )
     assert '"format": 4' in second.meta.to_json()
+    # A merged delta contains a weight that one of its deltas has changed.
+    third = writer.write()
+    assert not third.meta.weights[label]["is_changed"]
+    merged = tlm.merge_deltas([second.path, third.path], tmp_path / "merged")
+    assert merged.meta.weights[label]["is_changed"]
+    np.testing.assert_array_equal(
+        tf.train.load_checkpoint(merged.tensors).get_tensor(
+            chain.weight_tensor(label)
+        ),
+        kernel,
+    )
 
 
 @pytest.mark.exhaustive
