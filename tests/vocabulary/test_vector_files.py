@@ -34,10 +34,10 @@ def binary_of(end=b"\n"):
     )
 
 
-def imported(path, format):
+def imported(path, format, dim=3):
     return {
         key.decode(): row.tolist()
-        for block in foreign_rows.READERS[format](str(path), None, 3)
+        for block in foreign_rows.READERS[format](str(path), None, dim)
         for key, row in zip(block.keys, block.rows)
     }
 
@@ -71,6 +71,12 @@ def test_all_rows_are_read(tmp_path, monkeypatch, block_size, format, content):
     path = tmp_path / "vectors"
     path.write_bytes(content)
     assert imported(path, format) == expected_of(format)
+
+
+def test_the_first_line_of_a_file_with_one_column_is_a_row(tmp_path):
+    path = tmp_path / "vectors"
+    path.write_bytes(b"7 1\n8 2\n")
+    assert imported(path, "text", dim=1) == {"7": [1.0], "8": [2.0]}
 
 
 @pytest.mark.parametrize("format", ["text", "word2vec"])
