@@ -86,6 +86,21 @@ def test_a_weight_of_a_built_model_can_be_read_in_the_scope():
     np.testing.assert_array_equal(kernel.numpy(), value)
 
 
+def test_a_model_with_a_text_vectorization_is_planned():
+    """Checks a layer whose inner `StringLookup` is never built."""
+    with tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)):
+        model = keras.Sequential(
+            [
+                keras.Input((1,), dtype="string"),
+                keras.layers.TextVectorization(
+                    vocabulary=["a", "b"], output_mode="multi_hot"
+                ),
+                keras.layers.Dense(8),
+            ]
+        )
+    assert model.get_weights()[0].shape == (3, 8)
+
+
 def test_a_weight_without_a_model_cannot_be_read_in_the_scope():
     with tlm.layout_map_scope("auto", mesh=mesh_of(**SIZES)):
         layer = keras.layers.Dense(4, name="alone")

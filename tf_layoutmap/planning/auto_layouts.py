@@ -15,6 +15,7 @@ import keras
 
 from tf_layoutmap._core import checks, user_warnings
 from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.keras3.host_layers import LOOKUPS
 from tf_layoutmap.layout.layout_map import LayoutMap
 from tf_layoutmap.layout.mesh.device_mesh import (
     axis_sizes,
@@ -178,8 +179,10 @@ class AutoPlanner:
     def _is_complete(self, root: Any) -> bool:
         if self._step is not None and root is self._step[0]:
             return True
+        # Keras does not build the `StringLookup` of a `TextVectorization`.
         return bool(root.weights) and all(
-            layer.built for layer in root._flatten_layers()
+            layer.built or isinstance(layer, LOOKUPS)
+            for layer in root._flatten_layers()
         )
 
     def _plan(self, root: Any, context: Any) -> None:

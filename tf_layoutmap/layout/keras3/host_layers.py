@@ -36,7 +36,7 @@ from tf_layoutmap.layout.mesh.tracing import ThreadValue
 _SPLIT = "_layoutmap_host_layers"
 
 # Layers that DTensor does not support for any input.
-_LOOKUPS = (
+LOOKUPS = (
     keras.layers.StringLookup,
     keras.layers.IntegerLookup,
     keras.layers.TextVectorization,
@@ -45,7 +45,7 @@ _LOOKUPS = (
 )
 
 # Layers whose weights are created by `adapt` and are not trainable.
-_ADAPTED = (*_LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
+_ADAPTED = (*LOOKUPS, keras.layers.Normalization, keras.layers.Discretization)
 
 # The `HostLayers` of the model that this thread runs, the host results, and the
 # lookups.
@@ -264,7 +264,7 @@ def _needed_on_host(functional: Any) -> set[int]:
         for node in functional._nodes_by_depth[depth]:
             operation = node.operation
             if (
-                isinstance(operation, _LOOKUPS)
+                isinstance(operation, LOOKUPS)
                 or host_lookups.keys_of(operation) is not None
                 or (
                     not isinstance(operation, keras.Model)
@@ -298,7 +298,7 @@ def _runs_on_host(
     if weights:
         return isinstance(layer, _ADAPTED)
     return (
-        isinstance(layer, _LOOKUPS)
+        isinstance(layer, LOOKUPS)
         or (
             any(id(x) in needed for x in node.outputs)
             and not isinstance(layer, keras.Model)
