@@ -108,7 +108,14 @@ def _trained(
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         run_eagerly=run_eagerly,
     )
-    model.fit(inputs, _LABELS, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    model.fit(
+        inputs,
+        _LABELS,
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,  # pyright: ignore[reportArgumentType]
+    )
     return model
 
 

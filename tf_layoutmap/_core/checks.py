@@ -146,7 +146,7 @@ def own_h5_dataset(group: Any, key: str) -> Any:
     if key not in group:
         raise KeyError(key)
     link = type(group.get(key, getlink=True)).__name__
-    dataset = group[key] if link == "HardLink" else None
+    dataset: Any = group[key] if link == "HardLink" else None
     if not hasattr(dataset, "external") or dataset.external:
         raise ValueError(
             "A weight must be a dataset in the HDF5 file itself. Received: "
