@@ -377,8 +377,10 @@ def test_a_custom_loop_trains_the_table(mesh, dtype):
 
 def test_keys_that_the_mesh_computes_raise(mesh):
     with scope(mesh):
-        keys = keras.Input([LENGTH], dtype="int64")
-        model = keras.Model(keys, layer_of()(keys // 2))
+        x = keras.Input([LENGTH], dtype="int64")
+        # The weights of this layer are on the mesh.
+        keys = keras.layers.Embedding(40, LENGTH)(x)[:, 0]
+        model = keras.Model(x, layer_of()(keras.ops.cast(keys, "int64")))
     model.compile("sgd", loss=weighted_sum)
     with pytest.raises(NotImplementedError, match="layer 'words'.*Functional"):
         model.fit(*data(BATCH), verbose=0)
