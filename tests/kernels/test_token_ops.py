@@ -185,12 +185,14 @@ def test_an_expired_token_raises():
         match=("Lookup 1 of replica 0 has expired.*64 newer.*'ads', 'words'"),
     ):
         engine.follow(0, token, gradients)
-    engine.apply_followed(0, mark)
+    for _ in range(2):
+        engine.apply_followed(0, mark)
+    engine.open(0, random_batch(3))
     with pytest.raises(FailedPrecondition, match="were already applied"):
         engine.apply_followed(0, mark)
     ops.reset_host_engine(engine.handle)
     assert engine.kept() == ([0], [0])
-    assert int(engine.open(0, random_batch(1))[0]) == 66
+    assert int(engine.open(0, random_batch(1))[0]) == 67
 
 
 @pytest.mark.parametrize("steps", [(0, 0), (0, 3)])
@@ -206,6 +208,9 @@ def test_the_update_ends_a_lookup_of_rows_of_keys(steps):
     engine.check()
     assert engine.kept() == ([int(not any(steps))], [0])
     if any(steps):
+        # Until the next lookup, the lookup can have other gradients.
+        engine.follow(0, token, gradients)
+        engine.open(0, random_batch(2), vocabulary_steps=steps)
         with pytest.raises(FailedPrecondition, match="has expired"):
             engine.follow(0, token, gradients)
 

@@ -1,17 +1,21 @@
 #include "cc/core/engine/row_steps.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/engine/expiry.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/ids/ragged_ids.h"
 #include "cc/core/steps/step.h"
@@ -49,36 +53,79 @@ Rows RowsOf(const RowSteps::Gradient& gradient) {
   return rows;
 }
 
+// Returns a hash of the rows and values of a gradient.
+size_t ContentOf(const RowSteps::Gradient& gradient) {
+  const auto hash = [](const auto& values) {
+    return std::hash<std::string_view>()(
+        {reinterpret_cast<const char*>(values.data()),
+         values.size() * sizeof(*values.data())});
+  };
+  return hash(gradient.rows) * 31 + hash(gradient.values);
+}
+
+// Returns the rows of lookups in ascending order.
+Rows RowsOf(const std::map<int64_t, std::shared_ptr<const Batch>>& lookups) {
+  Rows rows;
+  for (const auto& [token, batch] : lookups) {
+    for (const RaggedIds& ids : *batch) {
+      rows.insert(rows.end(), ids.rows().begin(), ids.rows().end());
+    }
+  }
+  SortUnique(&rows);
+  return rows;
+}
+
 }  // namespace
 
 Status RowSteps::Open(std::shared_ptr<const Batch> batch, int64_t* token) {
   engine_->CountBatch(*batch);
   std::lock_guard<std::mutex> lock(mutex_);
+  DiscardApplied();
   *token = next_token_++;
   open_.emplace(*token, std::move(batch));
-  if (static_cast<int64_t>(open_.size()) > kMaxOpen) open_.erase(open_.begin());
+  // `Mark` can have opened several applied lookups again.
+  while (static_cast<int64_t>(open_.size()) > kMaxOpen) {
+    first_of_newest_ = std::max(first_of_newest_, open_.begin()->first + 1);
+    open_.erase(open_.begin());
+  }
   return Status();
 }
 
 Status RowSteps::FindLocked(int64_t token,
                             std::shared_ptr<const Batch>* batch) const {
-  const auto found = open_.find(token);
-  if (found == open_.end()) {
-    return Expired("Lookup " + to_string(token) + " has expired");
+  const Lookups& lookups = open_.count(token) > 0 ? open_ : applied_open_;
+  const auto found = lookups.find(token);
+  if (found != lookups.end()) {
+    *batch = found->second;
+    return Status();
   }
-  *batch = found->second;
-  return Status();
+  return Expired("Lookup " + to_string(token) + " has expired",
+                 WhyExpired(token));
 }
 
-Status RowSteps::Expired(const std::string& what) const {
+Status RowSteps::Expired(const std::string& what, Expiry expiry) const {
   return FailedPrecondition(
-      what + ". A gradient must be computed before " + to_string(kMaxOpen) +
-      " newer lookups, and applied once, before " + to_string(kMaxOpen) +
-      " newer gradients, an update of a lookup that is more than " +
-      to_string(kKeptBehind) +
-      " lookups newer, a reset or a restore. Otherwise, its rows may belong to "
-      "other keys (table '" +
+      what + ": " + ExpiryReason(expiry, kMaxOpen, kKeptBehind) + " (table '" +
       engine_->config().tables[0].name + "')");
+}
+
+Expiry RowSteps::WhyExpired(int64_t token) const {
+  if (token < first_after_reset_) return Expiry::kReset;
+  if (token < first_of_newest_) return Expiry::kTooManyNewer;
+  if (token < first_after_update_) return Expiry::kOlderThanUpdate;
+  return Expiry::kApplied;
+}
+
+const RowSteps::Lookups& RowSteps::LookupsOf(int64_t number) const {
+  const auto applied = applied_.find(number);
+  return applied == applied_.end() ? records_.at(number).lookups
+                                   : applied->second;
+}
+
+void RowSteps::DiscardApplied() const {
+  applied_open_.clear();
+  applied_.clear();
+  applied_contents_.clear();
 }
 
 Status RowSteps::TakeBack(int64_t token) {
@@ -100,6 +147,12 @@ Status RowSteps::Mark(int64_t token) {
   std::shared_ptr<const Batch> batch;
   LM_RETURN_IF_ERROR(FindLocked(token, &batch));
   marked_.emplace(token, std::move(batch));
+  // The rows of an applied lookup must stay assigned to their keys until its
+  // next gradient is applied, too.
+  const auto applied = applied_open_.find(token);
+  if (applied != applied_open_.end()) {
+    open_.insert(applied_open_.extract(applied));
+  }
   return Status();
 }
 
@@ -113,19 +166,20 @@ void RowSteps::Record(RecordedRows rows) {
   int64_t num_waiting = 0;
   for (auto it = records_.rbegin(); it != records_.rend(); ++it) {
     if (!it->second.is_waiting) continue;
-    if (++num_waiting > kMaxOpen) Finish(&it->second, false);
+    if (++num_waiting > kMaxOpen) Finish(&it->second, Expiry::kTooManyNewer);
   }
 }
 
-void RowSteps::Finish(RecordedGradient* record, bool is_applied) {
+void RowSteps::Finish(RecordedGradient* record, Expiry expiry) {
+  if (record->is_waiting) record->expiry = expiry;
   record->is_waiting = false;
-  record->is_applied = is_applied;
   record->lookups.clear();
 }
 
 void RowSteps::RemoveUnused() {
   for (auto it = records_.begin(); it != records_.end();) {
-    const bool is_used = it->second.is_waiting || it->second.rows.is_shared();
+    const bool is_used = it->second.is_waiting || it->second.rows.is_shared() ||
+                         applied_.count(it->first) > 0;
     it = is_used ? std::next(it) : records_.erase(it);
   }
 }
@@ -133,15 +187,18 @@ void RowSteps::RemoveUnused() {
 // A gradient without changed rows belongs to one record. For all other
 // gradients, the function compares sets of rows:
 //
-//   the rows of one record           the record; the newest if there are
-//   several the rows of several records      these records, whose gradients
-//   were added some rows of one record          the newest such record, a
-//   masked gradient other rows                       an error, or, if the
-//   gradient is dense, the
-//                                    newest record, because the caller may have
-//                                    added values for all rows
+// - The rows of one record: the record; the newest if there are several.
+// - The rows of several records, whose gradients were added: these records.
+// - Some rows of one record, whose gradient was masked: the newest such record.
+// - Other rows: an error, or, if the gradient is dense, the newest record,
+//   because the caller may have added values for all rows.
+//
+// Before this comparison, a gradient whose rows and values are equal to the
+// rows and values of an applied gradient is applied again. Equal rows are not
+// sufficient: the gradient may belong to an expired lookup of other keys.
 Status RowSteps::FindRecords(const Gradient& gradient,
-                             std::vector<int64_t>* found) const {
+                             std::vector<int64_t>* found,
+                             bool* is_changed) const {
   std::vector<std::pair<int64_t, Rows>> waiting;  // From newest to oldest.
   for (auto it = records_.rbegin(); it != records_.rend(); ++it) {
     const RecordedGradient& record = it->second;
@@ -149,9 +206,10 @@ Status RowSteps::FindRecords(const Gradient& gradient,
     if (!gradient.is_dense && rows.size() > 0 &&
         rows.data() == gradient.rows.data() &&
         rows.size() == gradient.rows.size()) {
+      *found = {it->first};
+      if (applied_.count(it->first) > 0) return Status();
       if (!record.is_waiting) {
-        return Expired(record.is_applied ? "The gradient was already applied"
-                                         : "The gradient to apply has expired");
+        return Expired("The gradient to apply has expired", record.expiry);
       }
       if (record.lookups.empty()) {
         return FailedPrecondition(
@@ -161,24 +219,28 @@ Status RowSteps::FindRecords(const Gradient& gradient,
             "the tape first, or trace it again (table '" +
             engine_->config().tables[0].name + "')");
       }
-      *found = {it->first};
       return Status();
     }
     if (record.is_waiting) waiting.emplace_back(it->first, Rows());
   }
+  *is_changed = true;
   const Rows rows = RowsOf(gradient);
   if (rows.empty()) {
     if (!waiting.empty()) *found = {waiting[0].first};
     return Status();
   }
+  const size_t content = ContentOf(gradient);
+  for (const auto& [applied_content, numbers] : applied_contents_) {
+    const bool is_applied =
+        std::all_of(numbers.begin(), numbers.end(),
+                    [&](int64_t number) { return applied_.count(number) > 0; });
+    if (applied_content != content || !is_applied) continue;
+    *found = numbers;
+    return Status();
+  }
   Rows joined;
   for (auto& [number, own] : waiting) {
-    for (const auto& [token, batch] : records_.at(number).lookups) {
-      for (const RaggedIds& ids : *batch) {
-        own.insert(own.end(), ids.rows().begin(), ids.rows().end());
-      }
-    }
-    SortUnique(&own);
+    own = RowsOf(records_.at(number).lookups);
     if (own == rows) {
       *found = {number};
       return Status();
@@ -200,19 +262,32 @@ Status RowSteps::FindRecords(const Gradient& gradient,
     *found = {waiting[0].first};
     return Status();
   }
-  return Expired(
+  return FailedPrecondition(
       "The gradient to apply contains rows that no lookup with a pending "
-      "gradient has read");
+      "gradient has read, or that only expired lookups have read. A gradient "
+      "must be applied before " +
+      to_string(kMaxOpen) +
+      " newer gradients, an update of a lookup that is more than " +
+      to_string(kKeptBehind) +
+      " lookups newer, a reset or a restore, and again before the next lookup. "
+      "Otherwise, its rows may belong to other keys (table '" +
+      engine_->config().tables[0].name + "')");
 }
 
 Status RowSteps::BeginApply(const Gradient& gradient,
                             std::vector<int64_t>* records) {
   std::lock_guard<std::mutex> lock(mutex_);
-  LM_RETURN_IF_ERROR(FindRecords(gradient, records));
-  for (const int64_t number : *records) {
-    for (const auto& [token, batch] : records_.at(number).lookups) {
-      in_use_.Add(batch);
+  records->clear();
+  bool is_changed = false;
+  LM_RETURN_IF_ERROR(FindRecords(gradient, records, &is_changed));
+  if (is_changed && !records->empty()) {
+    applied_contents_.emplace_back(ContentOf(gradient), *records);
+    if (static_cast<int64_t>(applied_contents_.size()) > kMaxOpen) {
+      applied_contents_.pop_front();
     }
+  }
+  for (const int64_t number : *records) {
+    running_.emplace(number, LookupsOf(number));
   }
   ++num_applying_;
   return Status();
@@ -223,26 +298,35 @@ void RowSteps::FinishApply(const std::vector<int64_t>& numbers,
   if (updated) engine_->CountUpdate(tables);
   std::lock_guard<std::mutex> lock(mutex_);
   --num_applying_;
+  for (const int64_t number : numbers) running_.erase(running_.find(number));
   if (!updated) return;
   int64_t oldest = next_token_;
   for (const int64_t number : numbers) {
     const auto record = records_.find(number);
-    if (record == records_.end()) continue;  // The lookups were reset.
+    // The lookups were reset, or the gradient was applied again.
+    if (record == records_.end() || !record->second.is_waiting) continue;
     for (const auto& [token, batch] : record->second.lookups) {
       oldest = std::min(oldest, token);
       // After the update, the vocabulary may assign the rows of the lookup to
       // other keys.
-      open_.erase(token);
+      const auto open = open_.find(token);
+      if (open != open_.end()) applied_open_.insert(open_.extract(open));
     }
-    Finish(&record->second, true);
+    applied_[number] = std::move(record->second.lookups);
+    Finish(&record->second, Expiry::kApplied);
+  }
+  while (static_cast<int64_t>(applied_.size()) > kMaxOpen) {
+    records_.at(applied_.begin()->first).expiry = Expiry::kTooManyNewer;
+    applied_.erase(applied_.begin());
   }
   if (oldest < next_token_) {
     const int64_t first_kept = oldest - kKeptBehind;
+    first_after_update_ = std::max(first_after_update_, first_kept);
     open_.erase(open_.begin(), open_.lower_bound(first_kept));
     for (auto& [number, record] : records_) {
       if (!record.lookups.empty() &&
           record.lookups.begin()->first < first_kept) {
-        Finish(&record, false);
+        Finish(&record, Expiry::kOlderThanUpdate);
       }
     }
   }
@@ -252,18 +336,23 @@ void RowSteps::FinishApply(const std::vector<int64_t>& numbers,
 void RowSteps::VisitInFlight(
     const std::function<void(const Batch&)>& visit) const {
   std::lock_guard<std::mutex> lock(mutex_);
+  DiscardApplied();
   for (const auto& [token, batch] : open_) visit(*batch);
   for (const auto& [number, record] : records_) {
     for (const auto& [token, batch] : record.lookups) visit(*batch);
   }
-  in_use_.Visit(visit);
+  for (const auto& [number, lookups] : running_) {
+    for (const auto& [token, batch] : lookups) visit(*batch);
+  }
 }
 
 void RowSteps::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
   open_.clear();
   marked_.clear();
-  for (auto& [number, record] : records_) Finish(&record, record.is_applied);
+  DiscardApplied();
+  first_after_reset_ = next_token_;
+  for (auto& [number, record] : records_) Finish(&record, Expiry::kReset);
   RemoveUnused();
 }
 

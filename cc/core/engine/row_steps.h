@@ -12,20 +12,28 @@
 // gradient by the memory of its rows. If the caller has computed new rows, for
 // example because it added several gradients, `BeginApply` compares the rows
 // with the rows of all recorded gradients.
+//
+// An applied gradient can be applied again, and an applied lookup can get
+// another gradient, until the next lookup or until `VisitInFlight`, after which
+// the rows may be assigned to other keys.
 
 #ifndef TF_LAYOUTMAP_CORE_ENGINE_ROW_STEPS_H_
 #define TF_LAYOUTMAP_CORE_ENGINE_ROW_STEPS_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/engine/expiry.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/steps/step.h"
 
@@ -85,6 +93,8 @@ class RowSteps {
                    const std::vector<TableStep>& tables, bool updated);
 
   // Calls `visit(batch)` for the batches of all lookups whose rows must stay
+  // assigned to their keys. The caller may assign all other rows to other keys.
+  // Applied lookups are therefore discarded. The rows of a running update stay
   // assigned to their keys.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
@@ -107,15 +117,21 @@ class RowSteps {
     // applied or discarded.
     Lookups lookups;
     bool is_waiting = true;
-    bool is_applied = false;
+    // Why the gradient does not wait any more.
+    Expiry expiry = Expiry::kApplied;
   };
 
   Status FindLocked(int64_t token, std::shared_ptr<const Batch>* batch) const;
-  Status Expired(const std::string& what) const;
-  Status FindRecords(const Gradient& gradient,
-                     std::vector<int64_t>* records) const;
+  Status Expired(const std::string& what, Expiry expiry) const;
+  Expiry WhyExpired(int64_t token) const;
+  // Sets `is_changed` if the memory of the rows belongs to no record.
+  Status FindRecords(const Gradient& gradient, std::vector<int64_t>* records,
+                     bool* is_changed) const;
+  // Returns the lookups of a gradient that waits or can be applied again.
+  const Lookups& LookupsOf(int64_t number) const;
   // Stops the wait of a gradient for its update.
-  void Finish(RecordedGradient* record, bool is_applied);
+  void Finish(RecordedGradient* record, Expiry expiry);
+  void DiscardApplied() const;
   // Removes records whose rows no other object uses any more.
   void RemoveUnused();
 
@@ -127,9 +143,20 @@ class RowSteps {
   Lookups marked_;
   int64_t next_record_ = 0;
   std::map<int64_t, RecordedGradient> records_;
+  // Lookups, and lookups of the newest `kMaxOpen` gradients by the number of
+  // their record, that were applied since the newest lookup.
+  mutable Lookups applied_open_;
+  mutable std::map<int64_t, Lookups> applied_;
+  // Older lookups were discarded because of a reset, because there were too
+  // many newer lookups, or because of an update.
+  int64_t first_after_reset_ = 0;
+  int64_t first_of_newest_ = 0;
+  int64_t first_after_update_ = 0;
   int64_t num_applying_ = 0;
-  // The batches of running updates.
-  mutable BatchesInUse in_use_;
+  // The lookups of running updates, by the number of the record.
+  std::multimap<int64_t, Lookups> running_;
+  // Hashes of gradients with changed rows, and the numbers of their records.
+  mutable std::deque<std::pair<size_t, std::vector<int64_t>>> applied_contents_;
 };
 
 }  // namespace layoutmap

@@ -120,11 +120,126 @@ TEST_F(RowStepsTest, AGradientIsIdentifiedByItsMemory) {
   const Gradient first = Compute({3});
   const Gradient second = Compute({3});
   EXPECT_EQ(Apply(*second), "");
-  EXPECT_NE(Apply(*second).find("already applied"), std::string::npos);
   EXPECT_EQ(Apply(*first), "");
+  Open({4});
+  EXPECT_NE(Apply(*second).find("already applied"), std::string::npos);
   // A copy has no record any more.
   EXPECT_NE(Apply(Rows(*first)).find("no lookup with a pending gradient"),
             std::string::npos);
+}
+
+TEST_F(RowStepsTest, AGradientIsAppliedAgainUntilRowsMayBeAssigned) {
+  for (const bool visits : {false, true}) {
+    steps.Reset();
+    const int64_t token = Open({3, 1});
+    ASSERT_TRUE(steps.Mark(token).ok());
+    const Gradient gradient = Record({3, 1});
+    EXPECT_EQ(Apply(*gradient), "");
+    EXPECT_EQ(steps.NumRecorded(), 0);
+    EXPECT_EQ(Apply(*gradient), "");
+    // A copy may belong to an expired lookup of other keys.
+    EXPECT_NE(Apply(Rows(*gradient)), "");
+    EXPECT_NE(ApplyDense({1, 3}), "");
+    // Another gradient of the same lookup.
+    ASSERT_TRUE(steps.Mark(token).ok());
+    const Gradient second = Record({3, 1});
+    EXPECT_EQ(Apply(*second), "");
+    EXPECT_EQ(Apply(*gradient), "");
+    if (visits) {
+      EXPECT_TRUE(InFlight().empty());
+    } else {
+      Open({5});
+    }
+    for (const Gradient& one : {gradient, second}) {
+      EXPECT_NE(Apply(*one).find("already applied"), std::string::npos);
+    }
+    EXPECT_FALSE(steps.Mark(token).ok());
+  }
+}
+
+// Rows of a running update stay assigned to their keys.
+TEST_F(RowStepsTest, RowsAreInFlightDuringASecondUpdate) {
+  const Gradient gradient = Compute({3});
+  EXPECT_EQ(Apply(*gradient), "");
+  std::vector<float> values(2, 1.0f);
+  RowSteps::Gradient again;
+  again.rows = *gradient;
+  again.values = values;
+  std::vector<int64_t> records;
+  ASSERT_TRUE(steps.BeginApply(again, &records).ok());
+  EXPECT_EQ(InFlight(), (std::set<int64_t>{3}));
+  steps.FinishApply(records, {}, true);
+  EXPECT_TRUE(InFlight().empty());
+  EXPECT_NE(Apply(*gradient), "");
+}
+
+TEST_F(RowStepsTest, AReplacedLookupStaysInFlightDuringASecondUpdate) {
+  const Gradient gradient = Compute({3});
+  EXPECT_EQ(Apply(*gradient), "");
+  std::vector<float> values(2, 1.0f);
+  RowSteps::Gradient again;
+  again.rows = *gradient;
+  again.values = values;
+  std::vector<int64_t> records;
+  ASSERT_TRUE(steps.BeginApply(again, &records).ok());
+  Open({5});
+  steps.Reset();
+  EXPECT_EQ(InFlight(), (std::set<int64_t>{3}));
+  EXPECT_NE(Apply(*gradient), "");
+  steps.FinishApply(records, {}, true);
+  EXPECT_TRUE(InFlight().empty());
+}
+
+TEST_F(RowStepsTest, AnAppliedLookupIsInFlightWhileItsGradientIsComputed) {
+  const int64_t token = Open({3});
+  ASSERT_TRUE(steps.Mark(token).ok());
+  EXPECT_EQ(Apply(*Record({3})), "");
+  ASSERT_TRUE(steps.Mark(token).ok());
+  EXPECT_EQ(InFlight(), (std::set<int64_t>{3}));
+  Open({5});
+  const Gradient second = Record({3});
+  EXPECT_EQ(Apply(*second), "");
+  EXPECT_EQ(InFlight(), (std::set<int64_t>{5}));
+}
+
+TEST_F(RowStepsTest, GradientsWithChangedRowsAreAppliedAgain) {
+  const Gradient first = Compute({1, 2});
+  const Gradient second = Compute({4});
+  const Gradient third = Compute({1, 2, 4, 6});
+  const Gradient fourth = Compute({3, 5});
+  for (int i = 0; i < 3; ++i) {
+    // The sum of two gradients. The second call does not match `third`.
+    EXPECT_EQ(Apply({1, 2, 4}), "");
+    EXPECT_EQ(steps.NumRecorded(), 2);
+  }
+  for (int i = 0; i < 2; ++i) {
+    // A part of a gradient.
+    EXPECT_EQ(Apply({5}), "");
+    EXPECT_EQ(steps.NumRecorded(), 1);
+  }
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(ApplyDense({1, 6}), "");
+    EXPECT_EQ(steps.NumRecorded(), 0);
+  }
+  // Other values, and another row.
+  EXPECT_NE(Apply({5}, {1.0f, 2.0f}), "");
+  EXPECT_NE(Apply({3}).find("again before the next lookup"), std::string::npos);
+  Open({7});
+  EXPECT_NE(Apply({5}), "");
+  EXPECT_NE(ApplyDense({1, 6}), "");
+}
+
+// A program may never make another lookup.
+TEST_F(RowStepsTest, TheNumberOfAppliedGradientsIsBounded) {
+  const int64_t token = Open({3});
+  std::vector<Gradient> gradients;
+  for (int64_t i = 0; i < RowSteps::kMaxOpen + 1; ++i) {
+    ASSERT_TRUE(steps.Mark(token).ok());
+    gradients.push_back(Record({3}));
+    EXPECT_EQ(Apply(*gradients.back()), "");
+  }
+  EXPECT_EQ(Apply(*gradients[1]), "");
+  EXPECT_NE(Apply(*gradients[0]).find("64 newer"), std::string::npos);
 }
 
 TEST_F(RowStepsTest, OneLookupMayHaveSeveralGradients) {
@@ -178,15 +293,17 @@ TEST_F(RowStepsTest, OldLookupsAndGradientsExpire) {
   EXPECT_EQ(InFlight(), (std::set<int64_t>{1}));
   EXPECT_EQ(Apply(*Compute({2})), "");
   EXPECT_TRUE(InFlight().empty());
-  EXPECT_NE(Apply(*old).find("has expired"), std::string::npos);
+  EXPECT_NE(Apply(*old).find("has expired: an update of a lookup"),
+            std::string::npos);
   const Gradient second = Compute({1});
   const int64_t token = Open({3});
   std::vector<Gradient> newer;
   for (int64_t i = 0; i < RowSteps::kMaxOpen; ++i) {
     newer.push_back(Compute({2}));
   }
-  EXPECT_NE(Apply(*second).find("has expired"), std::string::npos);
-  EXPECT_NE(steps.Mark(token).message().find("has expired"), std::string::npos);
+  EXPECT_NE(Apply(*second).find("has expired: 64 newer"), std::string::npos);
+  EXPECT_NE(steps.Mark(token).message().find("has expired: 64 newer"),
+            std::string::npos);
   EXPECT_EQ(InFlight(), (std::set<int64_t>{2}));
 }
 
@@ -195,7 +312,8 @@ TEST_F(RowStepsTest, AResetDiscardsAllLookups) {
   const int64_t token = Open({2});
   steps.Reset();
   EXPECT_TRUE(InFlight().empty());
-  EXPECT_NE(Apply(*gradient).find("has expired"), std::string::npos);
+  EXPECT_NE(Apply(*gradient).find("has expired: the steps were reset"),
+            std::string::npos);
   EXPECT_FALSE(steps.TakeBack(token).ok());
   const int64_t newest = Open({2});
   EXPECT_TRUE(steps.TakeBack(newest).ok());

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/engine/expiry.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/marks.h"
 #include "cc/core/ids/ragged_ids.h"
@@ -81,6 +84,8 @@ Status TokenSteps::Open(int32_t replica, std::shared_ptr<const Batch> batch,
   // next step.
   if (replica == 0 && !error_.empty()) EndRound();
   Replica& r = replicas_[replica];
+  // The memory of applied gradients is freed before the next gradients arrive.
+  DiscardApplied();
   *token = r.next_token++;
   r.open.emplace(*token, std::move(batch));
   if (static_cast<int64_t>(r.open.size()) > kMaxOpen) {
@@ -115,35 +120,33 @@ Status TokenSteps::FindLocked(int32_t replica, int64_t token,
                            to_string(replica) +
                            ". Received: " + to_string(token));
   }
-  const auto found = r.open.find(token);
-  if (found == r.open.end()) {
-    return FailedPrecondition("Lookup " + to_string(token) + " of replica " +
-                              to_string(replica) +
-                              " has expired: " + WhyExpired(r, token) +
-                              " (tables " + TableNames() + ")");
+  for (const auto* lookups : {&r.open, &r.applied_open}) {
+    const auto found = lookups->find(token);
+    if (found == lookups->end()) continue;
+    *batch = found->second;
+    return Status();
   }
-  *batch = found->second;
-  return Status();
+  return FailedPrecondition(
+      "Lookup " + to_string(token) + " of replica " + to_string(replica) +
+      " has expired: " +
+      ExpiryReason(WhyExpired(r, token), kMaxOpen, kKeptBehind) + " (tables " +
+      TableNames() + ")");
 }
 
-std::string TokenSteps::WhyExpired(const Replica& r, int64_t token) {
-  if (token < r.first_after_reset) {
-    return "the steps were reset, or a checkpoint was restored, after the "
-           "lookup. Look the rows up again";
+Expiry TokenSteps::WhyExpired(const Replica& r, int64_t token) {
+  if (token < r.first_after_reset) return Expiry::kReset;
+  if (token < r.first_of_newest) return Expiry::kTooManyNewer;
+  if (token < r.first_after_update) return Expiry::kOlderThanUpdate;
+  return Expiry::kApplied;
+}
+
+const TokenSteps::Followed* TokenSteps::FindFollowed(const Replica& r,
+                                                     int64_t number) {
+  for (const auto* gradients : {&r.followed, &r.applied}) {
+    const auto found = gradients->find(number);
+    if (found != gradients->end()) return &found->second;
   }
-  if (token < r.first_of_newest) {
-    return to_string(kMaxOpen) +
-           " newer lookups were made before its gradients arrived. Compute the "
-           "gradients of at most " +
-           to_string(kMaxOpen) + " lookups at the same time";
-  }
-  if (token < r.first_after_update) {
-    return "an update of a lookup that is more than " + to_string(kKeptBehind) +
-           " lookups newer came first. Apply gradients in the order of the "
-           "lookups";
-  }
-  return "its update was already applied, and then the rows of an open "
-         "vocabulary may belong to other keys. Look the rows up again";
+  return nullptr;
 }
 
 Status TokenSteps::Find(int32_t replica, int64_t token,
@@ -173,10 +176,16 @@ Status TokenSteps::Follow(int32_t replica, int64_t token,
     LM_RETURN_IF_ERROR(FindLocked(replica, token, &followed.batch));
     LM_RETURN_IF_ERROR(
         CheckGradients(engine_->config(), *followed.batch, gradients));
-    for (const auto& [number, earlier] : replicas_[replica].followed) {
-      if (earlier.token != token) continue;
+    const Replica& r = replicas_[replica];
+    std::map<int64_t, const Followed*> earlier;
+    for (const auto* gradients : {&r.applied, &r.followed}) {
+      for (const auto& [number, one] : *gradients) {
+        if (one.token == token) earlier.emplace(number, &one);
+      }
+    }
+    for (const auto& [number, one] : earlier) {
       numbers.push_back(number);
-      of_lookup.push_back(earlier.gradients);
+      of_lookup.push_back(one->gradients);
     }
   }
   std::vector<float> values(coordinates.begin(), coordinates.end());
@@ -200,12 +209,13 @@ Status TokenSteps::Follow(int32_t replica, int64_t token,
   followed.mark = IssueMark(numbers, values);
   *mark = followed.mark;
   r.followed.erase(number - kMaxOpen);
+  r.applied.erase(number - kMaxOpen);
   r.followed.emplace(number, std::move(followed));
   return Status();
 }
 
 Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
-                           std::vector<Applied>* applying) const {
+                           std::vector<Factor>* applying) const {
   const auto num_replicas = static_cast<int32_t>(replicas_.size());
   if (marks.size() != num_replicas * kMarkSize) {
     return InvalidArgument("`marks` must have " +
@@ -215,15 +225,20 @@ Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
   const std::string where =
       " (replica " + to_string(replica) + ", tables " + TableNames() + ")";
   for (int32_t other = 0; other < num_replicas; ++other) {
+    const Replica& r = replicas_[other];
     std::vector<IssuedMark> issued;
-    for (const auto& [number, followed] : replicas_[other].followed) {
-      issued.push_back({number, &followed.mark});
+    for (const auto* gradients : {&r.applied, &r.followed}) {
+      for (const auto& [number, followed] : *gradients) {
+        issued.push_back({number, &followed.mark});
+      }
     }
     std::vector<MarkFactor> factors;
     LM_RETURN_IF_ERROR(layoutmap::ReadMarks(
         issued, {marks.data() + other * kMarkSize, kMarkSize}, where,
         &factors));
     for (const MarkFactor& one : factors) {
+      // Zeros are not a second step of applied gradients.
+      if (one.factor == 0 && r.applied.count(one.number) > 0) continue;
       applying->push_back({other, one.number, one.factor});
     }
   }
@@ -244,20 +259,21 @@ Status TokenSteps::ReadSum(int32_t replica, Span<const float> marks,
 // order of their lookups. Gradients of the same lookup stay in the order in
 // which they were passed. If the gradients are in the sums of several replicas,
 // their factors are added.
-std::vector<std::vector<TokenSteps::Applied>> TokenSteps::AppliedByReplica()
+std::vector<std::vector<TokenSteps::Factor>> TokenSteps::FactorsByReplica()
     const {
   // The sums of the factors, by replica, token and number. They are computed in
   // double precision: the mean over three replicas is a sum of three thirds.
   std::vector<std::map<std::pair<int64_t, int64_t>, double>> found(
       replicas_.size());
   for (const Replica& r : replicas_) {
-    for (const Applied& one : r.applying) {
-      const auto followed = replicas_[one.replica].followed.find(one.number);
-      if (followed == replicas_[one.replica].followed.end()) continue;
-      found[one.replica][{followed->second.token, one.number}] += one.factor;
+    for (const Factor& one : r.applying) {
+      const Followed* followed =
+          FindFollowed(replicas_[one.replica], one.number);
+      if (followed == nullptr) continue;
+      found[one.replica][{followed->token, one.number}] += one.factor;
     }
   }
-  std::vector<std::vector<Applied>> applied(replicas_.size());
+  std::vector<std::vector<Factor>> applied(replicas_.size());
   for (size_t i = 0; i < found.size(); ++i) {
     for (const auto& [key, factor] : found[i]) {
       applied[i].push_back(
@@ -304,7 +320,7 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
             "next step. Missing replicas: " +
             missing));
   }
-  std::vector<Applied> applying;
+  std::vector<Factor> applying;
   Status status = ReadSum(replica, marks, &applying);
   if (!status.ok()) return Fail(replica, std::move(status));
   r.applying = std::move(applying);
@@ -329,17 +345,18 @@ Status TokenSteps::BeginApply(int32_t replica, Span<const float> marks,
 // same as if one replica had all samples of each lookup.
 std::shared_ptr<HostEngine::Step> TokenSteps::MakeUpdate() const {
   auto step = std::make_shared<HostEngine::Step>();
-  const std::vector<std::vector<Applied>> applied = AppliedByReplica();
+  const std::vector<std::vector<Factor>> applied = FactorsByReplica();
   size_t num_lookups = 0;
-  for (const std::vector<Applied>& of_replica : applied) {
+  for (const std::vector<Factor>& of_replica : applied) {
     num_lookups = std::max(num_lookups, of_replica.size());
   }
   if (num_lookups == 0) return nullptr;
   for (size_t i = 0; i < num_lookups; ++i) {
-    for (const std::vector<Applied>& of_replica : applied) {
+    for (const std::vector<Factor>& of_replica : applied) {
       if (i >= of_replica.size()) continue;
-      const Applied& one = of_replica[i];
-      const Followed& followed = replicas_[one.replica].followed.at(one.number);
+      const Factor& one = of_replica[i];
+      const Followed& followed =
+          *FindFollowed(replicas_[one.replica], one.number);
       step->batches.push_back(followed.batch);
       step->gradients.push_back(followed.gradients);
       step->factors.push_back(one.factor);
@@ -369,18 +386,23 @@ void TokenSteps::FinishApply(int32_t replica, const HostEngine::Step& update,
     if (replicas_.size() > 1) error_ = "the update failed";
     return;
   }
-  const std::vector<std::vector<Applied>> applied = AppliedByReplica();
+  const std::vector<std::vector<Factor>> applied = FactorsByReplica();
   for (size_t i = 0; i < replicas_.size(); ++i) {
     if (applied[i].empty()) continue;
     Replica& r = replicas_[i];
-    const int64_t oldest = r.followed.at(applied[i][0].number).token;
-    for (const Applied& one : applied[i]) {
-      const Followed& followed = r.followed.at(one.number);
-      r.last_applied = std::max(r.last_applied, followed.token);
+    const int64_t oldest = FindFollowed(r, applied[i][0].number)->token;
+    for (const Factor& one : applied[i]) {
+      const auto followed = r.followed.find(one.number);
+      if (followed == r.followed.end()) continue;  // It was applied again.
+      const int64_t token = followed->second.token;
+      r.last_applied = std::max(r.last_applied, token);
       // After the update, the vocabulary may assign the rows of the lookup to
       // other keys.
-      if (HasKeys(*followed.batch)) r.open.erase(followed.token);
-      r.followed.erase(one.number);
+      const auto open = r.open.find(token);
+      if (open != r.open.end() && HasKeys(*open->second)) {
+        r.applied_open.insert(r.open.extract(open));
+      }
+      r.applied.insert(r.followed.extract(followed));
     }
     const int64_t first_kept = oldest - kKeptBehind;
     r.first_after_update = std::max(r.first_after_update, first_kept);
@@ -400,12 +422,30 @@ void TokenSteps::EndRound() {
   }
 }
 
+void TokenSteps::DiscardApplied() const {
+  std::set<std::pair<int32_t, int64_t>> used;
+  for (const Replica& r : replicas_) {
+    for (const Factor& one : r.applying) used.emplace(one.replica, one.number);
+  }
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    Replica& r = replicas_[i];
+    r.applied_open.clear();
+    for (auto it = r.applied.begin(); it != r.applied.end();) {
+      const bool is_used = used.count({static_cast<int32_t>(i), it->first}) > 0;
+      it = is_used ? std::next(it) : r.applied.erase(it);
+    }
+  }
+}
+
 void TokenSteps::VisitInFlight(
     const std::function<void(const Batch&)>& visit) const {
   std::lock_guard<std::mutex> lock(mutex_);
+  DiscardApplied();
   for (const Replica& r : replicas_) {
     for (const auto& [token, batch] : r.open) visit(*batch);
-    for (const auto& [number, followed] : r.followed) visit(*followed.batch);
+    for (const auto* gradients : {&r.followed, &r.applied}) {
+      for (const auto& [number, followed] : *gradients) visit(*followed.batch);
+    }
   }
   in_use_.Visit(visit);
 }
@@ -417,6 +457,8 @@ void TokenSteps::Reset() {
   for (Replica& r : replicas_) {
     r.open.clear();
     r.followed.clear();
+    r.applied_open.clear();
+    r.applied.clear();
     r.first_after_reset = r.next_token;
   }
 }

@@ -30,6 +30,7 @@
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
+#include "cc/core/engine/expiry.h"
 #include "cc/core/engine/host_engine.h"
 #include "cc/core/engine/marks.h"
 #include "cc/core/steps/step.h"
@@ -62,10 +63,11 @@ class TokenSteps {
   Status Find(int32_t replica, int64_t token,
               std::shared_ptr<const Batch>* batch) const;
 
-  // Stores gradients of a lookup. A lookup may have several gradients, each
-  // with a separate mark. `coordinates` is empty, or contains the coordinates
-  // of the gradients relative to the preceding gradients of the lookup, if the
-  // caller has computed them from a larger batch.
+  // Stores gradients of a lookup, also if the lookup was applied and can be
+  // applied again. A lookup may have several gradients, each with a separate
+  // mark. `coordinates` is empty, or contains the coordinates of the gradients
+  // relative to the preceding gradients of the lookup, if the caller has
+  // computed them from a larger batch.
   Status Follow(int32_t replica, int64_t token, BatchGradients gradients,
                 Span<const float> coordinates, const ParallelFor& parallel_for,
                 Mark* mark);
@@ -89,7 +91,9 @@ class TokenSteps {
 
   // Calls `visit(batch)` for the batches of all stored lookups. Also visits
   // batches that a running call still uses after a reset discarded their
-  // lookup.
+  // lookup. The caller may assign all other rows to other keys. Applied lookups
+  // and gradients are therefore discarded, except for the gradients of an
+  // update that is running or waits for other replicas.
   void VisitInFlight(const std::function<void(const Batch&)>& visit) const;
 
   // Discards all lookups and gradients. Later tokens are larger than all
@@ -112,7 +116,7 @@ class TokenSteps {
     Mark mark;
   };
   // The factor of the gradients `number` of a replica.
-  struct Applied {
+  struct Factor {
     int32_t replica = 0;
     int64_t number = 0;
     float factor = 0;
@@ -124,6 +128,10 @@ class TokenSteps {
     std::map<int64_t, std::shared_ptr<const Batch>> open;
     // The gradients that wait for an update, by number.
     std::map<int64_t, Followed> followed;
+    // Lookups and gradients that were applied since the newest lookup. They can
+    // be applied again until `VisitInFlight` or `Open` discards them.
+    std::map<int64_t, std::shared_ptr<const Batch>> applied_open;
+    std::map<int64_t, Followed> applied;
     // The token of the newest lookup whose gradients were applied.
     int64_t last_applied = 0;
     // Older lookups were discarded because of a reset, because there were too
@@ -134,26 +142,31 @@ class TokenSteps {
     // If `is_applying` is true, the gradients in the sum that this replica
     // passed. Their update waits for other replicas.
     bool is_applying = false;
-    std::vector<Applied> applying;
+    std::vector<Factor> applying;
   };
 
   Status CheckReplica(int32_t replica) const;
   Status FindLocked(int32_t replica, int64_t token,
                     std::shared_ptr<const Batch>* batch) const;
-  // Returns why a lookup is not open, and what to do.
-  static std::string WhyExpired(const Replica& r, int64_t token);
+  // Returns why a lookup is not open any more.
+  static Expiry WhyExpired(const Replica& r, int64_t token);
   Status ReadSum(int32_t replica, Span<const float> marks,
-                 std::vector<Applied>* applying) const;
-  std::vector<std::vector<Applied>> AppliedByReplica() const;
+                 std::vector<Factor>* applying) const;
+  std::vector<std::vector<Factor>> FactorsByReplica() const;
+  // Returns gradients that wait for an update or can be applied again, or null.
+  static const Followed* FindFollowed(const Replica& r, int64_t number);
   Status Fail(int32_t replica, Status status);
   std::string TableNames() const;
   std::shared_ptr<HostEngine::Step> MakeUpdate() const;
   void EndRound();
+  // Discards applied lookups and gradients, except for the gradients of an
+  // update that is running or waits for other replicas.
+  void DiscardApplied() const;
 
   HostEngine* const engine_;
   // Guards the members below.
   mutable std::mutex mutex_;
-  std::vector<Replica> replicas_;
+  mutable std::vector<Replica> replicas_;
   bool is_updating_ = false;
   // The batches that `Find` returned and that are still in use.
   mutable BatchesInUse in_use_;

@@ -226,6 +226,7 @@ TEST(TokenStepsTest, ExpiredLookupsAndGradientsAreRejected) {
   const Marks mark = trainer.Follow(token, 1);
   ExpectOk(trainer.Apply(mark));
   const auto before = trainer.tables()[0].shards();
+  trainer.Open(0);
   ExpectFails(trainer.Apply(mark), "have expired");
   // Stores newer gradients in the place of the applied gradients.
   for (uint32_t i = 0; i < TokenSteps::kMaxOpen; ++i) {
@@ -267,6 +268,8 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
     ExpectOk(trainer.Apply(marks));
     EXPECT_EQ(num_open(), has_keys ? 1 : 2);
     Marks again;
+    // The caller may assign the rows to other keys.
+    trainer.tokens.VisitInFlight([](const Batch&) {});
     if (has_keys) {
       ExpectFails(trainer.TryFollow(token, 3, 0, &again),
                   "its update was already applied");
@@ -275,6 +278,61 @@ TEST(TokenStepsTest, LookupsOfKeysExpireWithTheirUpdate) {
     }
     ExpectOk(trainer.Apply(trainer.Follow(other, 4)));
   }
+}
+
+TEST(TokenStepsTest, GradientsAreAppliedAgainUntilTheNextLookup) {
+  for (const bool visits : {false, true}) {
+    TokenTrainer trainer(1), expected(1);
+    const int64_t token = trainer.Open(1);
+    const Marks marks = trainer.Follow(token, 3);
+    for (int i = 0; i < 2; ++i) ExpectOk(trainer.Apply(marks));
+    // Another gradient of the same lookup, and its sum with the first one.
+    const Marks second = trainer.Follow(token, 5);
+    EXPECT_EQ(trainer.tokens.NumFollowed()[0], 1);
+    ExpectOk(trainer.Apply(Sum(marks, second)));
+    EXPECT_EQ(trainer.tokens.NumFollowed()[0], 0);
+    const int64_t other = expected.Open(1);
+    const Marks a = expected.Follow(other, 3), b = expected.Follow(other, 3),
+                c = expected.Follow(other, 3), d = expected.Follow(other, 5);
+    ExpectOk(expected.Apply(a));
+    ExpectOk(expected.Apply(b));
+    ExpectOk(expected.Apply(Sum(c, d)));
+    EXPECT_EQ(trainer.tables()[0].shards(), expected.tables()[0].shards());
+    // Zeros do not apply a gradient again.
+    ExpectOk(trainer.Apply(trainer.Zeros()));
+    EXPECT_EQ(trainer.engine().Describe().num_updates, 3);
+    if (visits) {
+      trainer.tokens.VisitInFlight([](const Batch&) {});
+    } else {
+      trainer.Open(2);
+    }
+    ExpectFails(trainer.Apply(marks), "already applied");
+    ExpectFails(trainer.Apply(second), "already applied");
+  }
+}
+
+// Replica 1 looks rows up while an update of replica 0 waits for replica 1.
+TEST(TokenStepsTest, AnUpdateThatWaitsKeepsAppliedGradients) {
+  TokenTrainer trainer(2), expected(2);
+  for (TokenTrainer* one : {&trainer, &expected}) {
+    const Marks first = one->Follow(one->Open(1, 0), 3, 0);
+    const Marks second = one->Follow(one->Open(2, 1), 5, 1);
+    ExpectOk(one->Apply(first, 0));
+    ExpectOk(one->Apply(second, 1));
+    ExpectOk(one->Apply(first, 0));
+    if (one == &trainer) {
+      one->Open(3, 1);
+      one->tokens.VisitInFlight([](const Batch&) {});
+    }
+    ExpectOk(one->Apply(one->Zeros(), 1));
+    EXPECT_EQ(one->engine().Describe().num_updates, 2);
+  }
+  EXPECT_EQ(trainer.tables()[0].shards(), expected.tables()[0].shards());
+  // The gradients of replica 0 are discarded after the update.
+  trainer.Open(3, 1);
+  const Marks third = trainer.Follow(trainer.Open(4, 0), 3, 0);
+  ExpectOk(trainer.Apply(third, 0));
+  ExpectOk(trainer.Apply(trainer.Zeros(), 1));
 }
 
 TEST(TokenStepsTest, ErrorsSayWhyALookupHasExpired) {
