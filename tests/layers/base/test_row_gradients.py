@@ -354,21 +354,6 @@ def test_an_expired_gradient_raises_and_changes_no_row(
 
 
 @both
-def test_an_applied_gradient_raises(version, layers):
-    layer = open_layer(layers)
-    optimizer = version.optimizers.SGD(1.0)
-    (weight,) = layer.trainable_variables
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(layer(KEYS))
-    gradient = tape.gradient(loss, weight)
-    optimizer.apply_gradients([(gradient, weight)])
-    with pytest.raises(
-        tf.errors.FailedPreconditionError, match="already applied.*words"
-    ):
-        optimizer.apply_gradients([(gradient, weight)])
-
-
-@both
 def test_a_pending_gradient_keeps_its_rows(version, layers):
     """The vocabulary is full, so that other keys get no row."""
     del version

@@ -655,8 +655,7 @@ class HostBackend:
     def before_restore(self) -> None:
         """Checks that there are no steps in flight.
 
-        The gradients of a step in flight belong to rows that the restore would
-        replace.
+        Gradients of steps in flight belong to rows that the restore replaces.
 
         Raises:
           RuntimeError: If steps are in flight.
@@ -670,11 +669,7 @@ class HostBackend:
                 f"by replica: {counts['pending']}, awaiting gradients: "
                 f"{counts['awaiting']}."
             )
-        if not self._is_pipelined and any(counts["open"] + counts["followed"]):
-            # Lookups that wait for gradients or for their update are discarded,
-            # because the restore replaces the rows that these lookups have
-            # read.
-            self._started.reset()
+        self._discard_lookups(counts)
 
     def note_restore(self) -> None:
         """Counts a restore. All processes must restore the same checkpoints."""
@@ -686,6 +681,16 @@ class HostBackend:
     def load_variables(self) -> None:
         """Records that all values were replaced."""
         self._count_replacement()
+        if self.engine is not None and self._spec.vocabulary_settings:
+            self._discard_lookups(self.engine.describe())
+
+    def _discard_lookups(self, counts: dict[str, Any]) -> None:
+        """Discards lookups of replaced rows, also if they were applied."""
+        if self._is_pipelined or any(counts["pending"] + counts["awaiting"]):
+            return
+        # Applied lookups are not counted. A lookup that fails discards them.
+        if any(counts["open"] + counts["followed"]) or not counts["poisoned"]:
+            self._started.reset()
 
     def _count_replacement(self) -> None:
         if self._changes is not None:
