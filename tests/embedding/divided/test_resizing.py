@@ -71,7 +71,6 @@ def test_all_processes_raise(folder, call, words):
         assert words in errors_of(folder, worker)[call]
 
 
-@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "failing"),
