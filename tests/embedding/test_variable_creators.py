@@ -322,3 +322,23 @@ def test_partitioner_with_a_sharding_creator_raises():
         pytest.raises(ValueError),
     ):
         embedding.build()
+
+
+def table_of(initializer):
+    """Creates a table on two hosts."""
+    with tf.variable_creator_scope(tables.sharded_variable_creator([HOST] * 2)):
+        return tf.Variable(
+            functools.partial(initializer, [3, 2]), shape=[3, 2], name="words"
+        )
+
+
+def test_an_initializer_of_all_rows_raises_with_table_and_host():
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    with pytest.raises(
+        ValueError,
+        match=f"(?s)table 'words'.*2 hosts.*shape .2, 2. on host {HOST}",
+    ):
+        table_of(tf.constant_initializer(rows))
+    # The advice of the error.
+    table = table_of(lambda shape, dtype=None: tf.constant(rows))
+    np.testing.assert_array_equal(tf.concat(table.variables, 0), rows)

@@ -122,13 +122,14 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
                             "shape": (rows.sizes[shard], *shape[1:]),
                             "dtype": dtype,
                             "initial_value": functools.partial(
-                                initial_value.of_shard,
+                                _value_on_host,
                                 initializer,
                                 shape,
                                 dtype,
                                 rows,
                                 shard,
                                 name,
+                                hosts[shard],
                             ),
                         }
                     )
@@ -136,6 +137,33 @@ def sharded_variable_creator(hosts: Sequence[str]) -> Callable[..., Any]:
         return HostCopy(shards, name=name)
 
     return create
+
+
+def _value_on_host(
+    initializer: Callable[..., Any],
+    shape: tuple[int, ...],
+    dtype: tf.DType,
+    rows: partition.RowPartition,
+    shard: int,
+    name: str,
+    host: str,
+) -> tf.Tensor:
+    """Returns the initial value of one shard; errors name table and host."""
+    try:
+        return initial_value.of_shard(
+            initializer, shape, dtype, rows, shard, name
+        )
+    except (TypeError, ValueError) as error:
+        if rows.num_shards == 1 or f"table {name!r}" in str(error):
+            raise
+        raise ValueError(
+            f"The initializer of table {name!r} must accept the shape of a "
+            f"shard, because each of {rows.num_shards} hosts creates its own "
+            f"rows. Received: {error} (shape {(rows.sizes[shard], *shape[1:])} "
+            f"on host {host}). To pass all rows, use a function that returns "
+            f"a tensor of shape {shape} for any shape, such as `lambda shape, "
+            "dtype=None: tf.constant(rows)`."
+        ) from error
 
 
 def extract_variable_info(
