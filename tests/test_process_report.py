@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap import distribution, process_report
-from tf_layoutmap._core import keras_private, ops
+from tf_layoutmap._core import keras_private, ops, patches
 
 
 def started(program="", *, without=()):
@@ -162,3 +162,15 @@ def test_a_digest_does_not_change_while_a_function_is_replaced():
     before = process_report.keras_digests()
     with distribution.enabled():
         assert process_report.keras_digests() == before
+
+
+def test_digests_do_not_require_tf_keras(monkeypatch):
+    entries_of = patches.entries_of
+
+    def without_tf_keras(group):
+        assert "tf_keras" not in patches._HOMES[group]
+        return entries_of(group)
+
+    expected = process_report.keras_digests()
+    monkeypatch.setattr(patches, "entries_of", without_tf_keras)
+    assert process_report.keras_digests() == expected

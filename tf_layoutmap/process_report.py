@@ -172,7 +172,10 @@ def keras_digests() -> dict[str, str]:
 
     return {
         f"{entry.owner.partition(':')[2]}.{entry.name}": digest
-        for entry in patches.all_entries()
+        for group in patches.GROUPS
+        # The modules of these groups import tf_keras, which is optional.
+        if not group.startswith("tf_keras")
+        for entry in patches.entries_of(group)
         if entry.seen_in == patch_entry.KERAS
         and (digest := patches.digest(entry)) is not None
     }
