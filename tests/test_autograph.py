@@ -1,4 +1,4 @@
-"""AutoGraph converts the functions of a program, and not those of tables."""
+"""AutoGraph converts user functions, but not the functions of tables."""
 
 import tensorflow as tf
 from tensorflow.python.autograph.impl import conversion

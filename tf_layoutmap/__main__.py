@@ -10,6 +10,7 @@ Keras alone.
 
 import os
 import sys
+from collections.abc import Callable
 
 # Disables messages that TensorFlow logs when it starts, because the messages
 # would appear in the middle of the report.
@@ -35,10 +36,15 @@ def check() -> int:
     print_unknown_functions()
     from tf_layoutmap import keras_check
 
+    return print_result("Check", keras_check.compare_with_stock)
+
+
+def print_result(title: str, run: Callable[[], str]) -> int:
+    """Prints the result or the error of a check; returns the exit code."""
     try:
-        print(f"Check:          {keras_check.compare_with_stock()}")
+        print(f"{title + ':':<16}{run()}")
     except RuntimeError as error:
-        print(f"Check failed: {error}", file=sys.stderr)
+        print(f"{title} failed: {error}", file=sys.stderr)
         return 1
     return 0
 
@@ -69,12 +75,7 @@ def main(arguments: list[str]) -> int:
     if problems:
         return 1
     print_unknown_functions()
-    try:
-        print(f"Self-check:     {process_report.check_process()}")
-    except RuntimeError as error:
-        print(f"Self-check failed: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_result("Self-check", process_report.check_process)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def test_the_update_ends_a_lookup_of_rows_of_keys(steps):
     engine.check()
     assert engine.kept() == ([int(not any(steps))], [0])
     if any(steps):
-        # Until the next lookup, the lookup can have other gradients.
+        # Before the next lookup, further gradients are accepted.
         engine.follow(0, token, gradients)
         engine.open(0, random_batch(2), vocabulary_steps=steps)
         with pytest.raises(FailedPrecondition, match="has expired"):

@@ -31,6 +31,7 @@ import numpy as np
 from tests.layout import random_layers, random_training
 from tests.layout.random_expressions import EXPRESSIONS
 from tests.layout.random_layers import (
+    END,
     HOW,
     LAYERS,
     VOCABULARY,
@@ -72,19 +73,6 @@ KIND_OF_LAYERS = {name: name for name in INPUTS} | {
     "columns": "vector",
 }
 POLICIES = ("float32", "bfloat16", "float16", "mixed_bfloat16", "mixed_float16")
-
-# Functions that reduce sequences and images to vectors.
-END = {
-    "flatten": lambda x: L.Flatten()(x),
-    "mean": lambda x: (
-        L.GlobalAveragePooling1D()
-        if len(x.shape) == 3
-        else L.GlobalAveragePooling2D()
-    )(x),
-    "max": lambda x: (
-        L.GlobalMaxPooling1D() if len(x.shape) == 3 else L.GlobalMaxPooling2D()
-    )(x),
-}
 
 
 @dataclasses.dataclass

@@ -100,8 +100,7 @@ FIXED = {
 }
 
 
-# Tokens have the layers of sequences, photos those of images, and columns those
-# of vectors.
+# A model of tokens uses the same layers as a model of sequences.
 @pytest.mark.parametrize(
     "kind", ["vector", "sequence", "image", "photo", "columns"]
 )

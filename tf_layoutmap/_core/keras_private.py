@@ -31,8 +31,8 @@ from tf_layoutmap._core import (
 _UNTIL_3_15: dict[str, Any] = {
     "base_trainer": "trainers.trainer.Trainer",
     "trainer": "backend.tensorflow.trainer.TensorFlowTrainer",
-    # Modules with functions that DTensor does not support, such as the division
-    # of a sparse gradient.
+    # Modules with functions that DTensor does not support, for example
+    # `divide` for sparse gradients.
     "backend_core": "backend.core",
     "backend_nn": "backend.nn",
     "backend_numpy": "backend.numpy",

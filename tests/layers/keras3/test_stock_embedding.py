@@ -18,7 +18,7 @@ from tests.layers.test_embedding_replacement import (
     values,
 )
 
-# Not every version of Keras has a version of these packages.
+# These packages do not support all versions of Keras.
 keras_hub = pytest.importorskip("keras_hub", exc_type=ImportError)
 keras_rs = pytest.importorskip("keras_rs", exc_type=ImportError)
 NUM_ROWS, DIM = 50, 4
