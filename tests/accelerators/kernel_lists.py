@@ -47,6 +47,17 @@ def _supports(kernel, node) -> bool:
     return True
 
 
+def dtypes_of(op: str, name: str) -> set[tf.DType]:
+    """Returns the dtypes `T` for which a list has a kernel of an op."""
+    return {
+        tf.as_dtype(dtype)
+        for kernel in _kernels(name)[op]
+        for constraint in kernel.constraint
+        if constraint.name == "T"
+        for dtype in constraint.allowed_values.list.type
+    }
+
+
 def function_names() -> set[str]:
     """Returns the names of all functions of this process."""
     return {

@@ -6,9 +6,10 @@ on GPUs and on TPUs.
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import covering, processes
-from tests.accelerators import fake_gpu, mesh_program
+from tests.accelerators import fake_gpu, kernel_lists, mesh_program
 
 SECONDS = 300
 # Cases that raise an error.
@@ -34,8 +35,8 @@ WITHOUT_KERNEL = {
     },
     "tpu_kernels_2.20.pb.gz": {
         "VarHandleOp": "TensorFlow creates variables outside of compiled code.",
-        "ScatterNdNonAliasingAdd": "`shard_map`, which convolutions use, does "
-        "not run on a mesh of TPUs.",
+        "ScatterNdNonAliasingAdd": "On a mesh of TPUs, `shard_map` uses "
+        "UnsortedSegmentProd.",
     },
 }
 
@@ -81,3 +82,10 @@ def test_each_op_of_a_step_has_a_kernel(case, found):
             and op.split()[0] not in WITHOUT_KERNEL[name]
         }
         assert not unexpected, name
+
+
+def test_tpus_have_a_kernel_of_the_op_that_reads_local_shards():
+    found = kernel_lists.dtypes_of(
+        "UnsortedSegmentProd", "tpu_kernels_2.20.pb.gz"
+    )
+    assert found >= {tf.float32, tf.bfloat16, tf.float16, tf.int32, tf.int64}

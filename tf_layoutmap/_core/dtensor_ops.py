@@ -44,9 +44,10 @@ _DONORS = {
 }
 POLICIES = tuple(_DONORS)
 
-# Op of `local_block`. TensorFlow's public API does not contain the op, except
-# in `tf.raw_ops`. DTensor has no rule for the op.
+# Ops of `local_block`, on a mesh of CPUs or GPUs and on a mesh of TPUs. XLA has
+# no kernel for the first op. DTensor has no rule for these ops.
 _LOCAL_BLOCK = "ScatterNdNonAliasingAdd"
+_LOCAL_BLOCK_OF_TPU = "UnsortedSegmentProd"
 # Expander that leaves inputs unchanged, and declares all results replicated.
 _LOCAL_BLOCK_DONOR = "Const"
 
@@ -273,10 +274,12 @@ def _is_function_of_inputs(op: Any) -> bool:
 
 @functools.cache
 def has_local_blocks() -> bool:
-    """Registers the op of `local_block`; returns whether it can be used."""
-    if not available() or can_shard(_LOCAL_BLOCK):
+    """Registers the ops of `local_block`; returns whether they can be used."""
+    names = (_LOCAL_BLOCK, _LOCAL_BLOCK_OF_TPU)
+    if not available() or any(map(can_shard, names)):
         return False
-    ops.native.share_expander(_LOCAL_BLOCK, _LOCAL_BLOCK_DONOR)
+    for name in names:
+        ops.native.share_expander(name, _LOCAL_BLOCK_DONOR)
     return True
 
 
@@ -302,6 +305,25 @@ def local_block(zeros: tf.Tensor, indices: tf.Tensor, x: tf.Tensor) -> Any:
     return tf_private.gen_array_ops.scatter_nd_non_aliasing_add(
         zeros, indices, x
     )
+
+
+def local_block_of_tpu(segments: tf.Tensor, x: tf.Tensor) -> Any:
+    """Like `local_block`, with an op that XLA can compile for a TPU.
+
+    The op multiplies the blocks of `x` in each segment. On each device, the
+    segment 0 contains only the local block, so the product is this block.
+
+    Args:
+      segments: int32 zeros of shape `num_blocks`, sharded like `x`.
+      x: Tensor of shape `[*num_blocks, size]`, as in `local_block`.
+
+    Returns:
+      Tensor of shape `[1, size]`.
+    """
+    # The op cannot multiply Booleans.
+    numbers = tf.cast(x, tf.int32) if x.dtype == tf.bool else x
+    block = tf_private.gen_math_ops.unsorted_segment_prod(numbers, segments, 1)
+    return tf.cast(block, x.dtype)
 
 
 @functools.cache

@@ -783,10 +783,9 @@ for _module, _name, _arguments in (
     (gen_array_ops, "transpose", ("x", "perm")),
     (gen_math_ops, "_pow", ("x", "y")),
     (gen_math_ops, "arg_max", ("input", "dimension", "output_type")),
-    (
-        gen_math_ops,
-        "unsorted_segment_sum",
-        ("data", "segment_ids", "num_segments"),
+    *(
+        (gen_math_ops, _name, ("data", "segment_ids", "num_segments"))
+        for _name in ("unsorted_segment_prod", "unsorted_segment_sum")
     ),
     (
         gen_array_ops,

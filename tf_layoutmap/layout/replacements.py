@@ -311,7 +311,17 @@ PATCHES: tuple[Patch, ...] = (
         corrections.scatter_nd_non_aliasing_add,
         "This package uses the operation to read local shards, so DTensor "
         "does not gather its inputs.",
-        "test_positions.py",
+        "test_convolutions.py",
+    ),
+    *_operation_entries(
+        "gen_math_ops",
+        "unsorted_segment_prod",
+        "UnsortedSegmentProd",
+        corrections.unsorted_segment_prod,
+        "On a mesh of TPUs, this package uses the operation to read local "
+        "shards, so DTensor does not gather its inputs.",
+        "test_convolutions.py",
+        "math.unsorted_segment_prod",
     ),
     Patch(
         GROUP,

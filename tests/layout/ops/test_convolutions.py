@@ -14,6 +14,7 @@ import tf_layoutmap as tlm
 from tests.layout import pairs
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout import assignments
+from tf_layoutmap.layout.mesh import shard_map as shard_maps
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.layout.mesh.shard_map import SCOPE, shard_map
 
@@ -232,8 +233,13 @@ def test_layer_matches_a_single_device(name):
     assert_matches_a_single_device(make, shape, axes)
 
 
-@pytest.mark.parametrize("kind", [L.Conv2D, L.Conv2DTranspose])
-def test_kernel_that_is_sharded_in_both_dimensions(kind):
+@pytest.mark.parametrize(
+    "kind, has_tpus",
+    [(L.Conv2D, False), (L.Conv2D, True), (L.Conv2DTranspose, False)],
+)
+def test_kernel_that_is_sharded_in_both_dimensions(kind, has_tpus, monkeypatch):
+    # On a mesh of TPUs, another op reads the local shards.
+    monkeypatch.setattr(shard_maps, "_has_tpus", lambda mesh: has_tpus)
     mesh = mesh_of(rows=2, model=2)
     rng = np.random.default_rng(0)
     shape = (2, 5, 5, 4)
@@ -526,23 +532,43 @@ def test_shard_map_runs_a_function_on_local_shards():
     assert SCOPE not in tf.get_current_name_scope()
 
 
-def test_user_can_call_the_op_that_reads_local_shards():
+def test_user_can_call_the_ops_that_read_local_shards():
     mesh = mesh_of(batch=2, model=2)
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     args = np.zeros([3, 2], np.float32), np.array([[0], [2], [2], [1]])
-    expected = tf.raw_ops.ScatterNdNonAliasingAdd(
-        input=args[0], indices=args[1], updates=x
-    )
+
+    def step(x):
+        sums = tf.raw_ops.ScatterNdNonAliasingAdd(
+            input=args[0], indices=args[1], updates=x
+        )
+        return sums, tf.math.unsorted_segment_prod(x, args[1][:, 0], 3)
+
+    expected = step(x)
+    with tlm.layout.default_mesh(mesh, "batch"):
+        found = tf.function(step)(transfer.to_batch(x, mesh, "batch"))
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(transfer.to_host(one), other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
+def test_local_shards_for_tpus_are_bitwise_equal(dtype, monkeypatch):
+    mesh = mesh_of(batch=2, model=2)
+    monkeypatch.setattr(shard_maps, "_has_tpus", lambda mesh: True)
+    spec = ("batch", "model")
+    x = tf.cast(np.array([[0.0, 1, 3, 0], [0, 7, -0.0, 9]]), dtype)
 
     @tf.function
     def step(x):
-        return tf.raw_ops.ScatterNdNonAliasingAdd(
-            input=args[0], indices=args[1], updates=x
-        )
+        return shard_map(tf.identity, mesh, [x], [spec], spec)
 
     with tlm.layout.default_mesh(mesh, "batch"):
-        found = step(transfer.to_batch(x, mesh, "batch"))
-    np.testing.assert_array_equal(transfer.to_host(found), expected)
+        x_on_mesh = transfer.to_batch(x, mesh, "batch")
+        found = transfer.to_host(step(x_on_mesh))
+        graph = step.get_concrete_function(x_on_mesh).graph
+    ops = {op.type for op in graph.get_operations()}
+    assert "UnsortedSegmentProd" in ops
+    assert "ScatterNdNonAliasingAdd" not in ops
+    assert found.tobytes() == x.numpy().tobytes()
 
 
 # Each case: op, shape of the kernel, layout of the images in eager mode.

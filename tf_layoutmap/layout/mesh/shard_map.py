@@ -10,7 +10,7 @@ tensors needs no communication, so each device runs the op on its own values.
 
 * `_to_local` uses an op for which this package registers an expander that
   leaves sharded inputs unchanged and declares the result replicated
-  (`dtensor_ops.local_block`).
+  (`dtensor_ops.local_block`, on TPUs `dtensor_ops.local_block_of_tpu`).
 * `_to_global` inserts a block dimension of size 1 in front of each sharded
   dimension, and broadcasts it to the number of shards. DTensor shards the block
   dimension, so each device keeps its own block.
@@ -245,12 +245,20 @@ def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
     x = _pin(tf.transpose(x, order), mesh, axes)
     axes = [*axes[: len(blocks)], None]
     x = _pin(tf.reshape(x, [*x.shape[: len(blocks)], -1]), mesh, axes)
-    x = dtensor_ops.local_block(
-        _pin(tf.zeros([1] * len(blocks) + x.shape[-1:], x.dtype), mesh),
-        _pin(tf.zeros([*x.shape[:-1], len(blocks)], tf.int32), mesh, axes),
-        x,
-    )
+    if _has_tpus(mesh):
+        segments = _pin(tf.zeros(x.shape[:-1], tf.int32), mesh, axes[:-1])
+        x = dtensor_ops.local_block_of_tpu(segments, x)
+    else:
+        x = dtensor_ops.local_block(
+            _pin(tf.zeros([1] * len(blocks) + x.shape[-1:], x.dtype), mesh),
+            _pin(tf.zeros([*x.shape[:-1], len(blocks)], tf.int32), mesh, axes),
+            x,
+        )
     return _pin(tf.reshape(_pin(x, mesh), local), mesh)
+
+
+def _has_tpus(mesh: Mesh) -> bool:
+    return mesh.device_type() == "TPU"
 
 
 def _to_global(x: Any, mesh: Mesh, spec: Spec, summed: Sequence[str]) -> Any:

@@ -543,17 +543,37 @@ def scatter_nd_non_aliasing_add(
     updates: Any,
     name: str | None = None,
 ) -> Any:
-    """Adds slices to `input`; outside of `shard_map`, on replicated inputs.
+    """Adds slices to `input`; outside of `shard_map`, on replicated inputs."""
+    inputs = _replicated_outside_shard_map(mesh, input, indices, updates)
+    return original(*inputs, name=name)
 
-    `shard_map` uses the op to read local shards, so DTensor does not gather the
-    inputs of the op.
+
+def unsorted_segment_prod(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    data: Any,
+    segment_ids: Any,
+    num_segments: Any,
+    name: str | None = None,
+) -> Any:
+    """Multiplies segments; outside of `shard_map`, of replicated inputs."""
+    inputs = _replicated_outside_shard_map(mesh, data, segment_ids)
+    return original(*inputs, num_segments, name=name)
+
+
+def _replicated_outside_shard_map(
+    mesh: Mesh | None, *inputs: Any
+) -> Sequence[Any]:
+    """Returns the inputs of an op with which `shard_map` reads local shards.
+
+    DTensor does not gather the inputs of such an op. Outside of `shard_map`,
+    this function replicates them.
     """
-    if SCOPE not in tf.get_current_name_scope():
-        input, indices, updates = (
-            tracing.pin_replicated(tf.convert_to_tensor(x), mesh)
-            for x in (input, indices, updates)
-        )
-    return original(input, indices, updates, name=name)
+    if SCOPE in tf.get_current_name_scope():
+        return inputs
+    return [
+        tracing.pin_replicated(tf.convert_to_tensor(x), mesh) for x in inputs
+    ]
 
 
 def reverse(
