@@ -12,6 +12,7 @@ from unittest import mock
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.accelerators import fake_gpu, kernel_lists
@@ -88,9 +89,17 @@ CASES = {
         lambda: table_model(lambda: tlm.layers.ShardedEmbedding(40, 8)),
         {".*embeddings": (None, "model")},
     ),
-    "ShardedEmbedding with an optimizer": (
+    "ShardedEmbedding with Adagrad": (
         lambda: table_model(
             lambda: tlm.layers.ShardedEmbedding(40, 8, optimizer="adagrad")
+        ),
+        {".*embeddings": ("model", None)},
+    ),
+    "ShardedEmbedding with Adam": (
+        lambda: table_model(
+            lambda: tlm.layers.ShardedEmbedding(
+                40, 8, optimizer=tf.tpu.experimental.embedding.Adam(0.01)
+            )
         ),
         {".*embeddings": ("model", None)},
     ),

@@ -751,6 +751,7 @@ gen_image_ops = _private("ops", "gen_image_ops")
 gen_linalg_ops = _private("ops", "gen_linalg_ops")
 gen_manip_ops = _private("ops", "gen_manip_ops")
 gen_math_ops = _private("ops", "gen_math_ops")
+gen_state_ops = _private("ops", "gen_state_ops")
 gen_nn_ops = _private("ops", "gen_nn_ops")
 gen_random_ops = _private("ops", "gen_random_ops")
 nn_impl = _private("ops", "nn_impl")
@@ -794,6 +795,11 @@ for _module, _name, _arguments in (
     ),
     (gen_math_ops, "batch_mat_mul_v3", ("x", "y", "Tout", "adj_x", "adj_y")),
     (gen_nn_ops, "bias_add", ("value", "bias", "data_format")),
+    (
+        gen_state_ops,
+        "resource_scatter_nd_update",
+        ("ref", "indices", "updates", "use_locking", "bad_indices_policy"),
+    ),
     *(
         (gen_nn_ops, _name, ("x", "scale", "offset", "mean"))
         for _name in (

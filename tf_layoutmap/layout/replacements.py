@@ -323,6 +323,15 @@ PATCHES: tuple[Patch, ...] = (
         "test_convolutions.py",
         "math.unsorted_segment_prod",
     ),
+    *_operation_entries(
+        "gen_state_ops",
+        "resource_scatter_nd_update",
+        "ResourceScatterNdUpdate",
+        corrections.resource_scatter_nd_update,
+        "On a mesh of GPUs or TPUs, this package uses the operation on each "
+        "shard of a variable, so DTensor would use global indices there.",
+        "test_positions.py",
+    ),
     Patch(
         GROUP,
         "_core.tf_private:gradients_util",

@@ -234,15 +234,10 @@ class FollowsModel(RowUpdates):
         if not (norm or is_limited):
             return ids, values
         if step.clips_sums:
-            ids, values = self._summed(ids, values)
+            ids, values = self._table.sum_equal_ids(ids, values)
         if norm:
             return ids, tf.clip_by_norm(values, norm)
         return ids, tf.clip_by_value(values, -limit, limit)
-
-    def _summed(
-        self, ids: tf.Tensor, values: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        return sum_equal_ids(ids, values)
 
     def _decay(self, step: ModelStep, ids: tf.Tensor) -> None:
         """Applies the weight decay to rows, before the step, as in Keras."""
@@ -304,16 +299,6 @@ class FollowsModel(RowUpdates):
         )
 
 
-def sum_equal_ids(
-    ids: tf.Tensor, values: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns distinct ids and the sums of their gradients."""
-    distinct, positions = tf.unique(ids)
-    return distinct, tf.math.unsorted_segment_sum(
-        values, positions, tf.size(distinct)
-    )
-
-
 def scaled(gradient: Any, factor: tf.Tensor) -> Any:
     """Multiplies a gradient, which may be sparse, by a scalar."""
     if not isinstance(gradient, tf.IndexedSlices):
@@ -367,7 +352,7 @@ def clip_all(
         values = result[index]
         if isinstance(values, tf.IndexedSlices):
             values = (
-                sum_equal_ids(values.indices, values.values)[1]
+                tables.sum_equal_ids(values.indices, values.values)[1]
                 if sums_equal_ids
                 else values.values
             )

@@ -87,6 +87,12 @@ class HostTable:
         for shard in slot.variables:
             shard.assign(tf.fill(shard.shape, value))
 
+    def sum_equal_ids(
+        self, ids: tf.Tensor, gradients: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns distinct ids and the sums of their gradients."""
+        return sum_equal_ids(ids, gradients)
+
     def constrain(
         self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
@@ -148,6 +154,16 @@ class HostTable:
             optimizer=optimizer,
             table=self.name,
         )
+
+
+def sum_equal_ids(
+    ids: tf.Tensor, values: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns distinct ids and the sums of their gradients."""
+    distinct, positions = tf.unique(ids)
+    return distinct, tf.math.unsorted_segment_sum(
+        values, positions, tf.size(distinct)
+    )
 
 
 def _initial_slot(shard: Any, slot: SlotSpec) -> tf.Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
+from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
+from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.row_optimizer import rows_of_gradient
 from tf_layoutmap.layers.keras3.mesh_accumulation import MeshAccumulators
 from tf_layoutmap.layers.keras3.row_optimizer import (
@@ -16,7 +17,7 @@ from tf_layoutmap.layers.keras3.row_optimizer import (
     TrainsItself,
     unscaled,
 )
-from tf_layoutmap.layout.keras3 import embedding_rows, optimizers
+from tf_layoutmap.layout.keras3 import embedding_rows, optimizers, row_updates
 from tf_layoutmap.layout.keras3.context import MeshContext
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
@@ -173,6 +174,15 @@ class MeshTable:
         finally:
             self._skips_unowned_ids = False
 
+    def sum_equal_ids(
+        self, ids: tf.Tensor, gradients: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns distinct ids and the sums of their gradients."""
+        mesh = self._weight.mesh
+        if embedding_rows.has_kernels(mesh):
+            return tables.sum_equal_ids(ids, gradients)
+        return row_updates.sum_equal_ids(ids, gradients, mesh)
+
     def constrain(
         self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
@@ -189,22 +199,14 @@ class MeshTable:
         hyperparameters: tf.Tensor,
     ) -> None:
         """Applies one step; see `HostTable.update` for the arguments."""
-        weight = self._weight
-        dtensor_ops.update_rows(
-            weight.value,
+        embedding_rows.update(
+            self._weight,
             [slot.value for slot in slots],
             ids,
             gradients,
             optimizer=optimizer,
-            name=weight.path,
-            num_rows=(
-                embedding_rows.unowned_id(weight) + 1
-                if self._skips_unowned_ids
-                else weight.shape[0]
-            ),
-            hyperparameters=dtensor.relayout(
-                hyperparameters, dtensor.Layout.replicated(weight.mesh, 1)
-            ),
+            hyperparameters=hyperparameters,
+            skips_unowned_ids=self._skips_unowned_ids,
         )
 
 

@@ -272,14 +272,6 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "mesh, where the LayoutMap shards tables. Received: "
                 f"num_shards={self.num_shards} (layer {self.name!r})."
             )
-        kind = context.mesh.device_type()
-        if self.optimizer and kind != "CPU":
-            raise NotImplementedError(
-                "A table with an optimizer requires a mesh of CPUs, on which "
-                "its update runs. Received: a mesh of devices of type "
-                f"{kind!r} (layer {self.name!r}). Create the layer outside the "
-                "scope of the mesh, or without `optimizer`."
-            )
         if self.optimizer and self.embeddings_regularizer is not None:
             mesh_weights.check_regularizer(
                 self.embeddings_regularizer, self.name

@@ -5,18 +5,23 @@ full table when an optimizer divides an update by a slot variable. The functions
 of this module let each device look up and update only the rows that it owns.
 """
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, keras_private, tf_private
-from tf_layoutmap.layout.keras3 import sharded_rows
+from tf_layoutmap.layout.keras3 import row_updates, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import tracing
+from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.replication import captured_tensors
+
+if TYPE_CHECKING:
+    from tensorflow.experimental.dtensor import DVariable
 
 dtensor = tf.experimental.dtensor
 
@@ -38,11 +43,15 @@ def axis_of(variable: Any) -> str | None:
     if (
         rows == dtensor.UNSHARDED
         or columns != dtensor.UNSHARDED
-        or variable.layout.mesh.device_type() != "CPU"
-        or (not dtensor_ops.available())
+        or not has_kernels(variable.layout.mesh)
     ):
         return None
     return rows
+
+
+def has_kernels(mesh: Mesh) -> bool:
+    """Returns whether the kernels of this package run on the devices."""
+    return mesh.device_type() == "CPU" and dtensor_ops.available()
 
 
 def embedding_call(
@@ -104,7 +113,7 @@ def _is_sharded(weight: MeshVariable, has_lora: bool) -> bool:
 
 def _rows(weight: MeshVariable, ids: tf.Tensor, *, is_sparse: bool) -> Any:
     return sharded_rows.trainable_lookup(
-        tf.convert_to_tensor(weight.divided_value),
+        transfer.read_divided(weight.divided_value),
         ids,
         weight.layout,
         is_sparse=is_sparse,
@@ -210,26 +219,86 @@ def apply_by_row(
     """Replaces the rows of `ids` by `function(rows)`.
 
     Args:
-      weight: Table for which `axis_of` returns a mesh axis.
+      weight: float32 table with sharded rows and unsharded columns.
       ids: `[num_ids]` on the mesh. Ids that no device owns are ignored.
       function: Function that processes each row independently.
     """
     ids, is_first = sorted_ids(ids, weight.mesh)
     unowned = unowned_id(weight)
     table, num_ids = weight.divided_value, unowned + 1
+    ids = tf.where(
+        is_first, ids, tf.fill(ids.shape, tf.cast(unowned, ids.dtype))
+    )
+    if not has_kernels(weight.mesh):
+        is_owned = ids < weight.shape[0]
+        rows = sharded_rows.lookup(
+            transfer.read_divided(table),
+            tf.where(is_owned, ids, tf.zeros_like(ids)),
+            weight.layout,
+        )
+        row_updates.replace_rows(
+            table, ids, tf.cast(function(rows), rows.dtype), weight.shape[0]
+        )
+        return
     rows = dtensor_ops.lookup_rows(
         table, ids, name=weight.path, num_rows=num_ids
     )
     new_rows = tf.cast(function(rows), rows.dtype)
-    ids = tf.where(
-        is_first, ids, tf.fill(ids.shape, tf.cast(unowned, ids.dtype))
-    )
     # The kernels can only add to rows. The second addition corrects the
     # rounding error of the first one, so that the result is exact.
     difference = new_rows - rows
     correction = new_rows - (rows + difference)
     for value in (difference, correction):
         _subtract(table, ids, -value, name=weight.path, num_rows=num_ids)
+
+
+def update(
+    weight: MeshVariable,
+    slots: Sequence[DVariable],
+    ids: tf.Tensor,
+    gradients: tf.Tensor,
+    *,
+    optimizer: str,
+    hyperparameters: tf.Tensor,
+    skips_unowned_ids: bool,
+) -> None:
+    """Runs one optimizer step on the rows of `ids`.
+
+    Args:
+      weight: As in `apply_by_row`.
+      slots: Slot variables of the optimizer, with the layout of `weight`.
+      ids: int32 or int64 tensor of shape `[num_ids]` on the mesh.
+      gradients: float32 gradients of the rows of `ids`, `[num_ids, dim]`.
+      optimizer: Name of the optimizer; see docs/ops.md.
+      hyperparameters: Hyperparameters of the optimizer; float32, `[k]`.
+      skips_unowned_ids: Whether `unowned_id` is a valid id. On devices without
+        kernels, all ids outside of the table are ignored.
+    """
+    if not has_kernels(weight.mesh):
+        row_updates.update_rows(
+            weight.divided_value,
+            slots,
+            ids,
+            gradients,
+            optimizer=optimizer,
+            hyperparameters=hyperparameters,
+            num_rows=weight.shape[0],
+        )
+        return
+    dtensor_ops.update_rows(
+        weight.divided_value,
+        slots,
+        ids,
+        gradients,
+        optimizer=optimizer,
+        name=weight.path,
+        num_rows=(
+            unowned_id(weight) + 1 if skips_unowned_ids else weight.shape[0]
+        ),
+        hyperparameters=dtensor.relayout(
+            hyperparameters, Layout.replicated(weight.mesh, 1)
+        ),
+    )
 
 
 def add(variable: Any, slices: tf.IndexedSlices, sign: int) -> None:

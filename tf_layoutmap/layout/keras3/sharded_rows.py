@@ -86,13 +86,13 @@ def trainable_lookup(
     record_lookup((num_rows, dim), layout)
     # `ids` is replicated before the reshape, because DTensor cannot reshape
     # tensors of every layout.
-    ids = _replicated(ids, layout.mesh)
+    ids = replicated(ids, layout.mesh)
     flat = tf.reshape(ids, [-1])
 
     @tf.custom_gradient
     def rows_of(table: tf.Tensor) -> Any:
         def gradient(dy: Any) -> Any:
-            dy = tf.reshape(_replicated(dy, layout.mesh), [-1, dim])
+            dy = tf.reshape(replicated(dy, layout.mesh), [-1, dim])
             if flat.shape.is_fully_defined():
                 dy.set_shape([flat.shape[0], dim])
             if is_sparse:
@@ -130,14 +130,14 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     """
     mesh = layout.mesh
     axis, columns = layout.sharding_specs
-    ids = _replicated(ids, mesh)
+    ids = replicated(ids, mesh)
     if axis == _UNSHARDED:
-        rows = _gathered_rows(table, ids, axis=0)
-        return _replicated(_laid_out(rows, mesh, _UNSHARDED, columns), mesh)
+        rows = gathered_rows(table, ids, axis=0)
+        return replicated(laid_out(rows, mesh, _UNSHARDED, columns), mesh)
     num_rows, dim = known_sizes(table)
     num_shards = mesh.dim_size(axis)
     size = num_rows // num_shards
-    shards = _laid_out(
+    shards = laid_out(
         tf.reshape(table, [num_shards, size, dim]),
         mesh,
         axis,
@@ -148,9 +148,9 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     # changed, so that it is also outside of the block and raises an error.
     is_valid = (ids >= 0) & (ids < num_rows)
     positions = tf.where(is_valid, tf.math.floormod(ids, size), ids)
-    rows = _gathered_rows(shards, positions, axis=1)
-    is_owner = _owners(ids, size, num_shards, axis=0)[:, :, tf.newaxis]
-    rows = _laid_out(
+    rows = gathered_rows(shards, positions, axis=1)
+    is_owner = owners(ids, size, num_shards, axis=0)[:, :, tf.newaxis]
+    rows = laid_out(
         tf.where(is_owner, rows, tf.zeros([], rows.dtype)),
         mesh,
         axis,
@@ -159,7 +159,7 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     )
     # One term of each sum is a row, and all other terms are zeros, so the sum
     # is exact.
-    return _replicated(tf.reduce_sum(rows, axis=0), mesh)
+    return replicated(tf.reduce_sum(rows, axis=0), mesh)
 
 
 def segment_sum(
@@ -179,8 +179,8 @@ def segment_sum(
     """
     mesh = layout.mesh
     axis, columns = layout.sharding_specs
-    ids = _replicated(ids, mesh)
-    rows = _laid_out(rows, mesh, _UNSHARDED, columns)
+    ids = replicated(ids, mesh)
+    rows = laid_out(rows, mesh, _UNSHARDED, columns)
     if axis == _UNSHARDED:
         sums = tf.math.unsorted_segment_sum(rows, ids, num_rows)
         return dtensor.relayout(sums, layout)
@@ -188,22 +188,22 @@ def segment_sum(
     size = num_rows // num_shards
     # The sums have the shape [size, num_shards, dim]. DTensor supports sharded
     # sums only if their first dimension is unsharded.
-    is_owner = _owners(ids, size, num_shards, axis=1)[:, :, tf.newaxis]
-    parts = _laid_out(
+    is_owner = owners(ids, size, num_shards, axis=1)[:, :, tf.newaxis]
+    parts = laid_out(
         tf.where(is_owner, rows[:, tf.newaxis, :], tf.zeros([], rows.dtype)),
         mesh,
         _UNSHARDED,
         axis,
         columns,
     )
-    sums = _laid_out(
+    sums = laid_out(
         tf.math.unsorted_segment_sum(parts, tf.math.floormod(ids, size), size),
         mesh,
         _UNSHARDED,
         axis,
         columns,
     )
-    sums = _laid_out(
+    sums = laid_out(
         tf.transpose(sums, [1, 0, 2]), mesh, axis, _UNSHARDED, columns
     )
     return dtensor.relayout(tf.reshape(sums, [num_rows, rows.shape[1]]), layout)
@@ -249,21 +249,24 @@ def _layout_of_table(shape: tuple[int, ...]) -> Layout | None:
     return None
 
 
-def _gathered_rows(table: tf.Tensor, ids: tf.Tensor, axis: int) -> tf.Tensor:
+def gathered_rows(table: tf.Tensor, ids: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the rows of `ids` of each shard, with the sharding of `table`."""
     # The table must not be replicated if the number of ids is unknown.
     with tf.name_scope(corrections.SAME_SHARDING):
         return tf.gather(table, ids, axis=axis)
 
 
-def _owners(ids: tf.Tensor, size: int, num_shards: int, axis: int) -> tf.Tensor:
+def owners(ids: tf.Tensor, size: int, num_shards: int, axis: int) -> tf.Tensor:
     """Returns which shard owns each id: booleans, shards along `axis`."""
     shards = tf.range(num_shards, dtype=ids.dtype)
     return tf.expand_dims(ids // size, axis) == tf.expand_dims(shards, 1 - axis)
 
 
-def _laid_out(x: tf.Tensor, mesh: Mesh, *specs: str) -> tf.Tensor:
+def laid_out(x: tf.Tensor, mesh: Mesh, *specs: str) -> tf.Tensor:
+    """Returns `x` with the sharding `specs` of its dimensions."""
     return dtensor.relayout(x, dtensor.Layout([*specs], mesh))
 
 
-def _replicated(x: tf.Tensor, mesh: Mesh) -> tf.Tensor:
+def replicated(x: tf.Tensor, mesh: Mesh) -> tf.Tensor:
+    """Returns `x` with a copy on each device."""
     return dtensor.relayout(x, dtensor.Layout.replicated(mesh, x.shape.rank))

@@ -561,6 +561,23 @@ def unsorted_segment_prod(
     return original(*inputs, num_segments, name=name)
 
 
+def resource_scatter_nd_update(
+    original: Callable[..., Any], mesh: Mesh | None, *args: Any, **kwargs: Any
+) -> Any:
+    """Raises an error, except on the shards of each device.
+
+    DTensor runs the op on the shards of a variable, but with indices into the
+    full variable.
+    """
+    del mesh
+    if SCOPE in tf.get_current_name_scope():
+        return original(*args, **kwargs)
+    raise NotImplementedError(
+        "DTensor does not support `scatter_nd_update` of a variable on a mesh. "
+        "Assign the result of `tf.tensor_scatter_nd_update` to the variable."
+    )
+
+
 def _replicated_outside_shard_map(
     mesh: Mesh | None, *inputs: Any
 ) -> Sequence[Any]:
