@@ -25,10 +25,10 @@ FILES = pathlib.Path(__file__).with_name("long_files.txt")
 # Listed are cases and files that take at least this number of seconds. The
 # limits of the check are higher: the first case of a worker that uses a package
 # such as keras_hub also imports it, and another run has other first cases.
-SECONDS, SECONDS_OF_FILE = 0.7, 10.0
+SECONDS, SECONDS_OF_FILE = 0.4, 10.0
 LIMIT, LIMIT_OF_FILE = 6.0, 30.0
 HEAD = """\
-# Cases that took 0.7 seconds or more in a full run, written by
+# Cases that took 0.4 seconds or more in a full run, written by
 # tests.long_cases. `make check` skips them like cases with the mark `slow`.
 """
 HEAD_OF_FILES = """\

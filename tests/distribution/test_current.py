@@ -82,7 +82,7 @@ def test_scopes_override_set_distribution_and_end():
     assert seen == [None]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("verb", ["fit", "train_on_batch", "evaluate"])
 @pytest.mark.parametrize("compiled", ["before", "after"])
 def test_a_model_created_earlier_raises_until_the_distribution_is_reset(

@@ -44,6 +44,7 @@ def integers(shape, seed):
     return rng.integers(-4, 5, shape).astype(np.float32)
 
 
+@pytest.mark.covering(1, 5)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("id_specs", [[UNSHARDED], ["batch"]])
 def test_rows_are_returned_in_the_order_of_ids(mesh, dtype, id_specs):

@@ -92,7 +92,7 @@ def expected(runtime, way, first):
     return calls.WAYS[way](program, first), program.values()
 
 
-@pytest.mark.covering(1, 60)
+@pytest.mark.covering(1, 20)
 @pytest.mark.parametrize(
     ("kind", "runtime", "way", "first", "training"), cases()
 )

@@ -35,6 +35,7 @@ def in_graph(call, *tensors):
     return tf.function(call, input_signature=signature)(*tensors)
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(sharding=cases.shardings(), data=st.data())
 def test_lookup_is_bitwise_identical_to_the_reference(dim, sharding, data):
@@ -197,7 +198,7 @@ class Problem:
         return [one.numpy() for one in self.variables + self.slot_variables]
 
 
-@pytest.mark.covering(1, 4)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dim", cases.DIMS)
 @given(sharding=cases.shardings(), data=st.data())

@@ -217,6 +217,7 @@ def test_mixed_precision_trains_like_the_stock_model(version, rule):
     assert_equal(stock, fit(model, version, rule))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [functional, nested, subclassed])
@@ -261,6 +262,7 @@ def test_checkpoints_are_interchangeable(version, tmp_path):
     assert_equal(values(new), values(back), atol=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 def test_a_saved_model_continues_training(version, tmp_path):
     model = replaced(made(functional, version), version, "Adagrad")

@@ -101,6 +101,7 @@ FIXED = {
 
 
 # A model of tokens uses the same layers as a model of sequences.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "kind", ["vector", "sequence", "image", "photo", "columns"]
 )
@@ -196,7 +197,7 @@ COVERING = {
 }
 
 
-@pytest.mark.covering(None)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "name",
     [

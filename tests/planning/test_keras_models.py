@@ -75,6 +75,7 @@ def test_an_mlp_is_sharded_by_columns_then_rows(is_gated):
     assert axes["block_0.down.bias"] == (None,)
 
 
+@pytest.mark.exhaustive
 def test_grouped_keys_and_values_are_sharded_if_the_axis_divides_them():
     plan = plan_of(models.transformer(kv_heads=2))
     axes = axes_of(plan)

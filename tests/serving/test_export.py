@@ -242,6 +242,7 @@ def test_file_sizes_match_the_documented_ratio(kind, ratio, tmp_path):
     assert 0 < one.mean_error < one.largest_error
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [True, False])
 def test_blocks_are_concatenated_in_order(

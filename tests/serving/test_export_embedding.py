@@ -42,7 +42,7 @@ def bound(report, matrix):
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -213,7 +213,7 @@ SEVERAL_IDS = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_tables_are_exported(kind, fuse, tmp_path):

@@ -188,7 +188,7 @@ def test_tables_with_equal_names_are_named_after_their_layers(tmp_path):
     ]
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize(
     ("optimizer", "axes"),
@@ -264,7 +264,7 @@ def tied_model(read, **options):
     return model
 
 
-@pytest.mark.covering(1, 4)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("read", DIRECT_READS)
 @pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int4"])
 @pytest.mark.parametrize("num_shards", [1, 3])

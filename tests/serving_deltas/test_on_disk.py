@@ -89,6 +89,7 @@ def test_a_served_model_continues_from_a_copy(written, tmp_path):
     assert os.listdir(tmp_path) == ["new"]
 
 
+@pytest.mark.covering(1, 1)
 def test_an_existing_target_raises(written, tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter.txt").write_text("dear")

@@ -30,7 +30,7 @@ INDICES = {
 }
 
 
-@pytest.mark.covering(1, 7)
+@pytest.mark.covering(1, 2)
 @everywhere
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
 def test_assigning_to_an_index_writes_the_selected_elements(placement, index):

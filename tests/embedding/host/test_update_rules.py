@@ -188,6 +188,7 @@ def test_an_optimizer_equals_its_formula(name):
     )
 
 
+@pytest.mark.covering(1, 12)
 @pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize(
     "name",

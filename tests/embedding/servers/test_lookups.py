@@ -288,6 +288,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize("in_function", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changed_gradients_are_applied_like_one_process(name, in_function):

@@ -183,7 +183,7 @@ def train(version, layer, ids, *operations, is_function, num_steps=3):
     return [*norms, *(tf.convert_to_tensor(one) for one in weights)]
 
 
-@pytest.mark.covering(1, 8)
+@pytest.mark.covering(1, 2)
 @both
 @pytest.mark.parametrize("operation", list(OPERATIONS))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

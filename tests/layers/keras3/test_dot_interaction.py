@@ -121,6 +121,7 @@ def test_float64_is_supported():
     np.testing.assert_allclose(found[:, 0], (features[0] * features[1]).sum(1))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_saved_model_is_loaded(options, tmp_path):
     model = model_with(tlm.layers.DotInteraction(**options, name="pairs"))

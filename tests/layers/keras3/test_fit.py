@@ -328,6 +328,7 @@ def test_the_models_optimizer_has_no_variables_of_the_table():
     )
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "make",
     [

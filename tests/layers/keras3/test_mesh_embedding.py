@@ -88,7 +88,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_is_bitwise_equal_to_a_table_on_the_host(mesh, rule):
     host, meshed = model_of(RULES[rule]()), on_mesh(mesh, RULES[rule]())
@@ -118,7 +118,7 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "optimizer",
     but(FOLLOWED, "adagrad", "adam", "momentum", "rmsprop", "adamw, clipnorm"),
@@ -427,7 +427,7 @@ def test_an_exported_model_serves_without_a_mesh(mesh, tmp_path):
         served.serve(np.full([1, LENGTH], NUM_ROWS))
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", [None, (None, "model")])
 def test_the_models_optimizer_trains_a_table_without_an_optimizer(mesh, axes):
     host, meshed = model_of(None), on_mesh(mesh, None, axes)
@@ -528,7 +528,7 @@ def test_batches_of_accumulated_gradients_may_grow(mesh, scale):
     assert_same_tables(host, meshed)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("in_a_function", [True, False])
 def test_a_custom_loop_accumulates_gradients(mesh, in_a_function):
     host, meshed = model_of(RULES["adam"]()), on_mesh(mesh, RULES["adam"]())

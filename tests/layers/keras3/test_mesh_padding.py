@@ -77,7 +77,7 @@ def assert_same_tables(first, second):
     models.assert_same_tables(table_of(first), table_of(second))
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_training_is_bitwise_equal_to_a_table_on_the_host(mesh, num_rows, rule):
@@ -158,7 +158,7 @@ def test_weights_are_set_and_assigned(mesh, num_rows):
     np.testing.assert_array_equal(weight.numpy(), (values + 1) * 2)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("way", ["checkpoint", "weights.h5", "keras"])
 @pytest.mark.parametrize("num_rows", SIZES)
 def test_files_exclude_the_padding(mesh, num_rows, way, tmp_path):

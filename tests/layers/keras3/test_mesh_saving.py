@@ -156,6 +156,7 @@ def test_all_state_is_loaded_bitwise_equal(
         assert axes_of(model.get_layer("d1").kernel) == (None, "model")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("writer", "reader"), WAYS)
 def test_a_loaded_model_continues_training_like_the_saved_one(

@@ -314,6 +314,7 @@ def test_a_saved_model_continues_with_its_slot_variables(tmp_path):
     assert layer.optimizer.slots["momenta"].numpy().any()
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_is_loaded_without_compile_can_be_compiled(tmp_path):
     model, layer = small_model()
     model.compile(keras.optimizers.Adam(0.1), "mse")

@@ -81,7 +81,7 @@ def test_a_saved_model_resumes_bitwise_equal(optimizer, tmp_path):
     assert np.any(layer.embeddings.numpy() != models.start_rows())
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("num_shards", "more"), [(3, 1), (1, 4), (2, 7)])
 def test_weights_load_into_any_number_of_shards(

@@ -120,7 +120,7 @@ def assert_same_state(model, other):
         np.testing.assert_array_equal(left[name], right[name], str(name))
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 1)
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS + UNSHARDED)
 def test_a_checkpoint_restores_into_any_number_of_shards(
@@ -146,7 +146,7 @@ def test_a_checkpoint_restores_into_any_number_of_shards(
             assert_same_state(resumed, model)
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @optimizers
 @pytest.mark.parametrize(("num_shards", "more"), PAIRS)
 def test_weight_files_load_into_any_number_of_shards(

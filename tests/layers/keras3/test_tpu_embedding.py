@@ -305,6 +305,7 @@ def test_output_shapes_are_known_before_the_layer_is_built():
     )["text"]["body"].shape == (5, 2, 2)
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize(
     "make",

@@ -189,7 +189,7 @@ def fit(make, layer, **options):
     return model, history.history["loss"]
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("make", MODELS)
 def test_fit_trains_as_with_a_stock_layer(make, run_eagerly):
@@ -375,6 +375,7 @@ def sharded():
     )
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("layer", [tpu_layer, sharded])
 @pytest.mark.parametrize("make", [Unused, Stopped, OutsideOfTheTape])
 def test_a_table_without_a_gradient_raises(make, layer):

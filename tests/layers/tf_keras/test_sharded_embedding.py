@@ -320,7 +320,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_models_optimizer_trains_shards_as_one_unsharded_table(name):
     model, layer = tfk.make_model(None, num_shards=4)

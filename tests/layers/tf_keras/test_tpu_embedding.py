@@ -104,6 +104,7 @@ def test_tables_are_bitwise_equal_to_those_of_keras_3():
     assert embedding_of(model).stats()["num_updates"] == 6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
@@ -270,6 +271,7 @@ def test_gradients_aggregated_by_the_caller_raise(aggregate, option):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_failed_in_one_replica_is_discarded():
     x, y = keras3.batches(1)
     model = compiled(strategies.mirrored(2))

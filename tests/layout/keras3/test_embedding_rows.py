@@ -57,6 +57,7 @@ def test_training_matches_a_single_device(sizes, make):
     pairs.assert_slots_have_layouts_of_weights(trained)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", [("model", "batch"), (None, "batch")])
 @pytest.mark.parametrize(

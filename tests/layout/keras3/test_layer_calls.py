@@ -143,7 +143,7 @@ def test_time_distributed_before_a_recurrent_layer(mesh):
 HEADS, LAST = (None, "model", None), (None, None, "model")
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "first, second",
     [
@@ -223,6 +223,7 @@ def with_weights_of(model, make):
     return plain
 
 
+@pytest.mark.exhaustive
 def test_attention_trains_after_a_row_sharded_embedding():
     # The gradient contains a RelayoutLike op, which DTensor cannot shard.
     def make():

@@ -289,7 +289,7 @@ def gradients_of_forward(model, is_function, called_first):
     return found
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("called_first", [False, True])
 @pytest.mark.parametrize(
     ("layer", "axes"),

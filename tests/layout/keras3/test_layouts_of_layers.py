@@ -33,7 +33,7 @@ def cases():
             )
 
 
-@pytest.mark.covering(1, 8)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("name, order", list(cases()))
 def test_fully_sharded_data_parallelism_matches_a_single_device(name, order):
     expected = layouts_of_layers.expected_of(name)

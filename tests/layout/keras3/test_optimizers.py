@@ -252,6 +252,7 @@ def test_custom_loop_with_convolutions_matches_a_single_device():
     )
 
 
+@pytest.mark.exhaustive
 def test_eager_custom_loop_matches_a_single_device():
     mesh = mesh_of(batch=2, model=2)
     first, second = (

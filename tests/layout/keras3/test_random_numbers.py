@@ -212,7 +212,7 @@ def assert_draws_alike(layer, x, rate, sizes):
 SMALL_MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 2}]
 
 
-@pytest.mark.covering(1, 2)
+@pytest.mark.covering(1, 1)
 @pytest.mark.filterwarnings("ignore:To ")
 @pytest.mark.parametrize("sizes", SMALL_MESHES, ids="batch{0[batch]}".format)
 @pytest.mark.parametrize("name", DRAWS)

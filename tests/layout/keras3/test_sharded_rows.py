@@ -112,7 +112,7 @@ def test_training_matches_a_single_device(name, optimizer, axes):
     assert axes_of(sharded.get_layer("e")._embeddings) == axes
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lookups_are_bitwise_identical_to_a_single_device(dtype, axes):
@@ -133,7 +133,7 @@ def test_lookups_are_bitwise_identical_to_a_single_device(dtype, axes):
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("axes", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_and_sums_match_tensorflow(dtype, axes):
@@ -174,6 +174,7 @@ def test_out_of_range_id_raises(axes, invalid, named):
         np.asarray(sharded(np.full((2, 6), invalid)))
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("axes", [("model", None), ("model", "batch")], ids=str)
 @pytest.mark.parametrize(
     "make_optimizer", [keras.optimizers.SGD, keras.optimizers.Adagrad]
@@ -222,7 +223,7 @@ def operations_of(graph):
     return found
 
 
-@pytest.mark.covering(1, 5)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize(
     "case", compiled_lookups.CASES, ids=lambda case: case[0]
 )

@@ -322,6 +322,7 @@ def test_other_data_sources_match_a_single_device(kind):
     both(run)
 
 
+@pytest.mark.exhaustive
 def test_dtensor_dataset_matches_arrays():
     mesh = mesh_of(batch=2, model=2)
     plain, mesh_model = (

@@ -91,7 +91,7 @@ def dtensor_options():
     )
 
 
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("verbs", [("save", "restore"), ("write", "read")])
 def test_dtensor_device_writes_and_reads_checkpoints(
@@ -142,6 +142,7 @@ def test_tf_keras_model_is_exported(dtensor_options, tmp_path):
         np.testing.assert_array_equal(tlm.layout.to_host(a), b.numpy())
 
 
+@pytest.mark.exhaustive
 def test_tf_keras_weights_are_saved_as_in_the_guide(dtensor_options, tmp_path):
     saved, restored = model(tf_keras, 2.0), model(tf_keras, 0.5)
     saved.save_weights(str(tmp_path / "w"), options=dtensor_options)

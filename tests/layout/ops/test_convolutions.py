@@ -613,7 +613,7 @@ UNSHARDED = {
 }
 
 
-@pytest.mark.covering(1, 7)
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("is_eager", [True, False])
 @pytest.mark.parametrize("name", UNSHARDED)
 @pytest.mark.filterwarnings("error:DTensor cannot shard")

@@ -152,6 +152,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_next_op_may_move_a_mesh_axis_to_another_dimension(name):
     # The program does not call `relayout`, so DTensor must insert the relayout.
@@ -256,6 +257,7 @@ EVERYWHERE = {
 }
 
 
+@pytest.mark.covering(1, 3)
 @pytest.mark.parametrize(
     "scope", [default_mesh, dtensor.default_mesh], ids=["ours", "TensorFlow's"]
 )
@@ -508,6 +510,7 @@ def test_channels_first_bias_add_keeps_the_layout_of_its_value(axes, own):
     )
 
 
+@pytest.mark.covering(1, 6)
 @pytest.mark.parametrize("axes", [("batch",), (None,), ("batch", "model")])
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize("data_format", ["NHWC", "NCHW", "NDHWC"])

@@ -263,6 +263,7 @@ def test_states_of_a_stateful_layer():
         np.testing.assert_allclose(one, other, **FLOAT64)
 
 
+@pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("num_gates", [3, 4])
 @pytest.mark.parametrize("count", [2, 4])
 def test_products_of_gates_that_have_separate_inputs(num_gates, count):

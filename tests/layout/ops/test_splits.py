@@ -166,6 +166,7 @@ UNKNOWN = [
 ]
 
 
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("after", [(B, None, M), (B, M, None), (M, None, B)])
 @pytest.mark.parametrize("before", UNKNOWN)
 def test_unstacked_tensor_of_unknown_layout_has_any_consumer(before, after):
@@ -183,6 +184,7 @@ def test_unstacked_tensor_of_unknown_layout_has_any_consumer(before, after):
     np.testing.assert_array_equal(transfer.to_host(second), x[..., 1])
 
 
+@pytest.mark.covering(1, 4)
 @pytest.mark.parametrize("weight", [(M, None), (None, M), (B, M)])
 @pytest.mark.parametrize("before", UNKNOWN)
 def test_gradient_of_an_unstacked_tensor_of_unknown_layout(before, weight):
@@ -231,6 +233,7 @@ def test_split_with_an_unknown_number_of_samples(before, split):
         np.testing.assert_allclose(transfer.to_host(one), other, rtol=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("error::tf_layoutmap.layout.LayoutMapWarning")
 def test_strict_map_accepts_a_split_of_sharded_activations():
     def make():

@@ -65,7 +65,7 @@ def check_collectives():
     assert to_host(dtensor.relayout(x, REPLICATED)).sum() == 8
 
 
-@pytest.mark.covering(1, 3)
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize("traced", ["nothing", "forward", "step"])
 @pytest.mark.parametrize(
     "make, axes",

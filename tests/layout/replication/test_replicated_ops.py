@@ -195,6 +195,7 @@ def test_strict_map_raises_before_any_computation():
         trained(USES["band"], strict=True)
 
 
+@pytest.mark.exhaustive
 def test_unsupported_op_in_a_custom_step_is_replicated():
     class CustomStep(keras.Sequential):
         def train_step(self, data):

@@ -470,6 +470,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", but(OPTIMIZERS, "Adadelta", "Adamax", "RMSprop", "Lion")
@@ -751,6 +752,7 @@ class WithoutCall(tf_keras.Model):
         return {"error": self.losses_of(data)[0]}
 
 
+@pytest.mark.exhaustive
 def test_model_without_call_trains_with_its_train_step():
     refs = plain(WithoutCall), on_mesh(WithoutCall)
     histories = []

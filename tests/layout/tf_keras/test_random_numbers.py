@@ -165,6 +165,7 @@ def compile_again(model):
     return first + losses(model)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(
     "run", [evaluate_between, train_on_batches, evaluate_first, compile_again]
