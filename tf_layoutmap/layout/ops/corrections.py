@@ -288,13 +288,16 @@ def dense_bincount(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Computes `tf.math.bincount` with a static size if its bounds are equal.
+    """Computes `tf.math.bincount` with a static size if it is known.
 
-    `CategoryEncoding` sets `minlength` and `maxlength` to the same number, but
-    TensorFlow also computes the largest id, which DTensor does not know.
+    `CategoryEncoding` sets `minlength` and `maxlength` to the same number, and
+    `RandAugment` limits the values to the range of `minlength`. TensorFlow also
+    computes the largest value, which DTensor does not know.
     """
     del mesh
     limit = _upper_bound(size)
+    if limit is None:
+        limit = _size_of_limited(input, size)
     if limit is not None:
         size = tf.constant(limit, size.dtype)
     return original(input, size, *args, **kwargs)
@@ -313,6 +316,40 @@ def _upper_bound(size: Any) -> Any:
         if any(bound is not None and bound >= value for bound in bounds):
             return value
     return None
+
+
+def _size_of_limited(values: Any, size: Any) -> Any:
+    """Returns `least` of a size `max(least, x)` if all values are below it."""
+    if not tf.is_symbolic_tensor(size) or size.op.type != "Maximum":
+        return None
+    bounds = [static_value(x) for x in size.op.inputs]
+    least = next((bound for bound in bounds if bound is not None), None)
+    largest = _largest_value(values)
+    if least is None or largest is None or largest >= least:
+        return None
+    return least
+
+
+# Operations whose results have the same values as their first input.
+_SAME_VALUES = ("Reshape", "Identity", "ExpandDims", "Squeeze")
+
+
+def _largest_value(x: Any) -> Any:
+    """Returns an upper bound of `max(least, min(x, limit))`, or None."""
+    while tf.is_symbolic_tensor(x) and x.op.type in _SAME_VALUES:
+        x = x.op.inputs[0]
+    if not tf.is_symbolic_tensor(x) or x.op.type not in ("Maximum", "Minimum"):
+        return None
+    found = [static_value(one) for one in x.op.inputs]
+    known = [one for one in found if one is not None]
+    inner = [
+        bound
+        for one, value in zip(x.op.inputs, found)
+        if value is None and (bound := _largest_value(one)) is not None
+    ]
+    if x.op.type == "Minimum":
+        return min([*known, *inner], default=None)
+    return max(*known, *inner) if len(known) + len(inner) == 2 else None
 
 
 def sparse_cross_entropy(
