@@ -13,13 +13,14 @@ DAY = 24 * 3600.0
 MONTH = datetime.timedelta(days=30)
 
 
-def embedding_of(**settings):
+def embedding_of(*, is_pipelined=False, **settings):
     table = tpu.TableConfig(
         64, 2, initializer=tf.ones, combiner="sum", name="words"
     )
     one = tlm.TPUEmbedding(
         {"word": tpu.FeatureConfig(table)},
         tpu.Adagrad(0.1),
+        pipeline_execution_with_tensor_core=is_pipelined,
         vocabularies={"words": tlm.OpenVocabulary(64, **settings)},
     )
     one.build()
@@ -67,6 +68,14 @@ def test_a_key_that_was_used_after_the_recorded_time_is_kept():
     assert evict(expiry, 60) == [2]
     assert evict(expiry, 89) == []
     assert evict(expiry, 90) == [1]
+
+
+def test_pending_updates_are_applied_first():
+    one = embedding_of(is_pipelined=True)
+    expiry = expiry_of(one)
+    train(one, 1)
+    assert evict(expiry, 0) == []
+    assert evict(expiry, 30) == [1]
 
 
 def test_times_are_saved_in_checkpoints(tmp_path):
