@@ -61,6 +61,7 @@ _HOMES = {
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
     "OpenVocabulary": "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
+    "KeyExpiry": "tf_layoutmap.vocabulary.key_expiry:KeyExpiry",
     "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
     "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
     "merge_deltas": "tf_layoutmap.embedding.deltas.merge:merge_deltas",
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     )
     from tf_layoutmap.vocabulary.conversion import convert_vocabularies
     from tf_layoutmap.vocabulary.import_rows import import_rows
+    from tf_layoutmap.vocabulary.key_expiry import KeyExpiry
     from tf_layoutmap.vocabulary.key_rows import KeyBlock
     from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 else:
@@ -140,6 +142,7 @@ __all__ = [
     "dtensor",
     "layers",
     "OpenVocabulary",
+    "KeyExpiry",
     "DeltaWriter",
     "apply_deltas",
     "merge_deltas",

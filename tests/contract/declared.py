@@ -169,6 +169,10 @@ SECTIONS["loop"] = Section(
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
+                "`tlm.KeyExpiry`",
+                tpu=NO_KEYS_ON_TPU,
+            ),
+            row(
                 "deltas",
                 tpu=Impossible(
                     "`DeltaWriter` is only available with the host engine",
@@ -245,6 +249,10 @@ SECTIONS["sharded"] = Section(
             ),
             row(
                 "`on_evict`",
+                **OF_KEYS,
+            ),
+            row(
+                "`tlm.KeyExpiry`",
                 **OF_KEYS,
             ),
             row("`tlm.export`", **OF_ONE_REPLICA),

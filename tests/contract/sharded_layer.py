@@ -181,6 +181,19 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
     }
 
 
+@program("`tlm.KeyExpiry`")
+def key_expiry(runtime: Runtime) -> dict[str, Array]:
+    model = model_of(runtime, {})
+    runtime.fit(model, *data(1, keys=20))
+    vocabulary = model.get_layer("words").vocabulary
+    expiry = tlm.KeyExpiry(vocabulary, unused_for=steps.HOUR)
+    expiry.evict(now=0)
+    runtime.fit(model, *data(1, seed=1, keys=20))
+    gone = expiry.evict(now=3600)
+    runtime.fit(model, *data(1, seed=2, keys=20))
+    return {**values_of(model), "evicted": np.sort(gone)}
+
+
 @program("`tlm.export`")
 def export(runtime: Runtime) -> dict[str, Array]:
     model = model_of(runtime)

@@ -3,6 +3,7 @@
 Each program runs one feature on any runtime and returns numbers by name.
 """
 
+import datetime
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ tpu = tf.tpu.experimental.embedding
 Program = Callable[[Runtime], dict[str, Array]]
 PROGRAMS: dict[str, Program] = {}
 
+HOUR = datetime.timedelta(hours=1)
 NUM_ITEMS, NUM_USERS = 20, 12
 CAPACITY = 64
 
@@ -194,6 +196,23 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
         "accumulators": np.concatenate(
             [part.slots["accumulators"] for part in gone]
         )[order],
+    }
+
+
+@program("`tlm.KeyExpiry`")
+def key_expiry(runtime: Runtime) -> dict[str, Array]:
+    one = embedding_of(runtime, {})
+    expiry = tlm.KeyExpiry(one.vocabularies["items"], unused_for=HOUR)
+    gone: list[Array] = []
+    for hour in range(4):
+        runtime.train(one, batches_of(1, seed=hour, keys=30))
+        # The clock of another process is two hours ahead.
+        seconds = 3600 * (hour if runtime.is_first else hour + 2)
+        gone.append(np.sort(expiry.evict(now=seconds)))
+    return {
+        **runtime.values(one),
+        "num_evicted": np.array([len(part) for part in gone]),
+        "evicted": np.concatenate(gone),
     }
 
 

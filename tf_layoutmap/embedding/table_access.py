@@ -10,11 +10,13 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs, tables
 from tf_layoutmap.embedding.backend import EngineBackend
+from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.vocabulary import kept_strings, key_rows, state
@@ -149,7 +151,15 @@ class TableAccess:
             ),
             # Only servers report evicted keys later than in the step.
             getattr(backend, "report_evicted", lambda: 0),
+            self._of_first_process,
         )
+
+    def _of_first_process(self, value: int) -> int:
+        """Returns the number of the first process; see `RowAccess`."""
+        if not self._state.replicas.has_processes:
+            return value
+        group = processes.of_strategy(self._state.replicas.strategy)
+        return int(group.gather_int64(np.array([value], np.int64))[0][0])
 
     def _resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a table; see `Vocabulary.resize`."""

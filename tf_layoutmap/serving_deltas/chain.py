@@ -17,9 +17,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# A delta of several embeddings has format 2, with a prefix for each table. A
-# merged delta has format 3. A delta with weights has format 4, so that older
-# programs do not ignore the weights.
+# A delta of several embeddings, or of a table that has another name in the
+# base, has format 2, with a prefix for each such table. A merged delta has
+# format 3. A delta with weights has format 4, so that older programs do not
+# ignore the weights.
 FORMATS = (1, 2, 3, 4)
 META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
@@ -41,11 +42,14 @@ class Meta:
         delta contains several embeddings.
       previous: The property `link` of the previous delta, or an empty string
         for the first delta.
-      tables: A dict for each table. `num_rows` is the number of changed rows,
-        and `variables` is a list of the names of the table's variables. For an
-        open vocabulary, `from_step` and `to_step` are its numbers of training
-        steps at the previous delta and at this delta. If the delta contains
-        several embeddings, `table` and `prefix` are the name and the prefix of
+      tables: A dict for each table, by the name of the table. The name of the
+        table of a `ShardedEmbedding` is the name of the layer. If tables of
+        several layers have the same name, the name of the layer precedes it.
+        `num_rows` is the number of changed rows, and `variables` is a list of
+        the names of the table's variables. For an open vocabulary, `from_step`
+        and `to_step` are its numbers of training steps at the previous delta
+        and at this delta. If the delta contains several embeddings, or the name
+        differs in the base, `table` and `prefix` are the name and the prefix of
         the table in the base.
       files: For each file: `num_bytes` and `sha256`.
       merged: The property `link` of each delta that a merged delta replaces, in

@@ -137,6 +137,8 @@ class RowAccess:
       strings: The strings of the table's keys, or None.
       report_evicted: Function that calls `on_evict` with keys that were not
         reported yet, and returns their number.
+      of_first_process: Function that returns the number that the first process
+        passes. All processes must call it together.
     """
 
     dim: int
@@ -147,6 +149,7 @@ class RowAccess:
     is_writer: bool = True
     strings: KeptStrings | None = None
     report_evicted: Callable[[], int] = lambda: 0
+    of_first_process: Callable[[int], int] = lambda value: value
 
 
 def check_rows(

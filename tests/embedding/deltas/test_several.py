@@ -8,6 +8,7 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tests.embedding.deltas import cases
+from tf_layoutmap.embedding.deltas import watched
 from tf_layoutmap.serving_deltas import chain
 
 CLASSES = {
@@ -72,8 +73,10 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     for first in (24, 48, 72):
         fit(model, first)
         found = writer.write().meta
-        assert [one["num_rows"] for one in found.tables.values()] == [24, 8]
-        assert {one["table"] for one in found.tables.values()} == {"embeddings"}
+        assert {
+            name: (one["num_rows"], one["table"])
+            for name, one in found.tables.items()
+        } == {"words": (24, "embeddings"), "authors": (8, "embeddings")}
         check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
     assert layers[0].vocabulary.stats()["num_evicted"] > 0
     assert layers[1].vocabulary.stats()["num_evicted"] == 0
@@ -114,7 +117,7 @@ def test_deltas_of_one_of_two_layers_require_root(tmp_path):
             weights="tables",
         )
     fit(model, 0)
-    assert writer.write().meta.tables["embeddings"]["num_rows"] == 8
+    assert writer.write().meta.tables["authors"]["num_rows"] == 8
     before = cases.tensors(base)
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
     found = cases.tensors(
@@ -125,6 +128,86 @@ def test_deltas_of_one_of_two_layers_require_root(tmp_path):
     for name, value in found.items():
         is_own = name.startswith(prefix + "_variables/")
         assert value == (wanted if is_own else before)[name], name
+
+
+def test_tables_of_a_model_have_the_names_of_their_layers(tmp_path):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    writer = tlm.DeltaWriter(
+        model, tmp_path / "deltas", base=base, root=checkpoint
+    )
+    fit(model, 0)
+    found = writer.write().meta
+    assert {name: one["num_rows"] for name, one in found.tables.items()} == {
+        "words": 24,
+        "authors": 8,
+    }
+    assert [found.in_base(name)[1] for name in found.tables] == [
+        "embeddings"
+    ] * 2
+    check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
+
+
+def test_a_restart_with_other_layer_names_keeps_the_names_of_tables(tmp_path):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    tlm.DeltaWriter(
+        layers, tmp_path / "deltas", base=base, root=checkpoint
+    ).write()
+    for layer, name in zip(layers, ("a", "b")):
+        layer._name = name
+    writer = tlm.DeltaWriter(
+        layers, tmp_path / "deltas", base=base, root=checkpoint
+    )
+    fit(model, 0)
+    assert writer.write().meta.tables.keys() == {"words", "authors"}
+    check(checkpoint, layers, base, tmp_path / "deltas", tmp_path)
+
+
+def test_deltas_of_another_table_with_the_same_name_raise(tmp_path):
+    model, layers = two_layers()
+    checkpoint = tf.train.Checkpoint(model=model)
+    base = checkpoint.save(str(tmp_path / "base"))
+    tlm.DeltaWriter(
+        layers[0],
+        tmp_path / "deltas",
+        base=base,
+        root=checkpoint,
+        weights="tables",
+    ).write()
+    layers[1]._name = "words"
+    with pytest.raises(ValueError, match="must be of the same tables"):
+        tlm.DeltaWriter(
+            layers[1],
+            tmp_path / "deltas",
+            base=base,
+            root=checkpoint,
+            weights="tables",
+        )
+
+
+def test_equal_table_names_are_distinguished():
+    words = {"words": ("words", "")}
+    assert watched.labels_of(
+        ["a/", "b/", "c/"],
+        [{**words, "kinds": ("kinds", "")}, words, {"words": ("words", "x")}],
+        None,
+    ) == {
+        ("a/", "words"): "a/words",
+        ("a/", "kinds"): "kinds",
+        ("b/", "words"): "b/words",
+        ("c/", "words"): "x/words",
+    }
+    # The layer of the second table is named like the prefix of the first one.
+    assert set(
+        watched.labels_of(
+            ["a/", "b/", "c/"],
+            [words, {"words": ("words", "a")}, {"a/words": ("a/words", "")}],
+            None,
+        ).values()
+    ) == {"a/words", "b/words", "c/a/words"}
 
 
 def test_escaped_names_in_a_base_are_resolved(tmp_path):
@@ -138,7 +221,7 @@ def test_escaped_names_in_a_base_are_resolved(tmp_path):
     prefixes = []
     for name, one in tables.items():
         writer = tlm.DeltaWriter(
-            one, tmp_path / str(len(name)), base=base, root=holder
+            one, tmp_path / name.replace("/", "_"), base=base, root=holder
         )
         prefixes.append(writer.write().meta.prefix)
     assert prefixes == ["a/tables/x.Sy/", "a/tables/a..S/"]

@@ -275,6 +275,28 @@ def test_layer_trains_as_on_a_single_device(name, sizes):
     assert any(any(axes_of(w)) for w in model.weights)
 
 
+@pytest.mark.slow  # The layer traces eleven transformations of images.
+def test_rand_augment_trains_as_on_a_single_device():
+    def make():
+        return pairs.sequential(
+            (4, 4, 3),
+            keras.layers.RandAugment(value_range=(0, 255), num_ops=1, seed=3),
+            keras.layers.Rescaling(1 / 255),
+        )
+
+    images = np.random.default_rng(0).uniform(0, 255, [8, 4, 4, 3])
+    found = []
+    for model in (
+        pairs.plain(make),
+        pairs.on_mesh(make, {"d2.kernel": ("model", None)}),
+    ):
+        history = pairs.fit(
+            model, images, pairs.LABELS[:8], batch_size=4, run_eagerly=False
+        )
+        found.append([history, model.predict(images, verbose=0)])
+    pairs.assert_alike(*found)
+
+
 def test_each_device_holds_only_its_shards_of_weights_and_slots():
     mesh = mesh_of(model=4)
     layout_map = tlm.LayoutMap(mesh)

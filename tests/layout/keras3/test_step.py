@@ -322,6 +322,32 @@ def test_other_data_sources_match_a_single_device(kind):
     both(run)
 
 
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("verb", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("kind", ["generator", "PyDataset"])
+@pytest.mark.parametrize(
+    "convert", [tf.sparse.from_dense, tf.RaggedTensor.from_tensor]
+)
+def test_sparse_and_sharded_tensors_in_a_batch_raise(verb, kind, convert):
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return batch
+
+    mesh = mesh_of(batch=2, model=2)
+    model = pairs.on_mesh(pairs.dense_model, mesh=mesh)
+    model.compile("sgd", pairs.loss())
+    batch = (
+        convert(X[:8]),
+        tlm.layout.to_mesh(Y[:8], layout_of(mesh, "batch")),
+    )
+    data = Data() if kind == "PyDataset" else (batch for _ in range(2))
+    with pytest.raises(TypeError, match="must consist of dense tensors"):
+        getattr(model, verb)(data, verbose=0)
+
+
 @pytest.mark.exhaustive
 def test_dtensor_dataset_matches_arrays():
     mesh = mesh_of(batch=2, model=2)

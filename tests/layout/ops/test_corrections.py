@@ -575,6 +575,33 @@ def test_where_with_a_scalar_condition_does_not_end_the_process():
     np.testing.assert_array_equal(to_host(found), x)
 
 
+@pytest.mark.parametrize(
+    "limit, is_known",
+    [
+        (lambda x: tf.clip_by_value(x, 0, 7), True),
+        (lambda x: tf.maximum(0, tf.minimum(x, 7)), True),
+        (lambda x: tf.minimum(tf.maximum(x, 0), 7), True),
+        (lambda x: tf.clip_by_value(x, 0, 8), False),
+        (lambda x: tf.maximum(x, 0), False),
+    ],
+)
+def test_number_of_bins_is_known_if_all_values_are_below_it(limit, is_known):
+    # `RandAugment` counts the values of images in this way.
+    values = np.array([[0, 3, 12], [7, 9, 1], [2, -2, 2], [5, 0, 6]], np.int32)
+    shapes = []
+
+    def counts(values):
+        bins = tf.math.bincount(tf.reshape(limit(values), [-1]), minlength=8)
+        shapes.append(bins.shape)
+        return bins
+
+    with default_mesh(MESH):
+        x = to_mesh(values, layout_of(MESH, "batch", None))
+        got = tf.function(counts, autograph=False)(x)
+    assert shapes[0] == ([8] if is_known else [None])
+    np.testing.assert_array_equal(to_host(got), counts(values))
+
+
 @pytest.mark.parametrize("binary", [False, True])
 def test_number_of_bins_is_known_if_both_limits_are_equal(binary):
     # `CategoryEncoding` counts in this way.

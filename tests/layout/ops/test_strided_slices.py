@@ -3,6 +3,8 @@
 Values and gradients are compared. No slice may crash the process.
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -10,7 +12,12 @@ import tensorflow as tf
 
 from tests.layout import pairs
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout import default_mesh, to_host, to_mesh
+from tf_layoutmap.layout import (
+    LayoutMapWarning,
+    default_mesh,
+    to_host,
+    to_mesh,
+)
 
 dtensor = tf.experimental.dtensor
 
@@ -239,6 +246,32 @@ def test_model_that_adds_dimensions_trains():
         pairs.SERIES,
         pairs.DENSE,
     )
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda found: found[0],
+        lambda found: found[-1],
+        lambda found: found[1][0],
+        lambda found: found[-2, :1],
+        lambda found: found[0, None],
+    ],
+)
+def test_elements_of_a_dimension_of_unknown_size(take):
+    # `RandAugment` uses the first place of a mask.
+    x = np.array([0, 0, 3, 0, 5, 0, 7, 1], np.float32)
+
+    def step(x):
+        return take(tf.where(x > 0))
+
+    with warnings.catch_warnings(), default_mesh(MESH):
+        # The function is not replicated.
+        warnings.simplefilter("error", LayoutMapWarning)
+        got = tf.function(step, autograph=False)(
+            to_mesh(x, layout_of(MESH, "batch"))
+        )
+    np.testing.assert_array_equal(to_host(got), step(x))
 
 
 def test_slice_of_static_size_at_a_computed_start():

@@ -885,6 +885,21 @@ class Branching(layers.Layer):
         return total
 
 
+def test_sparse_and_sharded_tensors_in_a_batch_raise():
+    mesh = mesh_of(batch=2, model=2)
+    with tlm.layout_map_scope(tlm.LayoutMap(mesh)):
+        model = tf_keras.Sequential([layers.Dense(4)])
+    model.compile("sgd", "mse")
+    batch = (
+        tf.sparse.from_dense(FEATURES[:8]),
+        tlm.layout.to_mesh(
+            np.zeros([8, 4], np.float32), layout_of(mesh, "batch", None)
+        ),
+    )
+    with pytest.raises(TypeError, match="must consist of dense tensors"):
+        model.fit((batch for _ in range(2)), verbose=0)
+
+
 def test_autograph_converts_layers_without_a_mesh():
     # Creating a model on a mesh replaces methods of tf_keras for the rest of
     # the process.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.servers.changes import ServerChanges
 from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.serving_deltas.chain import Meta
 
 Array = np.ndarray[Any, Any]
 
@@ -70,36 +72,130 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
     return found, list(given)
 
 
+# The title of each table of an embedding, and the name of the layer that holds
+# the embedding, or an empty string.
+Titles = dict[str, tuple[str, str]]
+
+
+def titles_of(embeddings: Sequence[Any], given: Sequence[Any]) -> list[Titles]:
+    """Returns the names that the program has given to tables.
+
+    The title of a table is its name. The table of a `ShardedEmbedding` always
+    has the same name, because checkpoints do not depend on the names of layers.
+    Its title is the name of the layer.
+
+    Args:
+      embeddings: The embeddings.
+      given: Layers, and objects that contain layers.
+    """
+    layers: dict[int, Any] = {}
+    for one in given:
+        for layer in weights.table_layers_below(one):
+            layers.setdefault(id(layer.embedding), layer)
+    found: list[Titles] = []
+    for one in embeddings:
+        layer = layers.get(id(one))
+        tables = list(one._variables)
+        titles = list(tables)
+        if layer is not None and len(tables) == 1:
+            # The layer reports its only vocabulary under this name.
+            titles = list(layer._named_vocabularies()) or titles
+        owner = "" if layer is None else str(layer.name)
+        found.append(
+            {table: (title, owner) for table, title in zip(tables, titles)}
+        )
+    return found
+
+
+def labels_of(
+    prefixes: Sequence[str], titles: Sequence[Titles], before: Meta | None
+) -> dict[tuple[str, str], str]:
+    """Returns the label of each table in deltas.
+
+    The label is the title of the table. If several tables have the same title,
+    the name of the layer precedes it. If this is not unique either, the label
+    is the prefix of the embedding and the name of the table.
+
+    >>> one = {"words": ("words", "")}
+    >>> labels_of(["model/layer-1/"], [one], None)
+    {('model/layer-1/', 'words'): 'words'}
+    >>> labels_of(["a/", "b/"], [one, {"words": ("words", "titles")}], None)
+    {('a/', 'words'): 'a/words', ('b/', 'words'): 'titles/words'}
+
+    Args:
+      prefixes: Prefix of each embedding in the base.
+      titles: Result of `titles_of`.
+      before: Description of an existing delta, or None. All deltas of a
+        directory have the same labels, also if a later program gives other
+        names to its layers.
+
+    Returns:
+      The labels by prefix and name of the table.
+    """
+    candidates = {
+        (prefix, table): (title, f"{owner}/{title}" if owner else "")
+        for prefix, by_table in zip(prefixes, titles, strict=True)
+        for table, (title, owner) in by_table.items()
+    }
+    counts = collections.Counter(
+        one for some in candidates.values() for one in some
+    )
+    paths = {(prefix, table): prefix + table for prefix, table in candidates}
+    found = {
+        key: next((one for one in some if one and counts[one] == 1), paths[key])
+        for key, some in candidates.items()
+    }
+    if len(set(found.values())) < len(found):
+        found = paths
+    if before is not None:
+        used = {before.in_base(label): label for label in before.tables}
+        if used.keys() == found.keys():
+            return used
+    return found
+
+
 class WatchedTables:
     """Record of the rows that are written to the tables of embeddings.
 
     Attributes:
       has_several_embeddings: Whether more than one embedding is recorded.
       is_on_servers: Whether the tables are on parameter servers.
-      tables: Tables by name. The names are the names of the tables in a delta.
-        If there are several embeddings, the prefix of the embedding precedes
-        the name of the table.
+      tables: Tables by label. The labels are the names of the tables in a
+        delta: see `labels_of`.
     """
 
-    def __init__(self, embeddings: Sequence[Any], prefixes: Sequence[str]):
+    def __init__(
+        self,
+        embeddings: Sequence[Any],
+        prefixes: Sequence[str],
+        titles: Sequence[Titles],
+        before: Meta | None,
+    ):
         """Starts to record, and invalidates earlier records.
 
         Args:
           embeddings: The embeddings that `embeddings_of` returns.
           prefixes: Prefix of each embedding in the base.
+          titles: Result of `titles_of` for `embeddings`.
+          before: Description of an existing delta, whose labels are used again;
+            None if there are no deltas.
         """
         self._prefixes = list(zip(embeddings, prefixes, strict=True))
         self.has_several_embeddings = len(embeddings) > 1
         self.tables: dict[str, Table] = {}
-        self._parts: list[tuple[EngineBackend, EngineChanges, str]] = []
+        # The backend, the changes, and the label of each table of an embedding.
+        self._parts: list[
+            tuple[EngineBackend, EngineChanges, dict[str, str]]
+        ] = []
+        labels = labels_of(prefixes, titles, before)
         for one, prefix in zip(embeddings, prefixes, strict=True):
-            label = prefix if self.has_several_embeddings else ""
+            own = {table: labels[prefix, table] for table in one._variables}
             for table, by_name in one._variables.items():
-                self.tables[label + table] = Table(table, prefix, by_name)
+                self.tables[own[table]] = Table(table, prefix, by_name)
             backend = cast(
                 EngineBackend, one._state.require_host("DeltaWriter")
             )
-            self._parts.append((backend, backend.watch_changes(), label))
+            self._parts.append((backend, backend.watch_changes(), own))
         self.is_on_servers = any(
             isinstance(changes, ServerChanges) for _, changes, _ in self._parts
         )
@@ -169,14 +265,14 @@ class WatchedTables:
         Raises:
           RuntimeError: See `EngineChanges.take`.
         """
-        for _, changes, label in self._parts:
+        for _, changes, labels in self._parts:
             own = {
-                table.removeprefix(label): rows
-                for table, rows in also.items()
-                if table.startswith(label)
+                table: also[label]
+                for table, label in labels.items()
+                if label in also
             }
             found.update(
-                {label + table: one for table, one in changes.take(own).items()}
+                {labels[table]: one for table, one in changes.take(own).items()}
             )
 
     def _count_replaced(self) -> int:

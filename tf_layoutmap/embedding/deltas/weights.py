@@ -239,6 +239,21 @@ def embeddings_below(model: Any) -> list[TableAccess]:
     ]
 
 
+def table_layers_below(model: Any) -> list[Any]:
+    """Returns the layers of `tlm.layers` that have their tables in embeddings.
+
+    Args:
+      model: Such a layer, or an object that can contain such layers.
+    """
+    if isinstance(model, TableAccess) or not hasattr(
+        model, "_trackable_children"
+    ):
+        return []
+    return [
+        one for _, one in _walk(model, skips_state=False) if is_table_layer(one)
+    ]
+
+
 def _variables(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
     """Yields the variables below an object, and the paths to them."""
     for path, one in _walk(model, skips_state=skips_state):
@@ -324,12 +339,9 @@ def _listed_variables(model: Any) -> list[Any]:
 
 def _variables_of_table_layers(model: Any) -> list[Any]:
     """Returns the variables that layers of tables have in addition."""
-    if isinstance(model, TableAccess):
-        return []
     return [
         one
-        for _, layer in _walk(model, skips_state=False)
-        if is_table_layer(layer)
+        for layer in table_layers_below(model)
         for one in getattr(layer, "variables", ())
     ]
 

@@ -9,9 +9,10 @@ processes write.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -157,8 +158,14 @@ class DeltaWriter:
             if self._processes is None or self._processes.is_first:
                 self._prepare_files()
         self._identifier = uuid.uuid4().hex
+        titles = watched.titles_of(embeddings, [*given, root])
         if self._processes is not None:
-            self._identifier = self._processes.gather_texts(self._identifier)[0]
+            # Keras can give other names to the layers of another process.
+            self._identifier, titles = json.loads(
+                self._processes.gather_texts(
+                    json.dumps([self._identifier, titles])
+                )[0]
+            )
         self._thread = futures.ThreadPoolExecutor(
             1, thread_name_prefix="tlm-deltas"
         )
@@ -178,7 +185,7 @@ class DeltaWriter:
         # The weights that the next delta describes.
         self._weights: list[Weight] = []
         with processes.failing_together(self._processes, "tlm.DeltaWriter"):
-            self._read_files(embeddings, given, root, weights == "all")
+            self._read_files(embeddings, given, root, weights == "all", titles)
 
     def _prepare_files(self) -> None:
         """Creates the directory, and flushes the base to disk."""
@@ -197,6 +204,7 @@ class DeltaWriter:
         given: Sequence[Any],
         root: object,
         has_weights: bool,
+        titles: Sequence[watched.Titles],
     ) -> None:
         """Compares the variables with the base and existing deltas."""
         self._fingerprint = chain.fingerprint(self._base)
@@ -212,12 +220,15 @@ class DeltaWriter:
         ]
         self._has_weights = has_weights
         self._deltas = chain.read_deltas(self._directory, self._base)
-        self._watched = watched.WatchedTables(embeddings, prefixes)
+        before = self._deltas[-1].meta if self._deltas else None
+        self._watched = watched.WatchedTables(
+            embeddings, prefixes, titles, before
+        )
         self._prefix = (
             "" if self._watched.has_several_embeddings else prefixes[0]
         )
-        if self._deltas:
-            self._check_tables(self._deltas[-1].meta.tables)
+        if before is not None:
+            self._check_tables(before)
         self._find_weights()
         if has_weights:
             model_weights.check_same(
@@ -510,8 +521,8 @@ class DeltaWriter:
                 "num_rows": len(one.rows),
                 "variables": [*one.values, *one.whole],
             }
-            if self._watched.has_several_embeddings:
-                of_base = self._watched.tables[table]
+            of_base = self._watched.tables[table]
+            if self._watched.has_several_embeddings or of_base.name != table:
                 contents.tables[table].update(
                     table=of_base.name, prefix=of_base.prefix
                 )
@@ -592,12 +603,16 @@ class DeltaWriter:
             base_file.differing_rows(stored, variable.block) + own.start * lanes
         )
 
-    def _check_tables(self, before: Mapping[str, Any]) -> None:
+    def _check_tables(self, before: Meta) -> None:
         """Raises a ValueError if existing deltas contain other tables."""
-        if before.keys() != self._watched.tables.keys():
+        found = {
+            (one.prefix, one.name) for one in self._watched.tables.values()
+        }
+        if {before.in_base(label) for label in before.tables} != found:
             raise ValueError(
                 "All deltas in a directory must be of the same tables. The "
-                f"existing deltas are of tables {sorted(before)}. Received: "
+                f"existing deltas are of tables {sorted(before.tables)}. "
+                "Received: "
                 f"{sorted(self._watched.tables)} (directory "
                 f"{self._directory!r})."
             )

@@ -8,6 +8,7 @@ from tf_layoutmap.layout.keras3 import (
     host_layers,
     sharded_rows,
     step,
+    summary,
     variable,
 )
 from tf_layoutmap.layout.keras3 import optimizers as keras3_optimizers
@@ -68,6 +69,13 @@ PATCHES: tuple[Patch, ...] = (
         step.call,
         "The inputs of a layer are on the host, but its weights are on a mesh.",
         "test_layer_calls.py",
+    ),
+    _keras3_entry(
+        "keras:Model",
+        "summary",
+        summary.summary,
+        "The summary of a model does not contain the layouts of its weights.",
+        "test_summary.py",
     ),
     _keras3_entry(
         "_core.keras_private:Functional",

@@ -134,6 +134,33 @@ def explain_error(
         raise UnsupportedByDTensorError(sentence) from without_program(error)
 
 
+@contextmanager
+def explain_batch_error() -> Iterator[None]:
+    """Converts the error about a tensor on a mesh beside a sparse tensor.
+
+    A generator can yield a batch of tensors on a mesh. If the batch also
+    contains a sparse or ragged tensor, TensorFlow copies all tensors of the
+    batch to the CPU, which it does not support for a mesh.
+
+    Raises:
+      TypeError: If a batch of a dataset contains such tensors.
+    """
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        if not (
+            "IteratorGetNext" in error.message
+            and "copy a tensor to a non-CPU device" in error.message
+        ):
+            raise
+        raise TypeError(
+            "A batch for a model on a mesh must consist of dense tensors. "
+            "Received: a batch of a generator or PyDataset with a sparse or "
+            "ragged tensor and a tensor on a mesh. Use `.to_tensor()` or "
+            "tf.sparse.to_dense."
+        ) from without_program(error)
+
+
 def parse_message(
     original: Callable[..., Any], message: str
 ) -> tuple[str, list[Any], list[Any]]:

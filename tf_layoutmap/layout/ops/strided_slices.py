@@ -198,8 +198,9 @@ def strided_slice(
         return pin(original(pin(x), begin, end, strides, name=name, **masks))
     parts, added = expanded
     x, parts = _without_windows(x, parts)
+    x, parts = _without_elements_of_unknown_dims(x, parts)
     _check_sizes(parts, x)
-    if not added or any(part != FULL for part in parts):
+    if parts and (not added or any(part != FULL for part in parts)):
         pin, pin_result = _pins_for_known_layout(x, parts, mesh)
         x = pin_result(original(pin(x), name=name, **arguments(parts)))
     for axis in added:
@@ -225,6 +226,29 @@ def _without_windows(
             rows = part.start + tf.range(size, dtype=part.start.dtype)
             x = tf.gather(x, rows, axis=axis)
             parts[axis] = FULL
+    return x, parts
+
+
+def _without_elements_of_unknown_dims(
+    x: Any, parts: list[DimSlice]
+) -> tuple[Any, list[DimSlice]]:
+    """Gathers single elements of dimensions whose size is unknown.
+
+    The size of the result of `tf.where(mask)` is unknown during tracing, and
+    DTensor rejects a slice of such a tensor.
+
+    Returns:
+      The input without these dimensions, and the slices of the other
+      dimensions.
+    """
+    sizes = list(x.shape)
+    for axis in reversed(range(len(parts))):
+        index = parts[axis].index
+        if isinstance(index, int) and sizes[axis] is None:
+            if index < 0:
+                index += tf.shape(x)[axis]
+            x = tf.gather(x, index, axis=axis)
+            del parts[axis]
     return x, parts
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, user_warnings
-from tf_layoutmap.layout.mesh import tracing, transfer
+from tf_layoutmap.layout.mesh import errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.processes import compare, digest, messages
 from tf_layoutmap.layout.processes.messages import ProcessError
@@ -68,13 +68,17 @@ def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
     If Keras knows the number of steps of an epoch, it does not try to read a
     batch after the last step, so the data does not signal the end of the epoch.
     This function then reports the end of the epoch to the other processes.
+
+    Raises:
+      TypeError: If the data contains a tensor that a dataset cannot contain.
     """
     before = (getattr(state, "step", None), getattr(state, "awaited", None))
     state.step, state.awaited, state.is_stopped = 0, None, False
     try:
         with original(data):
             try:
-                yield
+                with errors.explain_batch_error():
+                    yield
             except StopIteration:
                 # The exception is not passed to Keras. Otherwise Keras would
                 # warn that the data ended too early, and tf_keras would not

@@ -8,14 +8,24 @@ from tf_layoutmap._core.patch_entry import (
 )
 from tf_layoutmap.layout.ops import gates, loops
 from tf_layoutmap.layout.processes import checks
-from tf_layoutmap.layout.tf_keras import calls, optimizers, patches, step
+from tf_layoutmap.layout.tf_keras import (
+    calls,
+    optimizers,
+    patches,
+    step,
+    summary,
+)
 
 GROUP = "tf_keras"
 _PRIVATE = "_core.tf_keras_private:"
 
 
 def _tf_keras_entry(
-    owner: str, name: str, ours: Replacement, why: str
+    owner: str,
+    name: str,
+    ours: Replacement,
+    why: str,
+    test: str = "test_models.py",
 ) -> Patch:
     return Patch(
         GROUP,
@@ -24,7 +34,7 @@ def _tf_keras_entry(
         ours,
         why,
         TF_KERAS,
-        "tests/layout/tf_keras/test_models.py",
+        f"tests/layout/tf_keras/{test}",
     )
 
 
@@ -72,6 +82,13 @@ PATCHES: tuple[Patch, ...] = (
         "build",
         calls.build_model,
         "The weights of a model have no value after `build`.",
+    ),
+    _tf_keras_entry(
+        _MODEL,
+        "summary",
+        summary.summary,
+        "The summary of a model does not contain the layouts of its weights.",
+        "test_summary.py",
     ),
     _tf_keras_entry(
         _MODEL,
