@@ -30,7 +30,7 @@ from tf_layoutmap.embedding.deltas.weights import (
 )
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
-from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.serving_deltas import chain, storage
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
@@ -116,7 +116,7 @@ class DeltaWriter:
 
         The next delta contains all rows and weights that differ. The comparison
         requires memory for a second copy of one variable at a time. The base
-        and the deltas must be on a local file system.
+        and the deltas can be on any file system of TensorFlow.
 
         Args:
           embedding: A built Keras 3 or tf_keras model, or a `tf.Module`, that
@@ -188,7 +188,7 @@ class DeltaWriter:
             f"{self._base}.index",
         ):
             files.sync(path)
-        os.makedirs(self._directory, exist_ok=True)
+        storage.make_folders(self._directory)
         delta_files.remove_leftovers(self._directory)
 
     def _read_files(
@@ -351,7 +351,7 @@ class DeltaWriter:
         names them, because deltas do not change these variables.
 
         Args:
-          path: Folder of the SavedModel, on the local file system.
+          path: Folder of the SavedModel.
 
         Raises:
           ValueError: If the SavedModel does not contain exactly one variable
