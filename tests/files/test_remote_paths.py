@@ -27,7 +27,7 @@ def folder(tmp_path):
 def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
     start = cases.save(cases.embedding(), tmp_path / "start")
     results = []
-    for where in (str(tmp_path), folder):
+    for where in (str(tmp_path), f"file://{tmp_path}/file", folder):
         one = cases.embedding()
         tf.train.Checkpoint(embedding=one).restore(start).expect_partial()
         base = cases.save(one, f"{where}/base")
@@ -38,7 +38,8 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
             cases.train(one, step)
             writer.write()
         assert [one.path for one in writer.deltas] == [
-            f"{where}/deltas/0000000{number}" for number in (1, 2, 3)
+            storage.local_path(f"{where}/deltas/0000000{number}")
+            for number in (1, 2, 3)
         ]
         served = tlm.ServedModel(model)
         assert served.apply(f"{where}/deltas") == 3
@@ -78,8 +79,7 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
                 )
         with pytest.raises(ValueError, match="Argument `path` must be a fol"):
             cases.export(one, f"{where}/deltas")
-    for local, remote in zip(*results):
-        assert local == remote
+    assert results[0] == results[1] == results[2]
 
 
 def test_errors_name_the_argument_and_the_path(folder):

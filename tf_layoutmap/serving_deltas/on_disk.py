@@ -88,7 +88,8 @@ def update_export(
       OSError: If `target` cannot be written, or is not empty.
       RuntimeError: If the SavedModel was replaced while it was read.
     """
-    path, target = os.fspath(path), storage.absolute(os.fspath(target))
+    path = storage.local_path(os.fspath(path))
+    target = storage.absolute(os.fspath(target))
     before = export_state.read(path)
     found = changes.read_changes(before, deltas)
     if storage.exists(target) and not (

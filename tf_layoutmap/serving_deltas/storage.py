@@ -40,7 +40,11 @@ def is_local(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Returns a local path without the scheme `file://`."""
+    """Returns a path without the scheme `file://`, for functions of Python.
+
+    >>> local_path("file:///a/b"), local_path("gs://a/b")
+    ('/a/b', 'gs://a/b')
+    """
     return path.removeprefix("file://")
 
 

@@ -84,7 +84,7 @@ def merge_deltas(
     deltas = chain.read_chain(
         [os.fspath(path) for path in paths], "", "of the first delta", None
     )
-    return _write_merged(deltas, os.fspath(out))
+    return _write_merged(deltas, storage.local_path(os.fspath(out)))
 
 
 def prune_deltas(
@@ -134,7 +134,7 @@ def prune_deltas(
         modified. In this case, no file is changed.
       OSError: If the merged delta cannot be written.
     """
-    directory = os.fspath(directory)
+    directory = storage.local_path(os.fspath(directory))
     checks.check_int("keep", keep, lowest=0)
     deltas = chain.read_chain(
         chain.pending_paths(directory, 0), "", "of the first delta"

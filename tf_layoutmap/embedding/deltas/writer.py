@@ -147,7 +147,7 @@ class DeltaWriter:
           RuntimeError: If the embedding is not built, or is on a TPU, or if the
             constructor has failed in another process.
         """
-        self._directory = os.fspath(directory)
+        self._directory = storage.local_path(os.fspath(directory))
         self._base = checkpoint_files.prefix_of(base)
         checks.check_one_of("weights", weights, ("all", "tables"))
         embeddings, given = watched.embeddings_of(embedding)
