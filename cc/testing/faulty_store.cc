@@ -318,10 +318,9 @@ class FaultyStore : public tf::FileSystem {
     if (absl::Status status = CountWrite(s); !status.ok()) return status;
     const std::string key = KeyOf(path);
     const auto found = s.files.find(key);
-    auto content =
-        std::make_shared<std::string>(keeps_content && found != s.files.end()
-                                          ? *found->second
-                                          : std::string());
+    auto content = std::make_shared<std::string>(
+        keeps_content && found != s.files.end() ? *found->second
+                                                : std::string());
     Put(s, key, content);
     *result = std::make_unique<Writer>(std::move(content));
     return absl::OkStatus();
@@ -368,8 +367,9 @@ __attribute__((visibility("default"))) void faulty_store_restore() {
 
 // Lets the write operation `number` from now on fail; -1 for none. If `once` is
 // 0, all following write operations also fail, as after the end of the writer.
-__attribute__((visibility("default"))) void faulty_store_fail_at(
-    int64_t number, int once, int halves) {
+__attribute__((visibility("default"))) void faulty_store_fail_at(int64_t number,
+                                                                 int once,
+                                                                 int halves) {
   layoutmap::Store& s = layoutmap::store();
   std::lock_guard<std::mutex> lock(s.mutex);
   s.fails_at = number < 0 ? -1 : s.num_writes + number;
