@@ -311,9 +311,31 @@ MUTATIONS = [
     Mutation(
         "missing check: a checkpoint without its state is chosen",
         "ps/checkpoints.py",
-        "if (one[2] / _STATE).exists()]",
+        "if self._is_complete(one[2])]",
         "]",
         ("tests/ps/guard/test_checkpoint_folders.py",),
+    ),
+    Mutation(
+        "wrong order: on other file systems, the file that readers require is "
+        "removed after other files",
+        "embedding/deltas/merge.py",
+        "storage.remove_tree(path, chain.META_FILE)",
+        "storage.remove_tree(path)",
+        ("tests/files/test_faulty_store.py",),
+    ),
+    Mutation(
+        "lost rows: an export by key overwrites the files of the last export",
+        "vocabulary/row_files.py",
+        "max(old.values(), default=-1) + 1",
+        "0",
+        ("tests/files/test_faulty_store.py",),
+    ),
+    Mutation(
+        "missing check: a program writes to a checkpoint folder of another one",
+        "ps/folder_locks.py",
+        "if self._token not in owner:",
+        "if not owner:",
+        ("tests/files/test_remote_paths.py",),
     ),
     # The following Python functions have the same results as C++ code.
     Mutation(

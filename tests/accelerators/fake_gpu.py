@@ -29,8 +29,8 @@ KERNELS = pathlib.Path(__file__).with_name("cuda_kernels_2.21.pb.gz")
 TARGET = "cc/testing/fake_gpu.so"
 
 
-def library() -> pathlib.Path:
-    """Builds the library, and returns its path."""
+def library(target: str = TARGET) -> pathlib.Path:
+    """Builds a library for tests, and returns its path."""
     bazel = shutil.which("bazel") or shutil.which("bazelisk")
     assert bazel, "Install Bazel, for example with `make build`."
     environment = {**os.environ, "PYTHON_BIN_PATH": sys.executable}
@@ -47,8 +47,8 @@ def library() -> pathlib.Path:
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    run("build", "//" + ":".join(TARGET.rsplit("/", 1)))
-    return pathlib.Path(run("info", "bazel-bin").strip(), TARGET)
+    run("build", "//" + ":".join(target.rsplit("/", 1)))
+    return pathlib.Path(run("info", "bazel-bin").strip(), target)
 
 
 def load(path: pathlib.Path | str, count: int) -> None:

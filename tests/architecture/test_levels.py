@@ -62,6 +62,7 @@ LEVELS = {
     "serving.report": 0,
     "serving_deltas.chain": 0,
     "serving_deltas.packing": 0,
+    "serving_deltas.storage": 0,
     # Modules for private names, native ops and files.
     "dtensor": 1,
     "ops": 1,

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding.host import open_table_cases
 from tf_layoutmap.partition import FixedShardsPartitioner
+from tf_layoutmap.serving_deltas import storage
 
 tpu = tf.tpu.experimental.embedding
 # The open table has 104 rows for 300 keys, so it evicts keys and admits them
@@ -111,7 +112,7 @@ def export(one, path, rows="float32", *, strings=False, **arguments):
 
 def stored(path):
     """Returns the bytes of all variables of a SavedModel."""
-    reader = tf.train.load_checkpoint(f"{path}/variables/variables")
+    reader = storage.open_checkpoint(f"{path}/variables/variables")
     return {
         key: np.asarray(reader.get_tensor(key)).tobytes()
         for key in reader.get_variable_to_shape_map()

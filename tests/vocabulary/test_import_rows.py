@@ -1,6 +1,5 @@
 """Rows are exported to files, and imported into other tables."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -14,7 +13,6 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.files.full_disk import full_disk
 from tests.vocabulary.test_key_rows import contents, make, train
-from tf_layoutmap._core import files
 from tf_layoutmap.vocabulary import row_files
 
 tpu = tf.tpu.experimental.embedding
@@ -56,17 +54,35 @@ def test_an_imported_table_equals_the_exported_table(tmp_path, format, dtype):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_files_on_other_file_systems_are_supported(format, monkeypatch):
-    # TensorFlow cannot rename folders in memory, so the folder is written
-    # directly.
-    monkeypatch.setattr(files, "replacing_folder", contextlib.nullcontext)
+def test_files_on_other_file_systems_are_supported(format):
     one = trained()
     vocabulary = one.vocabularies["words"]
     path = f"ram://exported_rows/{format}"
-    vocabulary.export(path, format=format, block_size=64)
-    other, _ = make(300)
-    tlm.import_rows(path, other.vocabularies["words"])
-    assert contents(other.vocabularies["words"]) == contents(vocabulary)
+    for block_size in (64, 50):
+        vocabulary.export(path, format=format, block_size=block_size)
+        other, _ = make(300)
+        tlm.import_rows(path, other.vocabularies["words"])
+        assert contents(other.vocabularies["words"]) == contents(vocabulary)
+    # The files of the first export were removed.
+    with tf.io.gfile.GFile(f"{path}/_meta.json") as file:
+        names = [one["name"] for one in json.load(file)["files"]]
+    assert sorted(tf.io.gfile.listdir(path)) == ["_meta.json", *names]
+    with tf.io.gfile.GFile("ram://other_files/notes", "w") as file:
+        file.write("text")
+    with pytest.raises(OSError, match="does not contain '_meta.json'.*other_f"):
+        vocabulary.export("ram://other_files", format=format)
+
+
+def test_word_vectors_on_other_file_systems_are_supported():
+    with tf.io.gfile.GFile("ram://vectors.txt", "w") as file:
+        file.write("a 1 2 3\nb 4 5 6\n")
+    one, _ = make(300)
+    tlm.import_rows(
+        "ram://vectors.txt", one.vocabularies["words"], format="text"
+    )
+    (table,) = one.embedding_tables.values()
+    rows = one.vocabularies["words"].lookup(["b", "a"])
+    assert tf.gather(table, rows).numpy().tolist() == [[4, 5, 6], [1, 2, 3]]
 
 
 def test_keys_that_do_not_fit_are_reported():

@@ -1,10 +1,17 @@
-"""File operations, staging folders, and atomic replacement of files.
+"""Staging folders, and atomic replacement of files and folders.
 
 Paths may be local or on another file system that TensorFlow supports. Errors
-are raised as `OSError`. `replacing_file` and `replacing_folder` yield a path in
-a staging folder, which is next to the target. At the end of the block, these
+are raised as `OSError`. `serving_deltas/storage.py` contains the simple
+operations on files of both kinds, and says what other file systems guarantee.
+
+On the local file system, `replacing_file` and `replacing_folder` yield a path
+in a staging folder, which is next to the target. At the end of the block, these
 functions rename this path to the target. A staging folder is locked while its
 writer is running.
+
+On other file systems, only single files are renamed. A folder is written under
+its own path, and readers require its marker: the file that `publish_folder`
+writes last.
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import pathlib
 import re
 import shutil
 import uuid
@@ -22,19 +28,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, paths
-
-_ERROR_NUMBERS = {
-    tf.errors.AlreadyExistsError: errno.EEXIST,
-    tf.errors.NotFoundError: errno.ENOENT,
-    tf.errors.OutOfRangeError: errno.EFBIG,
-    tf.errors.PermissionDeniedError: errno.EACCES,
-    tf.errors.ResourceExhaustedError: errno.ENOSPC,
-}
-
-
-def error_number(error: tf.errors.OpError) -> int:
-    """Returns the `errno` of TensorFlow's error about a file."""
-    return _ERROR_NUMBERS.get(type(error), errno.EIO)
+from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.serving_deltas.storage import error_number
 
 
 @contextlib.contextmanager
@@ -108,33 +103,6 @@ def make_new(path: str) -> bool:
     return True
 
 
-def rename(old: str, new: str) -> None:
-    """Renames a file. A file or link at `new` is replaced.
-
-    Raises:
-      OSError: If the file cannot be renamed.
-    """
-    if paths.is_local(new):
-        os.replace(paths.local_path(old), paths.local_path(new))
-        return
-    with os_errors(new):
-        tf.io.gfile.rename(old, new, overwrite=True)
-
-
-def remove(path: str) -> None:
-    """Removes a file if it exists.
-
-    Raises:
-      OSError: If the file cannot be removed.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        if paths.is_local(path):
-            os.remove(paths.local_path(path))
-            return
-        with os_errors(path):
-            tf.io.gfile.remove(path)
-
-
 def sync(path: str) -> None:
     """Flushes a local file, or the entries of a local folder, to disk."""
     if not paths.is_local(path):
@@ -172,6 +140,9 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
     Before a staging folder is created, folders of writers that have ended are
     removed.
 
+    If the target is not on the local file system, there are no locks. Folders
+    of writers that were killed remain, and `alone` has no effect.
+
     Args:
       target: Resolved path that will be written.
       alone: Whether to raise an error if another writer writes the same target.
@@ -182,16 +153,11 @@ def staged(target: str, *, alone: bool = False) -> Iterator[str]:
     """
     if not paths.is_local(target):
         folder = f"{target}.partial-{_token()}"
-        with os_errors(target):
-            tf.io.gfile.makedirs(folder)
+        storage.make_folders(folder)
         try:
             yield folder
         finally:
-            with contextlib.suppress(tf.errors.OpError):
-                if tf.io.gfile.exists(target) or not tf.io.gfile.exists(
-                    os.path.join(folder, OLD)
-                ):
-                    tf.io.gfile.rmtree(folder)
+            storage.remove_tree(folder)
         return
     folder, handle = _make_locked(target)
     try:
@@ -299,32 +265,111 @@ def replacing_file(path: str) -> Iterator[str]:
         new = os.path.join(folder, os.path.basename(target))
         yield new
         sync(new)
-        rename(new, target)
+        storage.rename(new, target)
         sync(os.path.dirname(target))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes `text` to a file, which replaces an existing file atomically."""
     with replacing_file(os.fspath(path)) as new:
-        pathlib.Path(new).write_text(text, encoding="utf-8")
+        storage.write_text(new, text)
 
 
 @contextlib.contextmanager
-def replacing_folder(path: str) -> Iterator[str]:
+def replacing_folder(path: str, marker: str) -> Iterator[str]:
     """Yields the path of a new folder that replaces `path` afterwards.
 
     If `path` is a link, the folder that it points to is replaced. If the block
     fails, nothing is changed.
+
+    If `path` is not on the local file system, the block gets `path` itself,
+    after the old folder was removed, and must write the marker last. If the
+    block fails, the folder is removed. If the process is killed, the folder has
+    no marker, and readers reject it.
+
+    Args:
+      path: The folder.
+      marker: Name of a file in the folder that readers require.
 
     Raises:
       OSError: If the folder cannot be written.
     """
     target = paths.resolve(path)
     make_parent(target)
-    with staged(target) as folder:
-        new = os.path.join(folder, "new")
-        yield new
-        replace_folder(new, target)
+    if paths.is_local(target):
+        with staged(target) as folder:
+            new = os.path.join(folder, "new")
+            yield new
+            replace_folder(new, target)
+        return
+    storage.begin_folder(target, marker)
+    try:
+        yield target
+    except BaseException:
+        with contextlib.suppress(OSError):
+            storage.remove_tree(target, marker)
+        raise
+    storage.end_folder(target)
+
+
+def new_folder(staging: str, path: str, marker: str) -> str:
+    """Creates a folder that `publish_folder` completes, and returns its path.
+
+    Args:
+      staging: Staging folder, next to `path`.
+      path: Path of the complete folder.
+      marker: Name of the file that `publish_folder` will write.
+
+    Raises:
+      FileExistsError: If `path` exists, and is not local.
+      OSError: If the folder cannot be created.
+    """
+    if paths.is_local(path):
+        new = os.path.join(staging, "new")
+        os.mkdir(new)
+        return new
+    _check_not_published(path, marker)
+    # Files of a writer that was killed may remain.
+    storage.remove_tree(path)
+    storage.make_folders(path)
+    return path
+
+
+def _check_not_published(path: str, marker: str = "") -> None:
+    if (
+        storage.is_file(os.path.join(path, marker))
+        if marker
+        else storage.exists(path)
+    ):
+        raise FileExistsError(
+            f"{path!r} already exists: another writer has written it."
+        )
+
+
+def publish_folder(new: str, path: str, marker: str, content: str) -> None:
+    """Writes the last file of a folder, and gives the folder its final path.
+
+    Readers see the folder completely or not at all.
+
+    Args:
+      new: Result of `new_folder`.
+      path: Path of the complete folder.
+      marker: Name of the last file, which readers require.
+      content: Contents of the last file.
+
+    Raises:
+      OSError: If the file cannot be written, or `path` exists.
+    """
+    file = os.path.join(new, marker)
+    if not paths.is_local(path):
+        _check_not_published(path, marker)
+        write_text(file, content)
+        return
+    storage.write_text(file, content)
+    sync_tree(new)
+    _check_not_published(path)
+    os.rename(new, path)
+    sync(os.path.dirname(os.path.abspath(path)))
 
 
 def replace_folder(new: str, target: str) -> None:
@@ -337,14 +382,11 @@ def replace_folder(new: str, target: str) -> None:
 
     Args:
       new: New folder, inside the staging folder of `target`.
-      target: Resolved path to replace.
+      target: Resolved path to replace, on the local file system.
 
     Raises:
       OSError: If the folder cannot be replaced. `target` is unchanged.
     """
-    if not paths.is_local(target):
-        _replace_remote_folder(new, target)
-        return
     sync_tree(new)
     try:
         # The rename succeeds if `target` does not exist or is an empty folder.
@@ -365,17 +407,3 @@ def replace_folder(new: str, target: str) -> None:
                 os.rename(old, target)
                 raise
     sync(os.path.dirname(target))
-
-
-def _replace_remote_folder(new: str, target: str) -> None:
-    with os_errors(target):
-        if not tf.io.gfile.exists(target):
-            tf.io.gfile.rename(new, target)
-            return
-        old = os.path.join(os.path.dirname(new), OLD)
-        tf.io.gfile.rename(target, old)
-        try:
-            tf.io.gfile.rename(new, target)
-        except BaseException:
-            tf.io.gfile.rename(old, target)
-            raise

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import os
 
-
-def is_local(path: str) -> bool:
-    """Returns whether a path is on the local file system."""
-    return "://" not in path or path.startswith("file://")
-
-
-def local_path(path: str) -> str:
-    """Returns a local path without the scheme `file://`."""
-    return path.removeprefix("file://")
+from tf_layoutmap.serving_deltas.storage import is_local, local_path
 
 
 def resolve(path: str) -> str:

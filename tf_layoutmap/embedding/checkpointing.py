@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.spec import open_tables
 from tf_layoutmap.embedding.state import EmbeddingState
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import shared, state
 
 
@@ -40,8 +41,8 @@ def check_shapes(
         program, or if a table shares its vocabulary with another table than in
         the checkpoint.
     """
-    found = dict(tf.train.list_variables(path))
-    reader = tf.train.load_checkpoint(path)
+    reader = storage.open_checkpoint(path)
+    found = dict(sorted(reader.get_variable_to_shape_map().items()))
     dtypes = reader.get_variable_to_dtype_map()
     own = {
         key_of(attribute, table, name): (

@@ -15,6 +15,8 @@ import platform
 from collections.abc import Mapping
 from typing import Any, cast
 
+from tf_layoutmap.serving_deltas import storage
+
 # Changes if the fields of `MachineCosts` or the measurements change. A file
 # with another version is measured again.
 VERSION = 2
@@ -295,7 +297,7 @@ def cache_text(path: str, key: str, costs: MachineCosts) -> str:
 
 def _entries(path: str) -> dict[str, Any]:
     try:
-        stored = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        stored = json.loads(storage.read_text(path))
     except (OSError, ValueError):
         return {}
     if not isinstance(stored, dict):

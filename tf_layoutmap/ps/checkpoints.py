@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 from collections.abc import (
     Callable,
@@ -25,6 +26,7 @@ from google.protobuf import message
 
 from tf_layoutmap._core import files, tf_private
 from tf_layoutmap.ps import folder_locks, messages
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import checkpoint_files
 
 # The name contains the number of closures. If the same number is saved again,
@@ -34,6 +36,8 @@ _UNFINISHED = ".being-written"
 _REMOVED = ".being-removed"
 _STATE = "run.json"
 _PREFIX = "variables"
+# On file systems that are not local, the last digits of a revision are random.
+_RANDOM = 10**6
 # `tf.train.Checkpoint.save` adds an object with this name.
 _COUNTER = "save_counter"
 # The attribute of an embedding that contains the variables of its tables.
@@ -70,13 +74,20 @@ class CheckpointFolder:
           OSError: If the directory is not writable or cannot be created, or if
             another program uses it.
         """
-        self._folder = pathlib.Path(folder)
+        path = os.fspath(folder)
+        self._is_local = storage.is_local(path)
+        # Local paths lose `.` and repeated slashes.
+        self._folder = (
+            str(pathlib.Path(storage.local_path(path)))
+            if self._is_local
+            else storage.absolute(path)
+        )
         self._max_to_keep = max_to_keep
-        self._folder.mkdir(parents=True, exist_ok=True)
+        storage.make_folders(self._folder)
         self._lock = folder_locks.lock(self._folder)
         self._remove_unfinished()
         for _, _, path in self._named():
-            if not (path / _STATE).exists():
+            if not self._is_complete(path):
                 logging.warning(
                     "%s is not a complete checkpoint, because it has no file "
                     "%s. It is ignored; delete it.",
@@ -90,7 +101,7 @@ class CheckpointFolder:
         if not found:
             return None
         num_done, _, path = found[-1]
-        return Saved(str(path / _PREFIX), num_done)
+        return Saved(os.path.join(path, _PREFIX), num_done)
 
     @contextlib.contextmanager
     def naming_damaged(self, saved: Saved) -> Iterator[None]:
@@ -110,8 +121,10 @@ class CheckpointFolder:
                 error, _DAMAGED
             ):
                 raise
-            path = pathlib.Path(saved.prefix).parent
-            before = [one.name for _, _, one in self._all() if one != path]
+            path = os.path.dirname(saved.prefix)
+            before = [
+                storage.name_of(one) for _, _, one in self._all() if one != path
+            ]
             raise OSError(
                 errno.EIO,
                 f"The newest checkpoint is damaged "
@@ -122,11 +135,15 @@ class CheckpointFolder:
                     else "start without a checkpoint"
                 )
                 + ", remove the directory",
-                str(path),
+                path,
             ) from error
 
     def save(self, num_done: int, write: Callable[[str], object]):
-        """Writes a checkpoint under a temporary name, and renames it.
+        """Writes a checkpoint, which readers see completely or not at all.
+
+        On the local file system, the checkpoint is written under a temporary
+        name, and then renamed. On other file systems, the file `run.json` is
+        written last, and a directory without this file is ignored.
 
         An existing checkpoint with the same number of closures is replaced,
         because user code may have changed variables since then. No single
@@ -143,26 +160,61 @@ class CheckpointFolder:
           tf.errors.UnavailableError, tf.errors.AbortedError: If a server is
             lost.
         """
+        state = json.dumps({"num_done": num_done})
         name = self._next_name(num_done)
-        temporary = self._folder / f"{_UNFINISHED}-{name}"
-        try:
-            temporary.mkdir()
-            _call_write(write, str(temporary / _PREFIX))
-            (temporary / _STATE).write_text(json.dumps({"num_done": num_done}))
-            # The files are synchronized before the rename. Otherwise, after a
-            # crash of the machine, the directory could have its final name and
-            # incomplete files.
-            files.sync_tree(str(temporary))
-            temporary.rename(self._folder / name)
-            files.sync(str(self._folder))
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        if self._is_local:
+            self._save_local(name, write, state)
+        else:
+            self._save_remote(os.path.join(self._folder, name), write, state)
+            # Another program decides which checkpoints it keeps.
+            self._check_owner()
         newest = {number: path for number, _, path in self._all()}
         kept = list(newest.values())[-self._max_to_keep :]
         for _, _, path in self._all():
             if path not in kept:
                 self._remove(path)
+
+    def _save_local(
+        self, name: str, write: Callable[[str], object], state: str
+    ) -> None:
+        temporary = os.path.join(self._folder, f"{_UNFINISHED}-{name}")
+        try:
+            os.mkdir(temporary)
+            _call_write(write, os.path.join(temporary, _PREFIX))
+            storage.write_text(os.path.join(temporary, _STATE), state)
+            # The files are synchronized before the rename. Otherwise, after a
+            # crash of the machine, the directory could have its final name and
+            # incomplete files.
+            files.sync_tree(temporary)
+            os.rename(temporary, os.path.join(self._folder, name))
+            files.sync(self._folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _save_remote(
+        self, path: str, write: Callable[[str], object], state: str
+    ) -> None:
+        self._check_owner()
+        try:
+            files.new_folder("", path, _STATE)
+            _call_write(write, os.path.join(path, _PREFIX))
+            self._check_owner()
+            files.publish_folder(path, path, _STATE, state)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if not self._is_complete(path):
+                    self._remove(path)
+            raise
+
+    def _check_owner(self) -> None:
+        """Checks that this program still owns the directory.
+
+        Raises:
+          OSError: If another program owns it.
+        """
+        if self._lock is not None:
+            self._lock.check()
 
     def _next_name(self, num_done: int) -> str:
         revisions = [
@@ -170,38 +222,76 @@ class CheckpointFolder:
             for number, revision, _ in self._named()
             if number == num_done
         ]
-        return f"closure-{num_done}" + (
-            f".{revisions[-1] + 1}" if revisions else ""
+        if self._is_local:
+            return f"closure-{num_done}" + (
+                f".{revisions[-1] + 1}" if revisions else ""
+            )
+        # Without a lock, another program may write a checkpoint of the same
+        # number. The random part makes their names different.
+        steps = max(revisions, default=0) // _RANDOM + 1
+        revision = steps * _RANDOM + secrets.randbelow(_RANDOM)
+        return f"closure-{num_done}.{revision}"
+
+    def _is_complete(self, path: str) -> bool:
+        """Returns whether a directory is a complete checkpoint.
+
+        On a file system that is not local, another program can remove the index
+        of a checkpoint that this program completes.
+        """
+        return storage.exists(os.path.join(path, _STATE)) and (
+            self._is_local
+            or (
+                storage.is_file(os.path.join(path, _STATE))
+                and storage.is_file(os.path.join(path, f"{_PREFIX}.index"))
+            )
         )
 
-    def _all(self) -> list[tuple[int, int, pathlib.Path]]:
+    def _all(self) -> list[tuple[int, int, str]]:
         """Returns the complete checkpoints, from oldest to newest."""
-        return [one for one in self._named() if (one[2] / _STATE).exists()]
+        return [one for one in self._named() if self._is_complete(one[2])]
 
-    def _named(self) -> list[tuple[int, int, pathlib.Path]]:
+    def _named(self) -> list[tuple[int, int, str]]:
         """Returns all paths with the name of a checkpoint, sorted."""
         return sorted(
-            (int(match[1]), int(match[2] or 0), path)
-            for path in self._folder.iterdir()
-            if (match := _NAME.fullmatch(path.name))
+            (
+                int(match[1]),
+                int(match[2] or 0),
+                os.path.join(self._folder, name),
+            )
+            for name in storage.names_in(self._folder)
+            if (match := _NAME.fullmatch(name))
         )
 
-    def _remove(self, path: pathlib.Path):
+    def _remove(self, path: str):
         """Removes a checkpoint.
 
-        The directory is renamed before it is deleted.
+        On the local file system, the directory is renamed before it is deleted.
         """
-        temporary = self._folder / f"{_REMOVED}-{path.name}"
+        if not self._is_local:
+            with contextlib.suppress(OSError):
+                storage.remove(os.path.join(path, _STATE))
+                storage.remove_tree(path, f"{_PREFIX}.index")
+            return
+        temporary = os.path.join(
+            self._folder, f"{_REMOVED}-{storage.name_of(path)}"
+        )
         try:
-            path.rename(temporary)
+            os.rename(path, temporary)
         except OSError:
             return  # The checkpoint remains.
         shutil.rmtree(temporary, ignore_errors=True)
 
     def _remove_unfinished(self):
-        for pattern in (_UNFINISHED, _REMOVED):
-            for path in self._folder.glob(f"{pattern}-*"):
-                shutil.rmtree(path, ignore_errors=True)
+        if not self._is_local:
+            for _, _, path in self._named():
+                if not self._is_complete(path):
+                    self._remove(path)
+            return
+        for name in storage.names_in(self._folder):
+            if name.startswith((f"{_UNFINISHED}-", f"{_REMOVED}-")):
+                shutil.rmtree(
+                    os.path.join(self._folder, name), ignore_errors=True
+                )
 
 
 def _call_write(write: Callable[[str], object], prefix: str) -> None:
@@ -328,7 +418,7 @@ def not_restored(prefix: str, objects: Any) -> str:
 
 def _read_graph(prefix: str) -> tuple[Mapping[str, Sequence[int]], Any]:
     """Returns the shapes of the variables and the objects of a checkpoint."""
-    reader = tf.train.load_checkpoint(prefix)
+    reader = storage.open_checkpoint(prefix)
     nodes = checkpoint_files.read_object_graph(
         reader.get_tensor(checkpoint_files.OBJECT_GRAPH_KEY)
     ).nodes

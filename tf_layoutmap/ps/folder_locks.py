@@ -1,4 +1,10 @@
-"""Locks a checkpoint folder, so that only one program writes to it."""
+"""Locks a checkpoint folder, so that only one program writes to it.
+
+On the local file system, the operating system locks a file. Other file systems
+of TensorFlow have no locks, and cannot create a file exclusively. There, the
+program that was started last owns the folder, and the program that owned it
+before raises an error at its next checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,17 @@ import errno
 import fcntl
 import json
 import os
-import pathlib
 import socket
+import uuid
 import weakref
 
 from absl import logging
 
-# Suffix of the lock file, which is next to the folder.
+from tf_layoutmap._core import files
+from tf_layoutmap.serving_deltas import storage
+
+# Suffix of the lock file, which is next to the folder. On file systems that are
+# not local, it is the name of a file in the folder.
 SUFFIX = ".owner"
 
 
@@ -27,27 +37,91 @@ class FolderLock:
         """Takes a locked file handle."""
         self._close = weakref.finalize(self, os.close, handle)
 
+    def check(self) -> None:
+        """Does nothing: the lock cannot be lost."""
+
+
+class FolderClaim:
+    """A claim on a folder that is not local, until another program claims it.
+
+    The claim is a file with a random token. Between two calls of `check`,
+    another program can claim the folder.
+    """
+
+    def __init__(self, folder: str):
+        """Claims a folder.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        self._folder = folder
+        self._path = os.path.join(folder, SUFFIX)
+        self._token = uuid.uuid4().hex
+        if storage.is_file(self._path):
+            logging.info(
+                "Claiming %s, which was claimed before (%s).",
+                folder,
+                _describe(storage.read_text(self._path)),
+            )
+        self._write()
+
+    def check(self) -> None:
+        """Checks that no other program has claimed the folder.
+
+        Raises:
+          OSError: If another program has claimed the folder. The message names
+            this process and its host.
+        """
+        try:
+            owner = storage.read_text(self._path)
+        except FileNotFoundError:
+            self._write()
+            return
+        if self._token not in owner:
+            raise OSError(
+                errno.EBUSY,
+                "Another program was started with this folder "
+                f"({_describe(owner)}), and only the program that was started "
+                "last writes checkpoints. End one of the programs, or pass "
+                "another `checkpoint_dir`",
+                self._folder,
+            )
+
+    def _write(self) -> None:
+        files.write_text(
+            self._path, json.dumps({**_this_program(), "token": self._token})
+        )
+
+
+def _this_program() -> dict[str, object]:
+    return {"process": os.getpid(), "host": socket.gethostname()}
+
 
 # Several objects of one process may use the same folder.
-_locks: weakref.WeakValueDictionary[str, FolderLock] = (
+_locks: weakref.WeakValueDictionary[str, FolderLock | FolderClaim] = (
     weakref.WeakValueDictionary()
 )
 
 
-def lock(folder: pathlib.Path) -> FolderLock | None:
+def lock(folder: str) -> FolderLock | FolderClaim | None:
     """Locks a folder for this process.
 
     Args:
       folder: An existing folder.
 
     Returns:
-      The lock, which the caller must keep. None if the file system does not
-      support locks.
+      The lock, which the caller must keep. None if the local file system does
+      not support locks.
 
     Raises:
       OSError: If another process has locked the folder. The message names this
         process and its host.
     """
+    if not storage.is_local(folder):
+        claim = _locks.get(folder)
+        if claim is None:
+            claim = _locks[folder] = FolderClaim(folder)
+        return claim
     real = os.path.realpath(folder)
     # If the parent is not writable, the lock file of all programs is in the
     # folder itself.
@@ -82,8 +156,7 @@ def lock(folder: pathlib.Path) -> FolderLock | None:
         )
         return None
     os.ftruncate(handle, 0)
-    owner = {"process": os.getpid(), "host": socket.gethostname()}
-    os.pwrite(handle, json.dumps(owner).encode(), 0)
+    os.pwrite(handle, json.dumps(_this_program()).encode(), 0)
     made = _locks[path] = FolderLock(handle)
     return made
 

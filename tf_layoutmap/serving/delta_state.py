@@ -16,7 +16,7 @@ from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.serving import stored_tables
 from tf_layoutmap.serving.sources import Source
 from tf_layoutmap.serving.subjects import Holder
-from tf_layoutmap.serving_deltas import export_state
+from tf_layoutmap.serving_deltas import export_state, storage
 from tf_layoutmap.serving_deltas.chain import Position
 
 
@@ -96,9 +96,8 @@ def write(
         folder, position, found, weights
     ).to_json()
     path = os.path.join(folder, export_state.FILE)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(content)
+    storage.make_folders(os.path.dirname(path))
+    storage.write_text(path, content)
 
 
 def _tables_of(

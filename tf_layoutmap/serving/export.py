@@ -10,13 +10,21 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, files, literals, placeholders, tf_private
+from tf_layoutmap._core import (
+    checks,
+    files,
+    literals,
+    paths,
+    placeholders,
+    tf_private,
+)
 from tf_layoutmap.embedding.deltas.writer import DeltaWriter
 from tf_layoutmap.serving import (
     delta_state,
@@ -31,9 +39,11 @@ from tf_layoutmap.serving.stored_variable import (
     Blocks,
     MeasuredBlocks,
     StoredVariable,
+    merge_parts,
 )
-from tf_layoutmap.serving_deltas import packing
+from tf_layoutmap.serving_deltas import export_state, on_disk, packing, storage
 from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.vocabulary import checkpoint_files
 
 if TYPE_CHECKING:
     import keras
@@ -46,7 +56,7 @@ if TYPE_CHECKING:
     )
 
 # A folder with this file is a SavedModel.
-_MODEL = "saved_model.pb"
+_MODEL = export_state.MODEL
 
 
 def write_saved_model(
@@ -76,17 +86,84 @@ def write_saved_model(
         tf_private.write_fingerprint(folder)
 
 
+@contextlib.contextmanager
+def remote_saved_model(
+    module: tf.Module,
+    signatures: Any,
+    path: str,
+    variables: Sequence[tuple[StoredVariable, Blocks]],
+) -> Iterator[list[str]]:
+    """Writes a SavedModel to a file system that is not local.
+
+    The rows of tables are written to a staging folder next to `path`, and all
+    other variables first to the local disk. An existing SavedModel is removed
+    when all rows are written. `saved_model.pb` is written last, at the end of
+    the block.
+
+    Args:
+      module: Module with the variables and functions.
+      signatures: Same as for `tf.saved_model.save`.
+      path: The folder to write to.
+      variables: Same as for `write_saved_model`.
+
+    Yields:
+      The paths of all files of the SavedModel, to which the block can add its
+      files.
+
+    Raises:
+      OSError: If the SavedModel cannot be written.
+    """
+    path = paths.resolve(path)
+    with tempfile.TemporaryDirectory() as local, files.staged(path) as staging:
+        tf.saved_model.save(module, local, signatures=signatures)
+        source = os.path.join(local, export_state.VARIABLES)
+        parts = [os.path.join(staging, "others")]
+        for file in (*checkpoint_files.files_of(source), f"{source}.index"):
+            storage.copy(file, parts[0] + file[len(source) :])
+        for number, (variable, blocks) in enumerate(variables):
+            parts += variable.write_parts(
+                os.path.join(staging, f"table-{number}"), blocks
+            )
+        with files.replacing_folder(path, _MODEL) as folder:
+            prefix = os.path.join(folder, export_state.VARIABLES)
+            storage.make_folders(os.path.dirname(prefix))
+            merge_parts(parts, prefix)
+            written = [*checkpoint_files.files_of(prefix), f"{prefix}.index"]
+            for name in storage.files_below(local):
+                new = os.path.join(folder, name)
+                if name == _MODEL or name.startswith(export_state.VARIABLES):
+                    continue
+                storage.make_folders(os.path.dirname(new))
+                storage.copy(os.path.join(local, name), new)
+                written.append(new)
+            fingerprint = os.path.join(folder, on_disk.FINGERPRINT)
+            storage.write_bytes(
+                fingerprint,
+                on_disk.updated_fingerprint(
+                    storage.read_bytes(
+                        os.path.join(local, on_disk.FINGERPRINT)
+                    ),
+                    storage.read_bytes(f"{prefix}.index"),
+                ),
+            )
+            model = os.path.join(folder, _MODEL)
+            written.append(model)
+            yield written
+            storage.copy_at_once(os.path.join(local, _MODEL), model)
+
+
 def check_target(path: str) -> None:
     """Checks that an export to `path` does not remove the user's files.
 
     Raises:
       ValueError: If `path` exists and is neither empty nor a SavedModel.
     """
-    if not tf.io.gfile.exists(path):
+    if not storage.exists(path):
         return
-    if tf.io.gfile.isdir(path) and (
-        not tf.io.gfile.listdir(path)
-        or tf.io.gfile.exists(os.path.join(path, _MODEL))
+    if storage.is_folder(path) and (
+        storage.is_empty(path)
+        or storage.exists(os.path.join(path, _MODEL))
+        or storage.is_unfinished(path, _MODEL)
     ):
         return
     raise ValueError(
@@ -195,7 +272,9 @@ def export(
         unchanged.
       RuntimeError: If the tables are on a TPU, or another thread writes a delta
         during the export. `path` is unchanged.
-      OSError: If the SavedModel cannot be written. `path` is unchanged.
+      OSError: If the SavedModel cannot be written. `path` is unchanged. On a
+        file system that is not local, an existing SavedModel at `path` may
+        already be removed.
     """
     path = os.fspath(path)
     fuse = checks.check_type("fuse", fuse, bool, "a bool")
@@ -228,25 +307,34 @@ def export(
             deltas,
         )
 
-    def save(blocks: Sequence[Blocks]) -> int:
-        with files.replacing_folder(path) as folder:
-            write_saved_model(
-                prepared.module,
-                prepared.signatures,
+    def write_state(folder: str) -> None:
+        if deltas is not None and position is not None:
+            deltas._check_position(position)
+            delta_state.write(
                 folder,
-                list(zip(prepared.variables, blocks)),
+                deltas,
+                position,
+                holders,
+                prepared.tables,
+                prepared.module.variables_of_model,
             )
-            if deltas is not None and position is not None:
-                deltas._check_position(position)
-                delta_state.write(
-                    folder,
-                    deltas,
-                    position,
-                    holders,
-                    prepared.tables,
-                    prepared.module.variables_of_model,
+
+    def save(blocks: Sequence[Blocks]) -> int:
+        variables = list(zip(prepared.variables, blocks))
+        if paths.is_local(path):
+            with files.replacing_folder(path, _MODEL) as folder:
+                write_saved_model(
+                    prepared.module, prepared.signatures, folder, variables
                 )
-        return saved_model_bytes(path)
+                write_state(folder)
+            return saved_model_bytes(path)
+        with remote_saved_model(
+            prepared.module, prepared.signatures, path, variables
+        ) as written:
+            write_state(path)
+            if deltas is not None:
+                written.append(os.path.join(path, export_state.FILE))
+        return sum(map(storage.size, written))
 
     num_bytes = (
         save(prepared.blocks)

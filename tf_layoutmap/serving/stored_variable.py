@@ -78,14 +78,30 @@ class StoredVariable(tf_private.Trackable):
         Raises:
           OSError: If the rows cannot be written.
         """
-        parts = [f"{prefix}-others"]
+        others = f"{prefix}-others"
         with files.os_errors(prefix):
-            _rename(prefix, parts[0])
+            _rename(prefix, others)
+        merge_parts([others, *self.write_parts(prefix, blocks)], prefix)
+
+    def write_parts(self, prefix: str, blocks: Blocks) -> list[str]:
+        """Writes each block of rows as a checkpoint that contains a slice.
+
+        Args:
+          prefix: The prefixes of the checkpoints are `prefix` with a number.
+          blocks: Function that yields blocks `[rows of the block, form.width]`.
+
+        Returns:
+          The prefixes of the checkpoints.
+
+        Raises:
+          OSError: If the rows cannot be written.
+        """
+        parts: list[str] = []
         start = 0
         self._block_starts = []
         for block in blocks():
             self._block_starts.append(start)
-            parts.append(f"{prefix}-{len(parts)}")
+            parts.append(f"{prefix}-{len(parts) + 1}")
             spec = slice_specs.of_rows(self.shape.as_list(), start, len(block))
             with files.os_errors(prefix):
                 tf.raw_ops.SaveV2(
@@ -96,12 +112,7 @@ class StoredVariable(tf_private.Trackable):
                 )
             start += len(block)
         assert start == self.shape[0], (start, self.shape)
-        with files.os_errors(prefix):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=parts,
-                destination_prefix=prefix,
-                delete_old_dirs=False,
-            )
+        return parts
 
     # TensorFlow uses the following methods and properties when it exports a
     # variable.
@@ -162,6 +173,24 @@ class _Unwritten(tf_private.SaveableObject):
                 )
             ],
             key,
+        )
+
+
+def merge_parts(parts: Sequence[str], prefix: str) -> None:
+    """Merges checkpoints, whose data files are moved.
+
+    Args:
+      parts: Prefixes of the checkpoints.
+      prefix: Prefix of the merged checkpoint.
+
+    Raises:
+      OSError: If the merged checkpoint cannot be written.
+    """
+    with files.os_errors(prefix):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=parts,
+            destination_prefix=prefix,
+            delete_old_dirs=False,
         )
 
 

@@ -1,10 +1,12 @@
 """Reads and checks the deltas in a directory.
 
 Each delta is a directory that contains `meta.json` and a checkpoint with the
-tensors of the delta. The writer creates the directory only after it has written
-all files to disk. `meta.json` contains the checksums of the files, a checksum
-of itself, and the checksum of the previous delta. A merged delta replaces
-several consecutive deltas. This module does not import TensorFlow.
+tensors of the delta. On the local file system, the writer creates the directory
+only after it has written all files to disk. On other file systems, it writes
+`meta.json` last, and a directory without this file is ignored. `meta.json`
+contains the checksums of the files, a checksum of itself, and the checksum of
+the previous delta. A merged delta replaces several consecutive deltas. This
+module imports TensorFlow only for paths that are not local.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import os
 import re
 from collections.abc import Sequence
 from typing import Any
+
+from . import storage
 
 # A delta of several embeddings, or of a table that has another name in the
 # base, has format 2, with a prefix for each such table. A merged delta has
@@ -318,16 +322,12 @@ def _consecutive(directory: str, sequence: int) -> list[str]:
     Raises:
       ValueError: If a delta is missing, or `directory` is not a directory.
     """
-    if not os.path.isdir(directory):
+    if not storage.is_folder(directory):
         raise ValueError(
             "Argument `directory` must be a directory with deltas. Received: "
             f"directory={directory!r}."
         )
-    names = {
-        numbers: name
-        for name in os.listdir(directory)
-        if (numbers := numbers_of(name)) is not None
-    }
+    names = _names_after(directory, sequence)
     found: list[str] = []
     last = sequence
     while any(end > last for _, end in names):
@@ -345,6 +345,47 @@ def _consecutive(directory: str, sequence: int) -> list[str]:
         found.append(names[begin, end])
         last = end
     return found
+
+
+def _names_after(directory: str, sequence: int) -> dict[tuple[int, int], str]:
+    """Returns the names of complete deltas, by first and last number.
+
+    A delta on the local file system is complete. On other file systems, a delta
+    is complete if it contains `meta.json`, and the list of names can be out of
+    date. Consecutive deltas that the list does not contain are found by their
+    names.
+
+    Args:
+      directory: Directory of the deltas.
+      sequence: Number of a delta. On file systems that are not local, only
+        deltas that end after it are returned.
+    """
+    names = {
+        numbers: name
+        for name in storage.names_in(directory)
+        if (numbers := numbers_of(name)) is not None
+    }
+    if storage.is_local(directory):
+        return names
+
+    def is_complete(name: str) -> bool:
+        return storage.is_file(os.path.join(directory, name, META_FILE))
+
+    found = {
+        numbers: name
+        for numbers, name in names.items()
+        if numbers[1] > sequence and is_complete(name)
+    }
+    last = sequence
+    while True:
+        ends = [end for begin, end in found if begin <= last + 1 <= end]
+        if ends:
+            last = max(ends)
+        elif is_complete(directory_name(last + 1)):
+            last += 1
+            found[last, last] = directory_name(last)
+        else:
+            return found
 
 
 def read_chain(
@@ -420,9 +461,9 @@ def check_applied(directory: str, sequence: int, link: str) -> None:
     Raises:
       ValueError: If the delta with this number is another delta.
     """
-    for name in sorted(os.listdir(directory)):
-        numbers = numbers_of(name)
-        if numbers is None or not numbers[0] <= sequence <= numbers[1]:
+    names = _names_after(directory, sequence - 1)
+    for numbers, name in sorted(names.items(), key=lambda one: one[1]):
+        if not numbers[0] <= sequence <= numbers[1]:
             continue
         path = os.path.join(directory, name)
         if _read_meta(path).link_after(sequence) != link:
@@ -441,7 +482,7 @@ def _check_number(path: str, meta: Meta, sequence: int) -> None:
       ValueError: If the directory has the number of another delta, or a delta
         is repeated or missing.
     """
-    name = os.path.basename(os.path.normpath(path))
+    name = storage.name_of(storage.absolute(path))
     numbers = numbers_of(name)
     if numbers is not None and numbers != (meta.first, meta.sequence):
         raise ValueError(
@@ -482,7 +523,7 @@ def fingerprint(base: str) -> str:
 def checksum(path: str) -> str:
     """Returns the SHA-256 of a file."""
     found = hashlib.sha256()
-    with open(path, "rb") as file:
+    with storage.reading(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             found.update(chunk)
     return found.hexdigest()
@@ -491,8 +532,7 @@ def checksum(path: str) -> str:
 def _read_meta(path: str) -> Meta:
     file = os.path.join(path, META_FILE)
     try:
-        with open(file, encoding="utf-8", errors="replace") as opened:
-            text = opened.read()
+        text = storage.read_text(file)
     except OSError as error:
         raise ValueError(
             f"{path!r} must hold {META_FILE!r}. Received: {error}."
@@ -503,12 +543,12 @@ def _read_meta(path: str) -> Meta:
 def _check_files(path: str, meta: Meta) -> None:
     for name, expected in meta.files.items():
         file = os.path.join(path, name)
-        if not os.path.isfile(file):
+        if not storage.is_file(file):
             raise ValueError(
                 f"Delta {meta.sequence} must have the file {file!r}. "
                 "Received: none."
             )
-        num_bytes = os.path.getsize(file)
+        num_bytes = storage.size(file)
         if num_bytes != expected["num_bytes"]:
             raise ValueError(
                 f"{file!r} must have {expected['num_bytes']} bytes. Received: "

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from . import chain, export_state, packing
+from . import chain, export_state, packing, storage
 from .chain import Delta
 from .export_state import (
     ExportState,
@@ -178,7 +177,7 @@ class _Reader:
         self._deltas = deltas
         self._labels = [_label_of(table, delta) for delta in deltas]
         self._readers = [
-            tf.train.load_checkpoint(delta.tensors) for delta in deltas
+            storage.open_checkpoint(delta.tensors) for delta in deltas
         ]
 
     def read(
@@ -333,7 +332,7 @@ def _weight_changes(
     changed = [
         (
             delta,
-            tf.train.load_checkpoint(delta.tensors),
+            storage.open_checkpoint(delta.tensors),
             {
                 label
                 for label, one in delta.meta.weights.items()

@@ -15,11 +15,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from . import chain
+from . import chain, storage
 from .packing import RowFormat
 
 FILE = os.path.join("assets.extra", "tlm_deltas.json")
 VARIABLES = os.path.join("variables", "variables")
+# TensorFlow loads only folders with this file. On file systems that are not
+# local, it is written last.
+MODEL = "saved_model.pb"
 # Suffix of the checkpoint keys of variables.
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # A file of format 1 does not say which weights the SavedModel contains.
@@ -203,9 +206,14 @@ def read(folder: str) -> ExportState:
         belongs to another SavedModel.
     """
     path = os.path.join(folder, FILE)
+    if storage.is_unfinished(folder, MODEL):
+        raise ValueError(
+            f"{folder!r} must be a complete SavedModel. Received: a folder "
+            f"without {MODEL!r}, which is being written, or whose writer was "
+            "killed."
+        )
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = storage.read_text(path)
     except OSError as error:
         raise ValueError(
             f"{folder!r} must be a SavedModel that was written with "

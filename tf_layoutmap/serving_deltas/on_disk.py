@@ -16,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import fingerprint_pb2
 
-from . import changes, export_state
+from . import changes, export_state, storage
 from .changes import VariableChanges
 from .export_state import StoredVariable
 
-_FINGERPRINT = "fingerprint.pb"
+FINGERPRINT = "fingerprint.pb"
 # Small variables are written to one file until they have this number of bytes.
 _FILE_BYTES = 64 * 2**20
 
@@ -35,9 +35,10 @@ def update_export(
     The tables and weights in the copy are bitwise identical to the variables of
     a model that is exported when the last delta is written. The copy is written
     to a temporary folder next to `target`, which is renamed when the copy is
-    complete. Later deltas can be applied to the copy. The function requires
-    only TensorFlow and NumPy, and holds one variable, or one block of a table
-    that `tlm.export` has written, in memory.
+    complete. On a file system that is not local, the function writes the file
+    `saved_model.pb` of the copy last. Later deltas can be applied to the copy.
+    The function requires only TensorFlow and NumPy, and holds one variable, or
+    one block of a table that `tlm.export` has written, in memory.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -85,42 +86,89 @@ def update_export(
         contains a row that the storage type of the table cannot represent. No
         file is written.
       OSError: If `target` cannot be written, or is not empty.
+      RuntimeError: If the SavedModel was replaced while it was read.
     """
-    path, target = os.fspath(path), os.path.abspath(os.fspath(target))
-    found = changes.read_changes(export_state.read(path), deltas)
-    if os.path.exists(target) and (
-        not os.path.isdir(target) or os.listdir(target)
+    path = storage.local_path(os.fspath(path))
+    target = storage.absolute(os.fspath(target))
+    before = export_state.read(path)
+    found = changes.read_changes(before, deltas)
+    if storage.exists(target) and not (
+        storage.is_empty(target)
+        or storage.is_unfinished(target, export_state.MODEL)
     ):
         raise FileExistsError(
             f"Argument `target` must be a folder that does not exist or is "
             f"empty. Received: {target!r}."
         )
+    if not storage.is_local(target):
+        storage.begin_folder(target, export_state.MODEL)
+        state = _write(path, target, found, target)
+        if export_state.read(path) != before:
+            raise RuntimeError(
+                f"{path!r} was replaced while it was read. Update it again."
+            )
+        storage.copy_at_once(
+            os.path.join(path, export_state.MODEL),
+            os.path.join(target, export_state.MODEL),
+        )
+        storage.end_folder(target)
+        return state.sequence
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with _staged(target) as folder:
         new = os.path.join(folder, "new")
-        _copy_without_variables(path, new)
-        with _os_errors(target):
-            _write_variables(path, new, found.by_key(), found.state.variables())
-        state = dataclasses.replace(
-            found.state, index=export_state.index_checksum(new)
+        state = _write(path, new, found, target)
+        storage.copy(
+            os.path.join(path, export_state.MODEL),
+            os.path.join(new, export_state.MODEL),
         )
-        file = os.path.join(new, export_state.FILE)
-        with open(file, "w", encoding="utf-8") as opened:
-            opened.write(state.to_json())
-        _write_fingerprint(new)
         _sync_tree(new)
         os.rename(new, target)
         _sync(os.path.dirname(target))
     return state.sequence
 
 
+def _write(
+    path: str, new: str, found: changes.Changes, target: str
+) -> export_state.ExportState:
+    """Writes all files except `export_state.MODEL`.
+
+    Args:
+      path: Folder of the SavedModel.
+      new: Folder of the copy.
+      found: Changes of the variables.
+      target: Final path of the copy, for messages.
+
+    Returns:
+      The state of the copy.
+    """
+    _copy_without_variables(path, new)
+    with _os_errors(target):
+        _write_variables(path, new, found.by_key(), found.state.variables())
+    state = dataclasses.replace(
+        found.state, index=export_state.index_checksum(new)
+    )
+    storage.write_text(os.path.join(new, export_state.FILE), state.to_json())
+    _write_fingerprint(new)
+    return state
+
+
 def _copy_without_variables(path: str, new: str) -> None:
     """Copies a SavedModel, with an empty folder instead of the variables.
 
-    The modes are not copied, because the files and folders of an image of a
-    container are read-only, and some of them are written again.
+    The file `export_state.MODEL` is not copied either. The modes are not
+    copied, because the files and folders of an image of a container are
+    read-only, and some of them are written again.
     """
     variables = os.path.dirname(export_state.VARIABLES)
+    if not (storage.is_local(path) and storage.is_local(new)):
+        storage.make_folders(os.path.join(new, variables))
+        for name in storage.files_below(path):
+            if name == export_state.MODEL or name.startswith(f"{variables}/"):
+                continue
+            copied = os.path.join(new, name)
+            storage.make_folders(os.path.dirname(copied))
+            storage.copy(os.path.join(path, name), copied)
+        return
     for parent, folders, names in os.walk(path, followlinks=True):
         copied = os.path.join(new, os.path.relpath(parent, path))
         os.makedirs(copied, exist_ok=True)
@@ -128,9 +176,12 @@ def _copy_without_variables(path: str, new: str) -> None:
             folders.clear()
             continue
         for name in names:
-            shutil.copyfile(
-                os.path.join(parent, name), os.path.join(copied, name)
-            )
+            if os.path.join(parent, name) != os.path.join(
+                path, export_state.MODEL
+            ):
+                shutil.copyfile(
+                    os.path.join(parent, name), os.path.join(copied, name)
+                )
 
 
 def _write_variables(
@@ -146,7 +197,7 @@ def _write_variables(
     """
     source = os.path.join(path, export_state.VARIABLES)
     target = os.path.join(new, export_state.VARIABLES)
-    dtypes = tf.train.load_checkpoint(source).get_variable_to_dtype_map()
+    dtypes = storage.open_checkpoint(source).get_variable_to_dtype_map()
     parts: list[str] = []
 
     def save(names: list[str], slices: list[str], tensors: list[Any]) -> None:
@@ -230,22 +281,34 @@ def _read(source: str, key: str, spec: str, dtype: tf.DType) -> Any:
 def _write_fingerprint(folder: str) -> None:
     """Updates the fingerprint of a SavedModel after a change of its variables.
 
-    TensorFlow computes the hash of the checkpoint in the same way.
+    The fingerprint is optional.
     """
-    path = os.path.join(folder, _FINGERPRINT)
-    if not os.path.exists(path):
-        return
+    path = os.path.join(folder, FINGERPRINT)
+    if storage.is_file(path):
+        index = f"{os.path.join(folder, export_state.VARIABLES)}.index"
+        storage.write_bytes(
+            path,
+            updated_fingerprint(
+                storage.read_bytes(path), storage.read_bytes(index)
+            ),
+        )
+
+
+def updated_fingerprint(fingerprint: bytes, index: bytes) -> bytes:
+    """Returns the fingerprint of a SavedModel with other variables.
+
+    TensorFlow computes the hash of the checkpoint in the same way.
+
+    Args:
+      fingerprint: Contents of the file `FINGERPRINT` of the SavedModel.
+      index: Contents of the index of the new variables.
+    """
     found: Any = fingerprint_pb2.FingerprintDef()
-    with open(path, "rb") as file:
-        found.ParseFromString(file.read())
-    with open(
-        os.path.join(folder, f"{export_state.VARIABLES}.index"), "rb"
-    ) as file:
-        hashed = tf.fingerprint([file.read()]).numpy()
+    found.ParseFromString(fingerprint)
+    hashed = tf.fingerprint([index]).numpy()
     found.checkpoint_hash = int(hashed.view("<u8")[0, 0])
     found.uuid = str(uuid.uuid4().int)
-    with open(path, "wb") as file:
-        file.write(found.SerializeToString())
+    return found.SerializeToString()
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class ServedModel:
         """Loads the SavedModel.
 
         Args:
-          path: Folder of the SavedModel, on the local file system.
+          path: Folder of the SavedModel.
           tags: Same as for `tf.saved_model.load`.
           options: Same as for `tf.saved_model.load`.
 

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import slice_specs, tf_private
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_sizes
@@ -315,7 +316,7 @@ def check_restorable(shards: Shards, path: str, key: str) -> bool:
     Raises:
       ValueError: If the tensor and the table have different shapes or dtypes.
     """
-    reader = tf.train.load_checkpoint(path)
+    reader = storage.open_checkpoint(path)
     if not reader.has_tensor(key):
         return False  # tf.train.Checkpoint reports missing tensors.
     found_shape = reader.get_variable_to_shape_map()[key]

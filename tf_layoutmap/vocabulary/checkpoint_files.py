@@ -5,7 +5,8 @@ contain the number of data files: for example `ck.index`, and
 `ck.data-00000-of-00003` to `ck.data-00002-of-00003`. If two checkpoints have
 different numbers of data files, their data files have different names and can
 exist at the same time. The new checkpoint then replaces the old checkpoint
-atomically, by a rename of the new index.
+by a rename of the new index, which is one file. On local file systems, this is
+atomic.
 
 The module can also add and remove variables in the object graph of a
 checkpoint.
@@ -22,6 +23,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tf_layoutmap._core import files, paths
+from tf_layoutmap.serving_deltas import storage
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:
@@ -66,6 +68,17 @@ def data_files(prefix: str) -> dict[str, int]:
         if match:
             found[path] = int(match[1])
     return found
+
+
+def files_of(prefix: str) -> list[str]:
+    """Returns the data files of a checkpoint, in order.
+
+    The index contains their number. In contrast to `data_files`, the function
+    does not rely on a list of names, which can be out of date on some file
+    systems.
+    """
+    count = _num_data_files(f"{prefix}.index") or 0
+    return [f"{prefix}.data-{one:05d}-of-{count:05d}" for one in range(count)]
 
 
 def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -143,9 +156,7 @@ class _Part:
                 shape_and_slices=[""] * len(names),
                 tensors=values,
             )
-            self.num_bytes = sum(
-                tf.io.gfile.stat(path).length for path in data_files(prefix)
-            )
+        self.num_bytes = sum(map(storage.size, files_of(prefix)))
 
     def join(self, other: _Part, target: str) -> _Part:
         """Returns a part with the tensors of this part and of `other`."""
@@ -179,7 +190,7 @@ def _join_smallest(parts: list[_Part], target: str) -> None:
 
 def counts_in_use(prefix: str) -> set[int]:
     """Returns the numbers of data files that a new checkpoint must not have."""
-    if not tf.io.gfile.exists(f"{prefix}.index"):
+    if not storage.is_file(f"{prefix}.index"):
         return set()
     count = _num_data_files(f"{prefix}.index")
     return set(data_files(prefix).values()) if count is None else {count}
@@ -192,7 +203,7 @@ def _num_data_files(index: str) -> int | None:
     of an index has an empty key and contains a `BundleHeaderProto`. The first
     field of this proto is the number of data files.
     """
-    with tf.io.gfile.GFile(index, "rb") as file:
+    with storage.reading(index) as file:
         head = file.read(16)
     # The pattern matches zero bytes shared with the previous key, zero key
     # bytes, the length of the value, and field 1.
@@ -217,27 +228,28 @@ def replace_checkpoint(new: str, target: str) -> None:
       OSError: If a file cannot be renamed.
     """
     folder, moved = os.path.dirname(target), set[str]()
-    for path in (*data_files(new), f"{new}.index"):
+    of_new = files_of(new)
+    for path in (*of_new, f"{new}.index"):
         files.sync(path)
     try:
-        for path in sorted(data_files(new)):
+        for path in of_new:
             to = target + path[len(new) :]
             moved.add(to)
-            files.rename(path, to)
+            storage.rename(path, to)
         files.sync(folder)
-        files.rename(f"{new}.index", f"{target}.index")
+        storage.rename(f"{new}.index", f"{target}.index")
     except BaseException:
         # If the index still has its old name, `target` is not the new
         # checkpoint yet, and the moved data files are removed. Otherwise
         # `target` is already the new checkpoint.
-        if tf.io.gfile.exists(f"{new}.index"):
+        if storage.is_file(f"{new}.index"):
             for path in moved:
-                files.remove(path)
+                storage.remove(path)
         raise
     files.sync(folder)
     # The other data files belong to the old checkpoint or to killed writers.
     for path in data_files(target).keys() - moved:
-        files.remove(path)
+        storage.remove(path)
 
 
 # In a checkpoint, the tensor with this name contains the object graph.

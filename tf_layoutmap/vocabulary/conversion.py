@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
 from tf_layoutmap.embedding.spec import optimizer_specs
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,
@@ -458,7 +459,7 @@ class _Reader:
           ValueError: If there is no checkpoint.
         """
         try:
-            self._reader = tf.train.load_checkpoint(prefix)
+            self._reader = storage.open_checkpoint(prefix)
         except (tf.errors.OpError, ValueError) as error:
             raise ValueError(
                 "Argument `source` must be the prefix of a checkpoint of "

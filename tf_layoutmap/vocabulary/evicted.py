@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import files, paths
+from tf_layoutmap.serving_deltas import storage
 
 if TYPE_CHECKING:
     from tf_layoutmap.vocabulary.kept_strings import KeptStrings
@@ -146,7 +147,7 @@ class _File:
             writer.close()
         with contextlib.suppress(OSError):
             if not self._num_bytes:
-                files.remove(self._file)
+                storage.remove(self._file)
             elif paths.is_local(self._file):
                 os.truncate(paths.local_path(self._file), self._num_bytes)
 

@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import key_rows, vector_files
 
 Array = np.ndarray[Any, Any]
@@ -50,7 +51,9 @@ def read_tfra(
         keys and values do not match `dim`.
     """
     name = _required(name, "tfra")
-    if not tf.io.gfile.isdir(path):
+    # On some file systems, the beginning of a path is also a folder.
+    is_prefix = not storage.is_local(path) and storage.is_file(f"{path}.index")
+    if is_prefix or not storage.is_folder(path):
         yield from _read_tfra_checkpoint(path, name, dim)
         return
     stem = name.replace("/", "_")
@@ -72,7 +75,7 @@ def _read_tfra_checkpoint(
     path: str, name: str, dim: int
 ) -> Iterator[key_rows.KeyBlock]:
     try:
-        reader = tf.train.load_checkpoint(path)
+        reader = storage.open_checkpoint(path)
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             checks.message(

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, paths
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import kept_strings, key_rows, key_tensors
 
 FORMATS = ("numpy", "parquet")
@@ -31,6 +32,8 @@ META_FILE = "_meta.json"
 _VERSION = 1
 _SLOT = "slot/"
 _SUFFIXES = {"numpy": ".npz", "parquet": ".parquet"}
+# Names of files, and of files of a writer that was killed.
+_NAME = re.compile(r"(?:keys-(\d+)|_meta)\.")
 
 Array = np.ndarray[Any, Any]
 
@@ -62,7 +65,8 @@ def write_folder(
 
     Args:
       path: Folder to write. An existing folder is replaced when all files of
-        the new folder are on the disk.
+        the new folder are on the disk. On a file system that is not local,
+        only its `_meta.json` is replaced, and then its other files are removed.
       blocks: Blocks to write, with counts and last steps.
       format: One of `FORMATS`.
       info: Description of the table.
@@ -73,11 +77,11 @@ def write_folder(
     """
     write = _write_npz if format == "numpy" else _parquet_writer()
     _check_replaceable(path)
-    written: list[dict[str, Any]] = []
-    has_strings = False
-    with files.replacing_folder(path) as folder, files.os_errors(path):
-        tf.io.gfile.makedirs(folder)
-        for number, block in enumerate(blocks):
+
+    def write_all(folder: str, first: int) -> dict[str, Any]:
+        written: list[dict[str, Any]] = []
+        has_strings = False
+        for number, block in enumerate(blocks, first):
             name = f"keys-{number:05d}{_SUFFIXES[format]}"
             with _new_file(posixpath.join(folder, name)) as file:
                 write(block, file)
@@ -85,34 +89,87 @@ def write_folder(
                 {"name": name, "num_keys": len(block.keys), "step": block.step}
             )
             has_strings = block.strings is not None
-        num_keys = sum(one["num_keys"] for one in written)
-        meta = {
+        return {
             "version": _VERSION,
             "format": format,
             **dataclasses.asdict(info),
             "has_strings": has_strings,
-            "num_keys": num_keys,
+            "num_keys": sum(one["num_keys"] for one in written),
             "files": written,
         }
-        with _new_file(posixpath.join(folder, META_FILE)) as file:
-            file.write(json.dumps(meta, indent=1).encode())
-    return num_keys
+
+    with files.os_errors(path):
+        if paths.is_local(path):
+            with files.replacing_folder(path, META_FILE) as folder:
+                storage.make_folders(folder)
+                meta = write_all(folder, 0)
+                storage.write_text(
+                    posixpath.join(folder, META_FILE),
+                    json.dumps(meta, indent=1),
+                )
+        else:
+            meta = _write_remote(path, write_all)
+    return meta["num_keys"]
+
+
+def _write_remote(
+    path: str, write_all: Callable[[str, int], dict[str, Any]]
+) -> dict[str, Any]:
+    """Writes a folder on a file system that is not local.
+
+    The numbers of the new files differ from the numbers of existing files.
+    Readers therefore see the old or the new rows, until and after
+    `_meta.json` is replaced. Files of earlier exports are removed at the end.
+
+    Args:
+      path: The folder.
+      write_all: Function that takes a folder and the number of the first file,
+        writes the files, and returns the contents of `_meta.json`.
+    """
+    path = paths.resolve(path)
+    storage.make_folders(path)
+    meta_path = posixpath.join(path, META_FILE)
+    found = storage.names_in(path)
+    # A list of names can be out of date.
+    with contextlib.suppress(ValueError):
+        found += [one["name"] for one in _read_meta(path)["files"]]
+    old = {
+        name: int(match[1])
+        for name in found
+        if (match := _NAME.match(name)) and match[1]
+    }
+    meta = write_all(path, max(old.values(), default=-1) + 1)
+    files.write_text(meta_path, json.dumps(meta, indent=1))
+    for name in old:
+        with contextlib.suppress(OSError):
+            storage.remove(posixpath.join(path, name))
+    return meta
 
 
 def _check_replaceable(path: str) -> None:
     """Raises an OSError if a folder contains other files than exported rows."""
-    with files.os_errors(path):
-        if (
-            tf.io.gfile.exists(path)
-            and not tf.io.gfile.exists(posixpath.join(path, META_FILE))
-            and (not tf.io.gfile.isdir(path) or tf.io.gfile.listdir(path))
-        ):
-            raise OSError(
-                errno.EEXIST,
-                f"the path exists, and does not contain {META_FILE!r} of an "
-                "earlier export",
-                path,
-            )
+    if (
+        not storage.exists(path)
+        or storage.is_file(posixpath.join(path, META_FILE))
+        or (storage.is_folder(path) and not _other_names(path))
+    ):
+        return
+    raise OSError(
+        errno.EEXIST,
+        f"the path exists, and does not contain {META_FILE!r} of an "
+        "earlier export",
+        path,
+    )
+
+
+def _other_names(path: str) -> list[str]:
+    """Returns the names in a folder, except files of a killed writer."""
+    return [
+        name
+        for name in storage.names_in(path)
+        if (paths.is_local(path) or not _NAME.match(name))
+        and storage.exists(posixpath.join(path, name))
+    ]
 
 
 @contextlib.contextmanager
@@ -124,19 +181,7 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
         return
     buffer = io.BytesIO()
     yield buffer
-    with tf.io.gfile.GFile(path, "wb") as remote:
-        remote.write(buffer.getvalue())
-
-
-@contextlib.contextmanager
-def _existing_file(path: str) -> Iterator[IO[bytes]]:
-    """Yields a file that can be read in any order."""
-    if paths.is_local(path):
-        with open(paths.local_path(path), "rb") as file:
-            yield file
-        return
-    with tf.io.gfile.GFile(path, "rb") as remote:
-        yield io.BytesIO(remote.read())
+    storage.write_bytes(path, buffer.getvalue())
 
 
 def _columns(block: key_rows.KeyBlock) -> dict[str, Array]:
@@ -165,10 +210,9 @@ def _read_meta(path: str) -> dict[str, Any]:
     """
     meta_path = posixpath.join(path, META_FILE)
     try:
-        with tf.io.gfile.GFile(meta_path, "r") as file:
-            meta = json.loads(file.read())
+        meta = json.loads(storage.read_text(meta_path))
         version = meta["version"]
-    except (tf.errors.OpError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             checks.message(
                 "path",
@@ -212,7 +256,7 @@ def read_folder(path: str) -> Iterator[key_rows.KeyBlock]:
     for one in meta["files"]:
         file_path = posixpath.join(path, one["name"])
         try:
-            with _existing_file(file_path) as file:
+            with storage.reading(file_path) as file:
                 block = _to_block(read(file), meta, one["step"])
         except (
             tf.errors.OpError,

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.serving_deltas.chain import Delta
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import state
@@ -39,7 +40,7 @@ def open_checkpoint(base: str) -> Any:
       ValueError: If there is no checkpoint with the prefix `base`.
     """
     try:
-        return tf.train.load_checkpoint(base)
+        return storage.open_checkpoint(base)
     except (tf.errors.OpError, ValueError) as error:
         raise ValueError(
             "Argument `base` must be the prefix of a checkpoint of "
@@ -144,7 +145,7 @@ def read_variable(
     value = np.array(read_tensor(base, key))
     for delta in deltas:
         value = _apply_delta(
-            value, tf.train.load_checkpoint(delta.tensors), table, name
+            value, storage.open_checkpoint(delta.tensors), table, name
         )
     return value
 
@@ -181,7 +182,7 @@ class StoredRows:
         self._lanes = self._shape[1] if name in LANES else 0
         self._deltas = []
         for delta in deltas:
-            reader = tf.train.load_checkpoint(delta.tensors)
+            reader = storage.open_checkpoint(delta.tensors)
             rows = reader.get_tensor(f"{table}/{ROWS}")
             shape = reader.get_variable_to_shape_map()[f"{table}/{name}"]
             self._deltas.append((delta.tensors, f"{table}/{name}", rows, shape))

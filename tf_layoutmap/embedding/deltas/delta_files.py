@@ -12,8 +12,9 @@ import numpy as np
 from tf_layoutmap._core import files
 from tf_layoutmap.embedding.deltas import server_parts
 from tf_layoutmap.embedding.servers.changes import ServerValues
-from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.serving_deltas import chain, storage
 from tf_layoutmap.serving_deltas.chain import Delta, Meta
+from tf_layoutmap.vocabulary import checkpoint_files
 
 Array = np.ndarray[Any, Any]
 
@@ -23,7 +24,15 @@ _STAGING_PREFIX = ".writing-"
 
 
 def remove_leftovers(directory: str) -> None:
-    """Removes incomplete deltas of processes that were killed."""
+    """Removes incomplete deltas of processes that were killed.
+
+    On a file system that is not local, incomplete deltas cannot be
+    distinguished from deltas that are being written. The next delta with the
+    same number replaces them.
+    """
+    if not storage.is_local(directory):
+        return
+    directory = storage.local_path(directory)
     for name in os.listdir(directory):
         delta = re.match(
             re.escape(_STAGING_PREFIX) + r"(\d{8}-)?\d{8}(?=\.)", name
@@ -34,7 +43,7 @@ def remove_leftovers(directory: str) -> None:
 
 def staging_path(path: str) -> str:
     """Returns the target that is passed to `files.staged` for a delta."""
-    parent, name = os.path.split(os.path.abspath(path))
+    parent, name = os.path.split(storage.absolute(path))
     return os.path.join(parent, _STAGING_PREFIX + name)
 
 
@@ -43,7 +52,7 @@ def write_files(
     tensors: Mapping[str, Array | ServerValues],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
-    """Writes a delta to a staging directory, and then renames the directory.
+    """Writes a delta, which readers see completely or not at all.
 
     Args:
       path: Path of the delta.
@@ -55,27 +64,20 @@ def write_files(
       OSError: If the delta cannot be written, or `path` exists.
     """
     with files.staged(staging_path(path)) as folder:
-        new = os.path.join(folder, "new")
-        os.mkdir(new)
-        server_parts.save(folder, os.path.join(new, chain.TENSORS), tensors)
+        new = files.new_folder(folder, path, chain.META_FILE)
+        prefix = os.path.join(new, chain.TENSORS)
+        server_parts.save(folder, prefix, tensors)
         meta = make_meta(
             {
-                name: {
-                    "num_bytes": os.path.getsize(os.path.join(new, name)),
-                    "sha256": chain.checksum(os.path.join(new, name)),
+                storage.name_of(file): {
+                    "num_bytes": storage.size(file),
+                    "sha256": chain.checksum(file),
                 }
-                for name in sorted(os.listdir(new))
+                for file in (
+                    *checkpoint_files.files_of(prefix),
+                    f"{prefix}.index",
+                )
             }
         )
-        with open(
-            os.path.join(new, chain.META_FILE), "w", encoding="utf-8"
-        ) as file:
-            file.write(meta.to_json())
-        files.sync_tree(new)
-        if os.path.exists(path):
-            raise FileExistsError(
-                f"{path!r} already exists: another writer has written it."
-            )
-        os.rename(new, path)
-        files.sync(os.path.dirname(os.path.abspath(path)))
+        files.publish_folder(new, path, chain.META_FILE, meta.to_json())
     return Delta(path, meta)

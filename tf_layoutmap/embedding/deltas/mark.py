@@ -27,7 +27,7 @@ from tf_layoutmap.embedding.deltas.weights import (
     name_of,
     variable_of,
 )
-from tf_layoutmap.serving_deltas import export_state
+from tf_layoutmap.serving_deltas import export_state, storage
 from tf_layoutmap.serving_deltas.chain import Position
 from tf_layoutmap.serving_deltas.changes import as_array
 from tf_layoutmap.serving_deltas.export_state import (
@@ -210,7 +210,7 @@ def write_state(
     """
     content = export_state.make_state(path, position, tables, weights).to_json()
     file = os.path.join(path, export_state.FILE)
-    os.makedirs(os.path.dirname(file), exist_ok=True)
+    storage.make_folders(os.path.dirname(file))
     files.write_text(file, content)
 
 
@@ -226,7 +226,7 @@ class _SavedModel:
         self._path = path
         self._prefix = os.path.join(path, export_state.VARIABLES)
         try:
-            self._reader = tf.train.load_checkpoint(self._prefix)
+            self._reader = storage.open_checkpoint(self._prefix)
             self._names = _names_of_variables(path)
         except (tf.errors.OpError, OSError, ValueError) as error:
             raise ValueError(
@@ -354,8 +354,9 @@ def _ends_with(longer: str, shorter: str) -> bool:
 def _names_of_variables(path: str) -> dict[str, str]:
     """Returns the names of the variables of a SavedModel, by checkpoint key."""
     found = saved_model_pb2.SavedModel()
-    with open(os.path.join(path, "saved_model.pb"), "rb") as file:
-        found.ParseFromString(file.read())
+    found.ParseFromString(
+        storage.read_bytes(os.path.join(path, "saved_model.pb"))
+    )
     nodes = found.meta_graphs[0].object_graph_def.nodes
     names: dict[str, str] = {}
     todo: list[tuple[int, tuple[str, ...]]] = [(0, ())]

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.deltas import delta_files
 from tf_layoutmap.embedding.deltas import weights as model_weights
-from tf_layoutmap.serving_deltas import chain, changes
+from tf_layoutmap.serving_deltas import chain, changes, storage
 from tf_layoutmap.serving_deltas.chain import Delta, Meta
 from tf_layoutmap.vocabulary import state
 
@@ -61,7 +60,8 @@ def merge_deltas(
         delta must follow the previous delta of the list. A delta can be merged.
       out: Path of the merged delta, which must not exist. The function writes
         the delta to a temporary directory next to `out`, and then renames the
-        directory.
+        directory. On a file system that is not local, it writes the file
+        `meta.json` of the delta last.
 
     Returns:
       The merged delta.
@@ -84,7 +84,7 @@ def merge_deltas(
     deltas = chain.read_chain(
         [os.fspath(path) for path in paths], "", "of the first delta", None
     )
-    return _write_merged(deltas, os.fspath(out))
+    return _write_merged(deltas, storage.local_path(os.fspath(out)))
 
 
 def prune_deltas(
@@ -134,7 +134,7 @@ def prune_deltas(
         modified. In this case, no file is changed.
       OSError: If the merged delta cannot be written.
     """
-    directory = os.fspath(directory)
+    directory = storage.local_path(os.fspath(directory))
     checks.check_int("keep", keep, lowest=0)
     deltas = chain.read_chain(
         chain.pending_paths(directory, 0), "", "of the first delta"
@@ -156,10 +156,14 @@ def prune_deltas(
 def _remove_others(directory: str, deltas: Sequence[Delta]) -> None:
     """Removes all deltas of a directory that are not in `deltas`."""
     kept = {os.path.basename(one.path) for one in deltas}
-    for name in os.listdir(directory):
+    for name in storage.names_in(directory):
         if chain.numbers_of(name) is None or name in kept:
             continue
         path = os.path.join(directory, name)
+        if not storage.is_local(path):
+            # Readers ignore a delta without this file.
+            storage.remove_tree(path, chain.META_FILE)
+            continue
         # The directory is renamed first, so that no reader finds a delta
         # without some of its files.
         with files.staged(delta_files.staging_path(path)) as folder:
@@ -246,7 +250,7 @@ def _merged_table(
     deltas: Sequence[Delta], table: str, names: Sequence[str]
 ) -> dict[str, Array]:
     """Returns the merged tensors of one table, by name of the variable."""
-    readers = [tf.train.load_checkpoint(one.tensors) for one in deltas]
+    readers = [storage.open_checkpoint(one.tensors) for one in deltas]
 
     def read(name: str) -> list[Array]:
         return [

@@ -23,7 +23,7 @@ from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.host.changes import TableChanges
-from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.serving_deltas import chain, storage
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 
 Array = np.ndarray[Any, Any]
@@ -87,7 +87,7 @@ class ProcessesDelta:
         if group.is_first and error is None:
             try:
                 folder = self._stack.enter_context(files.staged(staging))
-                os.mkdir(os.path.join(folder, "new"))
+                files.new_folder(folder, path, chain.META_FILE)
             except OSError as caught:
                 error = caught
         messages = [
@@ -186,7 +186,7 @@ class ProcessesDelta:
         """
         if not tensors:
             return None
-        if not os.path.isdir(self._folder):
+        if storage.is_local(self._folder) and not os.path.isdir(self._folder):
             raise FileNotFoundError(
                 errno.ENOENT,
                 "the directory of the deltas must be on a file system that "
@@ -268,7 +268,11 @@ class ProcessesDelta:
         Returns:
           The contents of `meta.json`.
         """
-        new = os.path.join(self._folder, "new")
+        new = (
+            os.path.join(self._folder, "new")
+            if storage.is_local(self._path)
+            else self._path
+        )
         prefix = os.path.join(new, chain.TENSORS)
         written = [number for number, one in enumerate(parts) if one]
         with tf.device("CPU:0"), files.os_errors(self._path):
@@ -287,7 +291,7 @@ class ProcessesDelta:
             },
         }
         for name, one in described.items():
-            size = os.path.getsize(os.path.join(new, name))
+            size = storage.size(os.path.join(new, name))
             if size != one["num_bytes"]:
                 raise OSError(
                     errno.EIO,
@@ -296,17 +300,7 @@ class ProcessesDelta:
                     name,
                 )
         content = make_meta(dict(sorted(described.items()))).to_json()
-        with open(
-            os.path.join(new, chain.META_FILE), "w", encoding="utf-8"
-        ) as file:
-            file.write(content)
-        files.sync_tree(new)
-        if os.path.exists(self._path):
-            raise FileExistsError(
-                f"{self._path!r} already exists: another writer has written it."
-            )
-        os.rename(new, self._path)
-        files.sync(os.path.dirname(os.path.abspath(self._path)))
+        files.publish_folder(new, self._path, chain.META_FILE, content)
         return content
 
     def _prefix_of(self, process: int) -> str:
@@ -328,6 +322,6 @@ class ProcessesDelta:
 def _describe(path: str) -> dict[str, Any]:
     """Returns the entry of a file in `Meta.files`."""
     return {
-        "num_bytes": os.path.getsize(path),
+        "num_bytes": storage.size(path),
         "sha256": chain.checksum(path),
     }

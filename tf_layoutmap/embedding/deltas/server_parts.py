@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.embedding.servers.changes import ServerValues
+from tf_layoutmap.serving_deltas import storage
 
 Array = np.ndarray[Any, Any]
 # Name of a tensor, its slice spec, and its value.
@@ -54,7 +55,7 @@ def save(
             _write_here(part, own)
         else:
             _write_part(device, part, own)
-        if not os.path.exists(f"{part}.index"):
+        if not storage.is_file(f"{part}.index"):
             raise FileNotFoundError(
                 errno.ENOENT,
                 "the directory of the deltas must be on a file system that the "

@@ -21,6 +21,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.deltas import base as base_file
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.serving_deltas.chain import Delta, weight_tensor
 from tf_layoutmap.serving_deltas.changes import as_array
 from tf_layoutmap.sharded import ShardedVariable
@@ -79,7 +80,7 @@ def read_changed(label: str, deltas: Sequence[Delta]) -> Array | None:
     """Returns the last value of a weight in deltas, or None."""
     for delta in reversed(deltas):
         if delta.meta.weights.get(label, {}).get("is_changed"):
-            reader = tf.train.load_checkpoint(delta.tensors)
+            reader = storage.open_checkpoint(delta.tensors)
             return as_array(
                 base_file.read_tensor(reader, weight_tensor(label), "a delta")
             )

@@ -31,7 +31,7 @@ from tf_layoutmap.embedding.deltas.weights import (
 )
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
-from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.serving_deltas import chain, storage
 from tf_layoutmap.serving_deltas.chain import Delta, Meta, Position
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
@@ -117,7 +117,7 @@ class DeltaWriter:
 
         The next delta contains all rows and weights that differ. The comparison
         requires memory for a second copy of one variable at a time. The base
-        and the deltas must be on a local file system.
+        and the deltas can be on any file system of TensorFlow.
 
         Args:
           embedding: A built Keras 3 or tf_keras model, or a `tf.Module`, that
@@ -148,7 +148,7 @@ class DeltaWriter:
           RuntimeError: If the embedding is not built, or is on a TPU, or if the
             constructor has failed in another process.
         """
-        self._directory = os.fspath(directory)
+        self._directory = storage.local_path(os.fspath(directory))
         self._base = checkpoint_files.prefix_of(base)
         checks.check_one_of("weights", weights, ("all", "tables"))
         embeddings, given = watched.embeddings_of(embedding)
@@ -195,7 +195,7 @@ class DeltaWriter:
             f"{self._base}.index",
         ):
             files.sync(path)
-        os.makedirs(self._directory, exist_ok=True)
+        storage.make_folders(self._directory)
         delta_files.remove_leftovers(self._directory)
 
     def _read_files(
@@ -362,7 +362,7 @@ class DeltaWriter:
         names them, because deltas do not change these variables.
 
         Args:
-          path: Folder of the SavedModel, on the local file system.
+          path: Folder of the SavedModel.
 
         Raises:
           ValueError: If the SavedModel does not contain exactly one variable

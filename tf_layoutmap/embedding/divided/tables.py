@@ -32,6 +32,7 @@ from tf_layoutmap.embedding.divided.group import (
     replaced_message,
 )
 from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
 
@@ -205,9 +206,12 @@ class _TableFiles:
         if self._error is not None:
             raise self._error
         with tf.device("/cpu:0"):
-            # If the checkpoint has a single file or is on a remote file system,
-            # TensorFlow writes the merged checkpoint directly to `target`.
-            if len(self._prefixes) == 1 or not paths.is_local(target):
+            # If the checkpoint has a single file, or its rename would be a copy
+            # that replaces nothing, TensorFlow writes the merged checkpoint
+            # directly to `target`.
+            if len(self._prefixes) == 1 or not (
+                paths.is_local(target) or storage.is_file(f"{target}.index")
+            ):
                 self._merge(target)
             else:
                 place = checkpoint_files.located(target)
@@ -222,7 +226,7 @@ class _TableFiles:
     def remove(self) -> None:
         """Removes the remaining temporary files."""
         for path in files.with_prefix(self.aside):
-            tf.io.gfile.remove(path)
+            storage.remove(path)
 
     def _merge(self, target: str) -> None:
         tf.raw_ops.MergeV2Checkpoints(
@@ -282,7 +286,7 @@ class _TableFiles:
 
 def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
     """Returns name, slice spec and dtype of all tensors in a checkpoint."""
-    dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
+    dtypes = storage.open_checkpoint(prefix).get_variable_to_dtype_map()
     return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
 
 

@@ -1,0 +1,244 @@
+"""Path arguments accept every file system of TensorFlow, here `ram://`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_layoutmap as tlm
+from tests.planning.test_plan import tables_plan
+from tests.serving_deltas import cases, test_mark_export
+from tf_layoutmap._core import files
+from tf_layoutmap.planning import costs as machine_costs
+from tf_layoutmap.ps import checkpoints
+from tf_layoutmap.serving_deltas import storage
+
+tpu = tf.tpu.experimental.embedding
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a new folder."""
+    found = f"ram://remote_paths/{tmp_path.name}"
+    tf.io.gfile.makedirs(found)
+    return found
+
+
+def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
+    start = cases.save(cases.embedding(), tmp_path / "start")
+    results = []
+    for where in (str(tmp_path), f"file://{tmp_path}/file", folder):
+        one = cases.embedding()
+        tf.train.Checkpoint(embedding=one).restore(start).expect_partial()
+        base = cases.save(one, f"{where}/base")
+        writer = tlm.DeltaWriter(one, f"{where}/deltas", base=base)
+        model = cases.export(one, f"{where}/model", "int8", deltas=writer)
+        exported = cases.stored(model)
+        for step in range(1, 4):
+            cases.train(one, step)
+            writer.write()
+        assert [one.path for one in writer.deltas] == [
+            storage.local_path(f"{where}/deltas/0000000{number}")
+            for number in (1, 2, 3)
+        ]
+        served = tlm.ServedModel(model)
+        assert served.apply(f"{where}/deltas") == 3
+        merged = tlm.merge_deltas(
+            [one.path for one in writer.deltas[:2]], f"{where}/merged"
+        )
+        assert (merged.meta.first, merged.meta.sequence) == (1, 2)
+        assert tlm.update_export(model, f"{where}/deltas", f"{where}/2") == 3
+        cases.assert_same_tables(
+            cases.in_memory(served.model), cases.stored(f"{where}/2")
+        )
+        tf.saved_model.load(f"{where}/2")
+        with pytest.raises(FileExistsError, match="Argument `target`.*/2'"):
+            tlm.update_export(model, f"{where}/deltas", f"{where}/2")
+        assert len(tlm.prune_deltas(f"{where}/deltas", keep=1)) == 2
+        full = tlm.apply_deltas(base, f"{where}/deltas", f"{where}/full")
+        assert full == f"{where}/full"
+        again = tlm.DeltaWriter(one, f"{where}/deltas", base=base)
+        assert [one.meta.sequence for one in again.deltas] == [2, 3]
+        results.append(
+            (
+                exported,
+                [one.meta.files for one in again.deltas],
+                cases.stored(f"{where}/2"),
+            )
+        )
+        # Without deltas, an export replaces the export.
+        cases.export(one, model)
+        with pytest.raises(ValueError, match="written with"):
+            tlm.ServedModel(model)
+        other = cases.embedding()
+        tf.train.Checkpoint(embedding=other).restore(full).expect_partial()
+        for table, by_name in one._variables.items():
+            for name, variable in by_name.items():
+                np.testing.assert_array_equal(
+                    other._variables[table][name], variable
+                )
+        with pytest.raises(ValueError, match="Argument `path` must be a fol"):
+            cases.export(one, f"{where}/deltas")
+    assert results[0] == results[1] == results[2]
+
+
+def test_errors_name_the_argument_and_the_path(folder):
+    one = cases.embedding()
+    base = cases.save(one, f"{folder}/base")
+    missing = f"{folder}/missing"
+    for call, words in (
+        (lambda: tlm.ServedModel(missing), "must be a SavedModel.*written"),
+        (lambda: tlm.apply_deltas(base, missing), "Argument `directory`"),
+        (lambda: tlm.DeltaWriter(one, folder, base=missing), "`base`"),
+        (lambda: tlm.merge_deltas([missing], f"{folder}/m"), "meta.json"),
+        (lambda: tlm.prune_deltas(missing, keep=1), "Argument `directory`"),
+    ):
+        with pytest.raises(ValueError, match=f"(?s){words}") as caught:
+            call()
+        assert missing in str(caught.value)
+
+
+def test_a_marked_saved_model_accepts_deltas(folder):
+    one = cases.embedding()
+    base = cases.save(one, f"{folder}/base")
+    writer = tlm.DeltaWriter(one, f"{folder}/deltas", base=base)
+    tf.saved_model.save(test_mark_export.Served(one), f"{folder}/model")
+    writer.mark_export(f"{folder}/model")
+    cases.train(one, 0)
+    writer.write()
+    assert tlm.ServedModel(f"{folder}/model").apply(f"{folder}/deltas") == 1
+
+
+def test_reports_are_written(folder):
+    words = tpu.TableConfig(100, 4, name="words")
+    features = {"word": tpu.FeatureConfig(words)}
+    ids = tf.data.Dataset.from_tensors({"word": tf.constant([1, 2])})
+    report = tlm.inspect_ids(ids, features)
+    report.save_html(f"{folder}/ids.html")
+    assert storage.read_text(f"{folder}/ids.html") == report.html()
+    plan = tables_plan()
+    plan.save_html(f"{folder}/plan.html")
+    assert storage.read_text(f"{folder}/plan.html") == plan.html()
+    costs = tlm.MachineCosts.typical()
+    path = f"{folder}/costs.json"
+    for key in ("a", "b"):
+        files.write_text(path, machine_costs.cache_text(path, key, costs))
+    for key in ("a", "b"):
+        assert machine_costs.read_cache(path, key) == costs
+    assert machine_costs.read_cache(path, "c") is None
+
+
+def write(prefix):
+    value = tf.Variable([1.0])
+    tf.train.Checkpoint(value=value).write(prefix)
+
+
+def test_checkpoints_of_a_run_are_complete_with_their_last_file(folder):
+    opened = checkpoints.CheckpointFolder(folder, 2)
+    for number in (1, 2, 2, 3):
+        opened.save(number, write)
+    names = [one for one in tf.io.gfile.listdir(folder) if one[0] == "c"]
+    assert len(names) == 2
+    newest = opened.newest()
+    assert newest.num_done == 3
+    assert tf.train.Checkpoint(value=tf.Variable([0.0])).read(newest.prefix)
+    # Without the file that is written last, a checkpoint is not complete.
+    storage.remove(newest.prefix.replace("variables", "run.json"))
+    assert opened.newest().num_done == 2
+    del opened
+    opened = checkpoints.CheckpointFolder(folder, 2)
+    assert not storage.is_file(f"{newest.prefix}.index")
+
+    def fail(prefix):
+        write(prefix)
+        raise tf.errors.ResourceExhaustedError(None, None, "disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        opened.save(4, fail)
+    assert opened.newest().num_done == 2
+
+
+def test_the_program_that_was_started_last_owns_a_folder(folder):
+    first = checkpoints.CheckpointFolder(folder, 2)
+    first.save(1, write)
+    # Another process does not share the claim of this process.
+    checkpoints.folder_locks._locks.clear()
+    second = checkpoints.CheckpointFolder(folder, 2)
+    assert second.newest().num_done == 1
+    with pytest.raises(OSError, match="process .* on host .*started last") as e:
+        first.save(2, write)
+    assert e.value.filename == folder
+    second.save(3, write)
+
+    # The claim is also checked when all variables are written.
+    def lose(prefix):
+        write(prefix)
+        checkpoints.folder_locks.FolderClaim(folder)
+
+    with pytest.raises(OSError, match="started last"):
+        second.save(4, lose)
+    assert second.newest().num_done == 3
+
+
+def test_weights_of_keras_are_written_to_any_file_system(folder):
+    def make():
+        model = keras.Sequential(
+            [
+                keras.Input([2], dtype="int32"),
+                tlm.layers.ShardedEmbedding(9, 4, optimizer="adagrad"),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    model, other = make(), make()
+    model.fit(np.array([[1, 2]]), np.ones([1, 2, 4]), verbose=0)
+    model.save_weights(f"{folder}/a.weights.h5")
+    other.load_weights(f"{folder}/a.weights.h5")
+    model.save(f"{folder}/a.keras")
+    loaded = keras.saving.load_model(f"{folder}/a.keras")
+    for one in (other, loaded):
+        for found, expected in zip(one.weights, model.weights):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_vocabulary_is_converted_and_evicted_keys_are_written(folder):
+    words = tpu.TableConfig(40, 4, initializer=tf.ones, name="words")
+
+    def make(capacity):
+        one = tlm.TPUEmbedding(
+            {"word": tpu.FeatureConfig(words)},
+            tpu.Adagrad(0.5),
+            vocabularies={
+                "words": tlm.OpenVocabulary(
+                    capacity, on_evict=f"{folder}/evicted"
+                )
+            },
+        )
+        one.build()
+        return one
+
+    one = make(40)
+    one.enqueue({"word": tf.range(20, dtype=tf.int64)})
+    one.dequeue()
+    one.apply_gradients({"word": tf.ones([20, 4])})
+    one.vocabularies["words"].evict([3])
+    (name,) = [
+        one for one in tf.io.gfile.listdir(folder) if one.startswith("evicted")
+    ]
+    (record,) = tf.data.TFRecordDataset(f"{folder}/{name}")
+    example = tf.train.Example.FromString(record.numpy())
+    assert example.features.feature["keys"].int64_list.value == [3]
+    base = cases.save(one, f"{folder}/base")
+    del example
+    tlm.convert_vocabularies(
+        base, f"{folder}/converted", {"words": tlm.OpenVocabulary(80)}
+    )
+    reader = storage.open_checkpoint(f"{folder}/converted")
+    shapes = reader.get_variable_to_shape_map()
+    assert (
+        shapes[
+            "embedding/_variables/words/parameters/.ATTRIBUTES/VARIABLE_VALUE"
+        ][0]
+        > 80
+    )

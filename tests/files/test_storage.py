@@ -1,0 +1,133 @@
+"""Operations on files work for local paths and for other file systems."""
+
+import io
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tf_layoutmap._core import files
+from tf_layoutmap.serving_deltas import storage
+
+
+@pytest.fixture(params=["local", "file", "ram"])
+def folder(request, tmp_path):
+    """Returns an empty folder on a file system."""
+    if request.param == "local":
+        return str(tmp_path)
+    if request.param == "file":
+        return f"file://{tmp_path}"
+    found = f"ram://storage/{tmp_path.name}"
+    tf.io.gfile.makedirs(found)
+    return found
+
+
+def test_files_are_written_read_and_removed(folder):
+    path = f"{folder}/inner/a"
+    assert not storage.exists(path) and not storage.is_file(path)
+    with pytest.raises(FileNotFoundError, match="inner/a"):
+        storage.read_bytes(path)
+    storage.make_folders(f"{folder}/inner")
+    storage.make_folders(f"{folder}/inner")
+    # A shorter text replaces the whole file.
+    for text in ("first text \u00e9", "second"):
+        storage.write_text(path, text)
+        assert storage.read_text(path) == text
+        assert storage.size(path) == len(text.encode())
+    assert storage.is_file(path) and not storage.is_folder(path)
+    assert storage.is_folder(f"{folder}/inner")
+    assert not storage.is_file(f"{folder}/inner")
+    storage.copy(path, f"{folder}/b")
+    storage.copy_at_once(path, f"{folder}/b")
+    storage.rename(f"{folder}/b", f"{folder}/c")
+    assert storage.names_in(folder) == ["c", "inner"]
+    assert sorted(storage.files_below(folder)) == ["c", "inner/a"]
+    assert not storage.is_empty(folder)
+    storage.remove(path)
+    storage.remove(path)
+    assert storage.is_empty(f"{folder}/inner")
+    storage.remove_tree(folder)
+    assert not storage.is_file(f"{folder}/c")
+
+
+def test_the_beginning_of_a_path_is_not_a_file(folder):
+    storage.make_folders(f"{folder}/a")
+    storage.write_text(f"{folder}/a/state.json.partial", "")
+    assert not storage.is_file(f"{folder}/a/state.json")
+    storage.write_text(f"{folder}/a/state.json", "x")
+    assert storage.is_file(f"{folder}/a/state.json")
+
+
+def test_the_parts_of_a_file_are_read_in_any_order(folder):
+    values = {"one": np.arange(300_000), "two": np.ones([3, 4])}
+    buffer = io.BytesIO()
+    np.savez(buffer, **values)
+    storage.write_bytes(f"{folder}/a", buffer.getvalue())
+    with storage.reading(f"{folder}/a") as file:
+        with np.load(file) as found:
+            for name in ("two", "one"):
+                np.testing.assert_array_equal(found[name], values[name])
+    with storage.reading(f"{folder}/a") as file:
+        file.seek(-10, io.SEEK_END)
+        assert file.read() == buffer.getvalue()[-10:]
+        file.seek(4)
+        assert file.read(6) == buffer.getvalue()[4:10]
+        assert file.tell() == 10
+
+
+def test_a_text_file_is_replaced(folder):
+    for text in ("a long first text", "second"):
+        files.write_text(f"{folder}/report", text)
+        assert storage.read_text(f"{folder}/report") == text
+        assert storage.names_in(folder) == ["report"]
+    with pytest.raises(ZeroDivisionError):
+        with files.replacing_file(f"{folder}/report") as new:
+            storage.write_text(new, "half")
+            raise ZeroDivisionError
+    assert storage.read_text(f"{folder}/report") == "second"
+    assert storage.names_in(folder) == ["report"]
+
+
+def test_a_folder_gets_its_name_with_its_last_file(folder):
+    path = f"{folder}/00000001"
+    if storage.is_local(path):
+        path = storage.local_path(path)
+    with files.staged(f"{path}.staging") as staging:
+        new = files.new_folder(staging, path, "meta")
+        storage.write_text(f"{new}/data", "1")
+        assert not storage.is_file(f"{path}/meta")
+        files.publish_folder(new, path, "meta", "text")
+    assert storage.names_in(path) == ["data", "meta"]
+    assert storage.names_in(folder) == ["00000001"]
+    with pytest.raises(FileExistsError, match="00000001.*another writer"):
+        with files.staged(f"{path}.staging") as staging:
+            new = files.new_folder(staging, path, "meta")
+            files.publish_folder(new, path, "meta", "other")
+    assert storage.read_text(f"{path}/meta") == "text"
+    assert storage.names_in(folder) == ["00000001"]
+
+
+def test_the_names_of_paths():
+    assert storage.name_of("gs://a/b/") == storage.name_of("a/b") == "b"
+    assert storage.absolute("gs://a/b//") == "gs://a/b"
+    assert storage.absolute("a/../b/") == os.path.abspath("b")
+    assert storage.absolute("file:///a/b/") == "/a/b"
+
+
+def test_a_prefix_of_a_checkpoint_is_not_a_folder():
+    """In memory, the beginning of a path is also a folder."""
+    prefix = "ram://storage/prefix/ck"
+    tf.io.gfile.makedirs("ram://storage/prefix")
+    tf.train.Checkpoint(a=tf.Variable([1.0])).write(prefix)
+    assert tf.io.gfile.isdir(prefix)
+    reader = storage.open_checkpoint(prefix)
+    key = "a/.ATTRIBUTES/VARIABLE_VALUE"
+    assert reader.get_tensor(key).tolist() == [1.0]
+    with pytest.raises((tf.errors.NotFoundError, ValueError)):
+        storage.open_checkpoint("ram://storage/missing")
+
+
+def test_an_unknown_scheme_is_named():
+    with pytest.raises(OSError, match="nowhere"):
+        storage.write_text("nowhere://a/b", "text")
