@@ -40,9 +40,9 @@ class Text:
 
 
 def _of_python(path: str, source: str) -> Iterator[Text]:
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(
             node,
             ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
@@ -52,7 +52,7 @@ def _of_python(path: str, source: str) -> Iterator[Text]:
                 first.value, ast.Constant
             ):
                 docstrings.add(first.value)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             kind = "docstring" if node in docstrings else "string"
             if " " in node.value:
