@@ -24,21 +24,36 @@ FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 # The package `tensorflow-cpu` exists only for x86-64. On other machines, the
 # package `tensorflow` is equivalent.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
-TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
-    tf_layoutmap/_core/requirements.py)
+# The minor versions of TensorFlow that the source supports. `make test TF=2.20`
+# uses one of them, and the default is the newest.
+TF_VERSIONS := $(shell sed -n 's/^TENSORFLOW = (\(.*\))$$/\1/p' \
+    tf_layoutmap/_core/requirements.py | tr -d '",')
+TF_NEWEST := $(lastword $(TF_VERSIONS))
+TF ?= $(TF_NEWEST)
+ifeq ($(filter $(TF),$(TF_VERSIONS)),)
+$(error TF must be one of $(TF_VERSIONS). Received: TF=$(TF))
+endif
 
 # The package keras-hub, and the packages that it imports.
 HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
 # Packages that contain models for tf_keras.
 RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
-VENV := .venv
+# Each version of TensorFlow has its own environment. The libraries in
+# tf_layoutmap/ are those of the last build.
+VENV := .venv$(if $(filter-out $(TF_NEWEST),$(TF)),-$(TF))
+BAZEL_OPTIONS := $(if $(filter-out $(TF_NEWEST),$(TF)),--config=tf$(TF))
 # Bazel, setup.py and the tests must use the same interpreter. Otherwise, Bazel
 # would configure the build again each time the interpreter changes.
 export PYTHON_BIN_PATH := $(CURDIR)/$(VENV)/bin/python
 RUN := $(VENV)/bin/python
 # setup.py writes this file after all other files of the build.
 BUILT := tf_layoutmap/_build_info.py
+# If the last build was for another version of TensorFlow, the build runs again.
+ifneq ($(filter-out $(TF),$(shell sed -n \
+    's/^TF_VERSION = "\([0-9]*\.[0-9]*\).*/\1/p' $(BUILT) 2>/dev/null)),)
+.PHONY: $(BUILT)
+endif
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 
 NATIVE_SOURCES := $(shell find cc third_party -type f -not -name '*.md') \
@@ -56,7 +71,7 @@ help:  ## Lists the targets of this Makefile.
 $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
 	bash .ci/make_venv $(VENV) $(PYTHON)
-	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
+	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF).*" \
 	    "setuptools>=66" wheel pybind11
 	# The build runs before pip, because pip does not show the output of a build.
 	# pip then reuses the result.
@@ -72,7 +87,7 @@ $(VENV)/.develop: $(VENV)/.packages
 	$(RUN) -m pip install -q 'tf_layoutmap[datasets,develop]'
 	# Only tests require tf_keras. It is installed without its dependencies,
 	# because they would install `tensorflow` over tensorflow-cpu.
-	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
+	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF).*"
 	# tests/real requires these packages. Their dependencies would also install
 	# `tensorflow`.
 	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES) \
@@ -106,7 +121,7 @@ test-all: cc-test $(VENV)/.develop  ## Runs all tests, C++ and Python.
 .PHONY: cc-test
 cc-test: build
 	bash .ci/system_packages test
-	$(BAZEL) test //cc/...
+	$(BAZEL) test $(BAZEL_OPTIONS) //cc/...
 
 .PHONY: versions
 versions: build $(VENV)/.develop  ## Runs fast tests with each version of Keras; writes the table of docs/versions.md.
@@ -216,12 +231,12 @@ docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/, and 
 	@echo "Open site/index.html in a browser."
 
 .PHONY: wheel
-wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/.
-	bash .ci/wheel $(RUN)
+wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/; TF=2.20 selects TensorFlow.
+	bash .ci/wheel $(RUN) $(TF)
 
 .PHONY: wheels
-wheels: build  ## Builds and tests a wheel for each installed Python 3.11 to 3.13.
-	bash .ci/wheels $(TF_PACKAGE) $(TF_MINOR)
+wheels: build  ## Builds and tests a wheel for each TensorFlow and installed Python.
+	bash .ci/wheels $(TF_PACKAGE) $(TF_VERSIONS)
 
 .PHONY: debian13
 debian13:  ## Builds, tests and runs the demo in a Debian 13 chroot; requires root.

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap import distribution, process_report
-from tf_layoutmap._core import keras_private, ops, patches
+from tf_layoutmap._core import keras_private, ops, patches, requirements
 
 
 def started(program="", *, without=()):
@@ -83,7 +83,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
 """)
     assert ended.returncode == 1, ended.stdout
     assert "Self-check failed: DTensor must run without" in ended.stderr
-    assert "TensorFlow:     2.21" in ended.stdout
+    assert f"TensorFlow:     {tf.__version__}" in ended.stdout
 
 
 @pytest.mark.exhaustive
@@ -91,7 +91,10 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
 @pytest.mark.parametrize(
     "missing, sentence",
     [
-        ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
+        (
+            "tensorflow",
+            f'pip install "tensorflow-cpu=={requirements.built_for()}.*"',
+        ),
         ("keras", 'pip install "keras>=3.12,<3.17"'),
     ],
 )

@@ -52,13 +52,12 @@ def _check_version(found: str, built_for: str) -> None:
 
 def _version_built_for() -> str:
     """Returns the TensorFlow version for which the libraries were compiled."""
-    try:
-        build_info = importlib.import_module("tf_layoutmap._build_info")
-    except ModuleNotFoundError:
-        raise _not_built("_build_info.py") from None
+    version = requirements.built_version()
+    if version is None:
+        raise _not_built("_build_info.py")
     if not _LIBRARY.exists():
         raise _not_built(_LIBRARY.name)
-    return build_info.TF_VERSION
+    return version
 
 
 def _not_built(missing: str) -> ImportError:
