@@ -56,7 +56,9 @@ def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     assert facts["tf_layoutmap"] == (
         f"{tlm.__version__}, built for TensorFlow {ops.BUILT_FOR}"
     )
-    assert facts["TensorFlow"] == tf.__version__
+    # The report also lists the packages that contain the module.
+    assert facts["TensorFlow"].startswith(f"{tf.__version__} (installed: ")
+    assert f" {tf.__version__})" in facts["TensorFlow"]
     assert facts["Keras"] == keras.__version__
     assert facts["numpy"] == np.__version__
     assert facts["protobuf"][0].isdigit()
@@ -115,6 +117,18 @@ def test_an_unsupported_version_of_keras_is_reported():
     assert ended.returncode == 1
     assert "Received: Keras 3.11.3." in ended.stderr
     assert "Keras:          3.11.3" in ended.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_report_has_both_versions_of_tensorflow():
+    ended = started('import tensorflow\ntensorflow.__version__ = "2.19.1"')
+    assert ended.returncode == 1
+    assert f"built for TensorFlow {ops.BUILT_FOR}, native parts not loaded" in (
+        ended.stdout
+    )
+    assert "TensorFlow:     2.19.1 (installed: " in ended.stdout
+    assert "Received: TensorFlow 2.19.1." in ended.stderr
 
 
 def user_function(*args, **kwargs):

@@ -5,6 +5,11 @@ Keras.
 """
 
 import importlib
+import importlib.metadata
+import os
+import re
+import sys
+from typing import Any
 
 # The build supports these versions, and a built package one of them, see
 # `built_for`. setup.py and the Makefile read TENSORFLOW here. pyproject.toml
@@ -15,9 +20,13 @@ KERAS = ("3.12", "3.13", "3.14", "3.15", "3.16")
 # A version of tf_keras supports the same minor version of TensorFlow.
 TF_KERAS = TENSORFLOW
 # The only supported version of the package tensorflow-tpu, and the first
-# supported and the first unsupported version of libtpu for it.
+# supported and the first unsupported version of libtpu for it. `pip install
+# tensorflow-tpu` installs the newest libtpu, which lacks functions that
+# TensorFlow calls while it is imported.
 TENSORFLOW_TPU = "2.20"
 LIBTPU = ("0.0.17", "0.0.32")
+# Environment variable that replaces the library of the package libtpu.
+_LIBTPU_PATH = "TPU_LIBRARY_PATH"
 
 # Environment variable that allows newer versions of Keras, if it is "1".
 ALLOW_UNTESTED = "TF_LAYOUTMAP_ALLOW_UNTESTED"
@@ -203,3 +212,69 @@ def refusal(who: str, error: ImportError) -> ImportError | None:
         ("tf_layoutmap", "This build of tf_layoutmap")
     )
     return error if is_own else None
+
+
+def check_libtpu_before_tensorflow() -> None:
+    """Makes the next import of TensorFlow call `check_libtpu` first."""
+    if "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _CheckingFinder())
+
+
+def check_libtpu() -> None:
+    """Checks that libtpu does not abort the process that imports TensorFlow.
+
+    The function reads the metadata of the installed packages.
+
+    Raises:
+      ImportError: If TensorFlow is for TPUs and libtpu is too new.
+    """
+    tensorflow = installed_version("tensorflow-tpu")
+    libtpu = installed_version("libtpu")
+    first, end = LIBTPU
+    if (
+        tensorflow is None
+        or libtpu is None
+        or minor(tensorflow) != TENSORFLOW_TPU
+        or _release(libtpu) < _release(end)
+        or os.environ.get(_LIBTPU_PATH)
+    ):
+        return
+    raise ImportError(
+        f"tf_layoutmap needs a libtpu that tensorflow-tpu {tensorflow} "
+        f"supports. Received: libtpu {libtpu}, with which `import tensorflow` "
+        "aborts the process. Install a supported version: pip install "
+        f'"libtpu>={first},<{end}".',
+        name="tensorflow",
+    )
+
+
+def installed_version(name: str) -> str | None:
+    """Returns the version of an installed package without importing it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version, without the end of a nightly version.
+
+    >>> _release("0.0.32.1"), _release("0.0.33.dev20260101+nightly")
+    ((0, 0, 32, 1), (0, 0, 33))
+    """
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
+
+
+class _CheckingFinder:
+    """Finder of modules that checks libtpu before TensorFlow is imported."""
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> None:
+        """Returns None, so that the other finders find the module."""
+        del path, target
+        if name == "tensorflow":
+            # After an error, the next import must raise it again.
+            check_libtpu()
+            sys.meta_path.remove(self)
