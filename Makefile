@@ -123,9 +123,26 @@ cc-test: build
 	bash .ci/system_packages test
 	$(BAZEL) test $(BAZEL_OPTIONS) //cc/...
 
+# Without TF=..., these targets use each version of TensorFlow. Each pair of
+# versions writes its row of docs/versions.md.
+EACH_TF := $(if $(findstring file,$(origin TF)),$(TF_VERSIONS),$(TF))
 .PHONY: versions
-versions: build $(VENV)/.develop  ## Runs fast tests with each version of Keras; writes the table of docs/versions.md.
-	$(RUN) -m tests.versions run $(VERSIONS_FLAGS)
+versions:  ## Runs fast tests with each TensorFlow and Keras; writes the table of docs/versions.md.
+	for tf in $(EACH_TF); do \
+	    $(MAKE) TF=$$tf TESTS_OF_VERSIONS="run $(VERSIONS_FLAGS)" versions-of-tf; \
+	done
+
+# All versions save models, and then all versions load them.
+.PHONY: acceptance
+acceptance:  ## Runs first programs and exchanges saved models between all versions.
+	rm -rf build/versions/files
+	for step in write read; do for tf in $(EACH_TF); do \
+	    $(MAKE) TF=$$tf TESTS_OF_VERSIONS="accept $$step" versions-of-tf; \
+	done; done
+
+.PHONY: versions-of-tf
+versions-of-tf: build $(VENV)/.develop
+	$(RUN) -m tests.versions $(TESTS_OF_VERSIONS)
 
 # Time limit of `make test-rest`. Reaching the limit is not an error.
 EXHAUSTIVE_SECONDS ?= 1800
