@@ -39,8 +39,8 @@ HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
 # Packages that contain models for tf_keras.
 RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
-# Each version of TensorFlow has its own environment. The libraries in
-# tf_layoutmap/ are those of the last build.
+# Each version of TensorFlow has its own environment. The last build has written
+# the libraries in tf_layoutmap/.
 VENV := .venv$(if $(filter-out $(TF_NEWEST),$(TF)),-$(TF))
 BAZEL_OPTIONS := $(if $(filter-out $(TF_NEWEST),$(TF)),--config=tf$(TF))
 # Bazel, setup.py and the tests must use the same interpreter. Otherwise, Bazel

@@ -36,7 +36,7 @@ def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def tables():
-    """Trains tables, one by their own rule and one by that of the model."""
+    """Trains a table by its own optimizer, and one by the model's optimizer."""
     ids = keras.Input([3], dtype="int64")
     adagrad = tlm.layers.ShardedEmbedding(
         10, 4, num_shards=3, name="adagrad", optimizer="adagrad"

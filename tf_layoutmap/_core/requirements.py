@@ -164,8 +164,8 @@ def other_version(
         other = (
             f" Or install the build of tf_layoutmap for TensorFlow "
             f"{minor(version)}: the version of its wheel ends with "
-            f"{local_version(minor(version))}, and a checkout builds it if "
-            "this TensorFlow is installed."
+            f"{local_version(minor(version))}, and `pip install "
+            "--no-build-isolation .` in a checkout builds it."
         )
     return ImportError(
         f"{needs(package, supported)} Received: {_TITLES[package]} {version}. "
