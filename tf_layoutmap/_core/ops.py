@@ -154,8 +154,9 @@ def exchange_paths(one: str, other: str) -> None:
         raise OSError(number, os.strerror(number), one, None, other)
 
 
-# TensorFlow's C++ code uses these functions of Abseil, and exports them. The
-# names contain the version of Abseil.
+# The C++ code of TensorFlow 2.21 uses these functions of Abseil, and exports
+# them. The names contain the version of Abseil. TensorFlow 2.20 has its own log
+# messages, whose level cannot change after the first message.
 _LOG_LEVEL = "_ZN4absl12lts_2025081411MinLogLevelEv"
 _SET_LOG_LEVEL = (
     "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"
