@@ -156,10 +156,10 @@ GPU_TESTS := tests/embedding tests/layers tests/sharded tests/vocabulary \
     tests/serving tests/serving_deltas tests/gradients tests/training \
     tests/kernels tests/dtensor tests/freed tests/planning tests/*.py
 GPU_MESH_TESTS := tests/layout tests/distribution
-FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info bazel-bin)/cc/testing/fake_gpu.so"
+FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info $(BAZEL_OPTIONS) bazel-bin)/cc/testing/fake_gpu.so"
 .PHONY: test-gpu
 test-gpu: build $(VENV)/.develop  ## Runs the fast tests with devices that TensorFlow takes for GPUs.
-	$(BAZEL) build //cc/testing:fake_gpu.so
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/testing:fake_gpu.so
 	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=1 $(RUN) -m pytest $(BY_FILES) \
 	    -m "not slow and not exhaustive" $(GPU_TESTS) $(PYTEST_FLAGS)
 	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=4 $(RUN) -m pytest $(BY_FILES) \
@@ -172,7 +172,7 @@ real: build $(VENV)/.develop  ## Runs third-party models and programs with and w
 
 .PHONY: bench
 bench: build $(VENV)/.develop  ## Measures speed against TensorFlow's own ops and the machine's limit.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
 # FBGEMM's tables on the CPU and torch.nn.EmbeddingBag are measured for
@@ -199,7 +199,7 @@ $(PEERS_JAX)/.packages:
 
 .PHONY: bench-peers
 bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures tables and DLRM against torch, and models on a mesh against JAX.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
@@ -212,7 +212,7 @@ bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures t
 
 .PHONY: bench-growth
 bench-growth: build $(VENV)/.develop  ## Draws the growth of times and memory with the sizes of tables.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks growth --distributions=uniform \
 	    --growth_pictures=build --json=build/growth.json $(BENCH_FLAGS)
 
