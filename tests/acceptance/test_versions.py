@@ -4,8 +4,10 @@
 Keras. All pairs write into one folder, then each pair reads all files.
 """
 
+import json
 import os
 import pathlib
+import zipfile
 
 import keras
 import numpy as np
@@ -36,7 +38,7 @@ def test_the_program_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 def tables():
-    """Trains a table by its own optimizer, and one by the model's optimizer."""
+    """Returns a model with a table for each kind of optimizer."""
     ids = keras.Input([3], dtype="int64")
     adagrad = tlm.layers.ShardedEmbedding(
         10, 4, num_shards=3, name="adagrad", optimizer="adagrad"
@@ -44,15 +46,14 @@ def tables():
     adam = tlm.layers.ShardedEmbedding(
         10, 4, num_shards=2, name="adam", optimizer="model"
     )
-    pairs = tlm.layers.DotInteraction()(
+    pair = tlm.layers.DotInteraction()(
         [keras.layers.Flatten()(table(ids)) for table in (adagrad, adam)]
     )
-    model = keras.Model(ids, keras.layers.Dense(1)(pairs))
-    return trained(model, IDS)
+    return compiled(keras.Model(ids, pair))
 
 
 def mesh():
-    """Trains a model whose weights and slot variables are sharded."""
+    """Returns a model whose weights and slot variables are sharded."""
     distribution = tlm.distribution
     device_mesh = distribution.DeviceMesh(
         (1, 2), ["batch", "model"], ["cpu:0", "cpu:1"]
@@ -60,24 +61,22 @@ def mesh():
     layout_map = distribution.LayoutMap(device_mesh)
     layout_map["hidden.kernel"] = (None, "model")
     with tlm.layout_map_scope(layout_map):
-        return trained(
+        return compiled(
             keras.Sequential(
                 [
                     keras.Input([8]),
                     keras.layers.Dense(6, activation="tanh", name="hidden"),
                     keras.layers.Dense(1),
                 ]
-            ),
-            FEATURES,
+            )
         )
 
 
 MODELS = {"tables": (tables, IDS), "mesh": (mesh, FEATURES)}
 
 
-def trained(model, inputs):
+def compiled(model):
     model.compile(keras.optimizers.Adam(0.1), "mse")
-    step(model, inputs, epochs=3)
     return model
 
 
@@ -92,6 +91,7 @@ def write(name: str, folder: pathlib.Path) -> pathlib.Path:
     keras.utils.set_random_seed(1)
     make, inputs = MODELS[name]
     model = make()
+    step(model, inputs, epochs=3)
     path = folder / f"{name}-tf{tf.__version__}-keras{keras.__version__}.keras"
     model.save(path)
     saved = model.predict(inputs, verbose=0)
@@ -101,11 +101,31 @@ def write(name: str, folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def load(path: pathlib.Path) -> keras.Model:
+    """Loads a model; only its weights if Keras itself cannot load its layers.
+
+    Keras 3.12 raises an error for each `Dense` of a newer version.
+    """
+    with zipfile.ZipFile(path) as file:
+        config = json.loads(file.read("config.json"))
+    try:
+        for layer in config["config"]["layers"]:
+            if layer["module"] == "keras.layers":
+                keras.layers.deserialize(layer)
+    except TypeError:
+        make, _ = MODELS[path.name.partition("-")[0]]
+        model = make()
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(path)
+        return model
+    return keras.models.load_model(path)
+
+
 def check_file(path: pathlib.Path) -> None:
     """Checks that a model continues as in the program that has saved it."""
     _, inputs = MODELS[path.name.partition("-")[0]]
     expected = np.load(path.with_suffix(".npz"))
-    model = keras.models.load_model(path)
+    model = load(path)
     np.testing.assert_allclose(
         model.predict(inputs, verbose=0), expected["saved"], atol=TOLERANCE
     )
@@ -134,8 +154,7 @@ def test_a_step_without_slot_variables_differs(tmp_path):
     """Otherwise, `check_file` would not find lost slot variables."""
     path = write("mesh", tmp_path)
     model = keras.models.load_model(path)
-    model.compile(keras.optimizers.Adam(0.1), "mse")
-    step(model, FEATURES)
+    step(compiled(model), FEATURES)
     expected = np.load(path.with_suffix(".npz"))["next_step"]
     found = model.predict(FEATURES, verbose=0)
     assert np.max(np.abs(found - expected)) > 100 * TOLERANCE
