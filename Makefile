@@ -305,5 +305,5 @@ format: $(VENV)/.develop .tools/buildifier  ## Formats Python, C++ and BUILD fil
 .PHONY: clean
 clean:  ## Removes build outputs but not .venv (remove it with rm -r .venv).
 	-$(BAZEL) clean
-	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* tf_layoutmap/*.so \
+	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* .tools/tf2.* tf_layoutmap/*.so \
 	    $(BUILT)

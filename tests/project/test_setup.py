@@ -23,9 +23,12 @@ exit 1
 """
 
 
+# Builds for older versions of TensorFlow have their own output trees.
+IS_NEWEST = requirements.built_for() == requirements.TENSORFLOW[-1]
+CONFIG = "" if IS_NEWEST else f"--config=tf{requirements.built_for()} "
 # Arguments of Bazel if the output is not a terminal.
 BUILD = (
-    "build --show_progress --curses=no --show_progress_rate_limit=20 "
+    f"build {CONFIG}--show_progress --curses=no --show_progress_rate_limit=20 "
     "//cc:native"
 )
 
@@ -151,7 +154,6 @@ def test_an_isolated_build_uses_its_packages(minor, isolated, tmp_path):
     assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
     calls = (tmp_path / "calls").read_text()
-    # Builds for older versions have their own output trees.
     is_newest = minor == requirements.TENSORFLOW[-1]
     assert (f"build --config=tf{minor} " in calls) == (not is_newest)
 
