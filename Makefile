@@ -24,21 +24,36 @@ FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 # The package `tensorflow-cpu` exists only for x86-64. On other machines, the
 # package `tensorflow` is equivalent.
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
-TF_MINOR := $(shell sed -n 's/^TENSORFLOW = "\(.*\)"$$/\1/p' \
-    tf_layoutmap/_core/requirements.py)
+# The minor versions of TensorFlow that the source supports. `make test TF=2.20`
+# uses one of them, and the default is the newest.
+TF_VERSIONS := $(shell sed -n 's/^TENSORFLOW = (\(.*\))$$/\1/p' \
+    tf_layoutmap/_core/requirements.py | tr -d '",')
+TF_NEWEST := $(lastword $(TF_VERSIONS))
+TF ?= $(TF_NEWEST)
+ifeq ($(filter $(TF),$(TF_VERSIONS)),)
+$(error TF must be one of $(TF_VERSIONS). Received: TF=$(TF))
+endif
 
 # The package keras-hub, and the packages that it imports.
 HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
 # Packages that contain models for tf_keras.
 RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
-VENV := .venv
+# Each version of TensorFlow has its own environment. The last build has written
+# the libraries in tf_layoutmap/.
+VENV := .venv$(if $(filter-out $(TF_NEWEST),$(TF)),-$(TF))
+BAZEL_OPTIONS := $(if $(filter-out $(TF_NEWEST),$(TF)),--config=tf$(TF))
 # Bazel, setup.py and the tests must use the same interpreter. Otherwise, Bazel
 # would configure the build again each time the interpreter changes.
 export PYTHON_BIN_PATH := $(CURDIR)/$(VENV)/bin/python
 RUN := $(VENV)/bin/python
 # setup.py writes this file after all other files of the build.
 BUILT := tf_layoutmap/_build_info.py
+# If the last build was for another version of TensorFlow, the build runs again.
+ifneq ($(filter-out $(TF),$(shell sed -n \
+    's/^TF_VERSION = "\([0-9]*\.[0-9]*\).*/\1/p' $(BUILT) 2>/dev/null)),)
+.PHONY: $(BUILT)
+endif
 BAZEL ?= $(shell command -v bazel || command -v bazelisk || echo bazel)
 
 NATIVE_SOURCES := $(shell find cc third_party -type f -not -name '*.md') \
@@ -56,7 +71,7 @@ help:  ## Lists the targets of this Makefile.
 $(VENV)/.packages: setup.py pyproject.toml .ci/system_packages .ci/make_venv
 	bash .ci/system_packages build
 	bash .ci/make_venv $(VENV) $(PYTHON)
-	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF_MINOR).*" \
+	$(RUN) -m pip install -q "$(TF_PACKAGE)==$(TF).*" \
 	    "setuptools>=66" wheel pybind11
 	# The build runs before pip, because pip does not show the output of a build.
 	# pip then reuses the result.
@@ -72,7 +87,7 @@ $(VENV)/.develop: $(VENV)/.packages
 	$(RUN) -m pip install -q 'tf_layoutmap[datasets,develop]'
 	# Only tests require tf_keras. It is installed without its dependencies,
 	# because they would install `tensorflow` over tensorflow-cpu.
-	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF_MINOR).*"
+	$(RUN) -m pip install -q --no-deps "tf_keras==$(TF).*"
 	# tests/real requires these packages. Their dependencies would also install
 	# `tensorflow`.
 	$(RUN) -m pip install -q --no-deps $(HUB_PACKAGES) \
@@ -106,11 +121,28 @@ test-all: cc-test $(VENV)/.develop  ## Runs all tests, C++ and Python.
 .PHONY: cc-test
 cc-test: build
 	bash .ci/system_packages test
-	$(BAZEL) test //cc/...
+	$(BAZEL) test $(BAZEL_OPTIONS) //cc/...
 
+# Without TF=..., these targets use each version of TensorFlow. Each pair of
+# versions writes its row of docs/versions.md.
+EACH_TF := $(if $(findstring file,$(origin TF)),$(TF_VERSIONS),$(TF))
 .PHONY: versions
-versions: build $(VENV)/.develop  ## Runs fast tests with each version of Keras; writes the table of docs/versions.md.
-	$(RUN) -m tests.versions run $(VERSIONS_FLAGS)
+versions:  ## Runs fast tests with each TensorFlow and Keras; writes the table of docs/versions.md.
+	for tf in $(EACH_TF); do \
+	    $(MAKE) TF=$$tf TESTS_OF_VERSIONS="run $(VERSIONS_FLAGS)" versions-of-tf; \
+	done
+
+# All versions save models, and then all versions load them.
+.PHONY: acceptance
+acceptance:  ## Runs first programs and exchanges saved models between all versions.
+	rm -rf build/versions/files
+	for step in write read; do for tf in $(EACH_TF); do \
+	    $(MAKE) TF=$$tf TESTS_OF_VERSIONS="accept $$step" versions-of-tf; \
+	done; done
+
+.PHONY: versions-of-tf
+versions-of-tf: build $(VENV)/.develop
+	$(RUN) -m tests.versions $(TESTS_OF_VERSIONS)
 
 # Time limit of `make test-rest`. Reaching the limit is not an error.
 EXHAUSTIVE_SECONDS ?= 1800
@@ -124,10 +156,10 @@ GPU_TESTS := tests/embedding tests/layers tests/sharded tests/vocabulary \
     tests/serving tests/serving_deltas tests/gradients tests/training \
     tests/kernels tests/dtensor tests/freed tests/planning tests/*.py
 GPU_MESH_TESTS := tests/layout tests/distribution
-FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info bazel-bin)/cc/testing/fake_gpu.so"
+FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info $(BAZEL_OPTIONS) bazel-bin)/cc/testing/fake_gpu.so"
 .PHONY: test-gpu
 test-gpu: build $(VENV)/.develop  ## Runs the fast tests with devices that TensorFlow takes for GPUs.
-	$(BAZEL) build //cc/testing:fake_gpu.so
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/testing:fake_gpu.so
 	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=1 $(RUN) -m pytest $(BY_FILES) \
 	    -m "not slow and not exhaustive" $(GPU_TESTS) $(PYTEST_FLAGS)
 	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=4 $(RUN) -m pytest $(BY_FILES) \
@@ -140,7 +172,7 @@ real: build $(VENV)/.develop  ## Runs third-party models and programs with and w
 
 .PHONY: bench
 bench: build $(VENV)/.develop  ## Measures speed against TensorFlow's own ops and the machine's limit.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks $(BENCH_FLAGS)
 
 # FBGEMM's tables on the CPU and torch.nn.EmbeddingBag are measured for
@@ -167,7 +199,7 @@ $(PEERS_JAX)/.packages:
 
 .PHONY: bench-peers
 bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures tables and DLRM against torch, and models on a mesh against JAX.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks embedding_step \
 	    --torch_python=$(CURDIR)/$(PEERS)/bin/python \
 	    --json=build/peers.json --picture=build/peers.svg $(BENCH_FLAGS)
@@ -180,7 +212,7 @@ bench-peers: build $(VENV)/.develop $(PEERS)/.packages bench-mesh  ## Measures t
 
 .PHONY: bench-growth
 bench-growth: build $(VENV)/.develop  ## Draws the growth of times and memory with the sizes of tables.
-	$(BAZEL) build //cc/benchmarks:roof
+	$(BAZEL) build $(BAZEL_OPTIONS) //cc/benchmarks:roof
 	$(RUN) -m benchmarks growth --distributions=uniform \
 	    --growth_pictures=build --json=build/growth.json $(BENCH_FLAGS)
 
@@ -216,12 +248,12 @@ docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/, and 
 	@echo "Open site/index.html in a browser."
 
 .PHONY: wheel
-wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/.
-	bash .ci/wheel $(RUN)
+wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/; TF=2.20 selects TensorFlow.
+	bash .ci/wheel $(RUN) $(TF)
 
 .PHONY: wheels
-wheels: build  ## Builds and tests a wheel for each installed Python 3.11 to 3.13.
-	bash .ci/wheels $(TF_PACKAGE) $(TF_MINOR)
+wheels: build  ## Builds and tests a wheel for each TensorFlow and installed Python.
+	bash .ci/wheels $(TF_PACKAGE) $(TF_VERSIONS)
 
 .PHONY: debian13
 debian13:  ## Builds, tests and runs the demo in a Debian 13 chroot; requires root.
@@ -273,5 +305,5 @@ format: $(VENV)/.develop .tools/buildifier  ## Formats Python, C++ and BUILD fil
 .PHONY: clean
 clean:  ## Removes build outputs but not .venv (remove it with rm -r .venv).
 	-$(BAZEL) clean
-	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* tf_layoutmap/*.so \
+	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* .tools/tf2.* tf_layoutmap/*.so \
 	    $(BUILT)

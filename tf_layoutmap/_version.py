@@ -1,7 +1,6 @@
 """Version of this package. The version is defined only in this file.
 
-The build reads the version from this file without importing the package, as
-pyproject.toml specifies.
+setup.py reads the version from this file without importing the package.
 """
 
 __version__ = "0.1.0"

@@ -6,7 +6,6 @@ that cannot be imported. `check_process` runs the self-check.
 
 import csv
 import importlib
-import importlib.metadata
 import os
 import pathlib
 import platform
@@ -16,12 +15,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import tf_layoutmap
+from tf_layoutmap._core import requirements
 
 _PACKAGE = str(pathlib.Path(__file__).parent) + os.sep
 # Digests of the replaced functions of Keras; `python -m tests.versions digests`
 # writes the column of the installed version.
 KERAS_DIGESTS = pathlib.Path(__file__).parent / "_core/keras_digests.csv"
 _ROOTS = ("tensorflow", "keras", "tf_keras")
+_NOT_INSTALLED = "not installed"
+# Packages of which each contains the module `tensorflow`, and the library that
+# tensorflow-tpu loads.
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-tpu", "libtpu")
 # Prefixes of environment variables that affect results or devices. The list
 # does not contain variables that identify a person or a machine.
 _SWITCHES = (
@@ -64,9 +68,12 @@ def describe_process() -> str:
 
 def _facts() -> Iterator[tuple[str, str]]:
     yield "tf_layoutmap", _own_version()
-    yield "TensorFlow", _version("tensorflow")
+    yield "TensorFlow", _tensorflow_version()
     yield "Keras", _version("keras")
-    yield "tf_keras", _distribution_version("tf_keras")
+    yield (
+        "tf_keras",
+        requirements.installed_version("tf_keras") or _NOT_INSTALLED,
+    )
     yield "numpy", _version("numpy")
     yield "protobuf", _version("google.protobuf")
     yield "Python", f"{platform.python_version()} ({sys.executable})"
@@ -85,11 +92,26 @@ def _facts() -> Iterator[tuple[str, str]]:
 
 def _own_version() -> str:
     version = tf_layoutmap.__version__
+    built_for = requirements.built_version()
+    if built_for is None:
+        return f"{version}, native parts not built"
+    version += f", built for TensorFlow {built_for}"
     try:
-        from tf_layoutmap._core import ops
+        from tf_layoutmap._core import ops  # noqa: F401
     except ImportError:
         return f"{version}, native parts not loaded"
-    return f"{version}, built for TensorFlow {ops.BUILT_FOR}"
+    return version
+
+
+def _tensorflow_version() -> str:
+    """Returns the imported version, and the packages that can contain it."""
+    installed = [
+        f"{name} {version}"
+        for name in _TENSORFLOWS
+        if (version := requirements.installed_version(name)) is not None
+    ]
+    end = f" (installed: {', '.join(installed)})" if installed else ""
+    return _version("tensorflow") + end
 
 
 def _version(module: str) -> str:
@@ -97,20 +119,12 @@ def _version(module: str) -> str:
         return importlib.import_module(module).__version__
     except ModuleNotFoundError as error:
         return (
-            "not installed"
+            _NOT_INSTALLED
             if error.name == module.partition(".")[0]
             else f"does not import: {error}"
         )
     except ImportError as error:
         return f"does not import: {error}"
-
-
-def _distribution_version(name: str) -> str:
-    """Returns the installed version of a package without importing it."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _cpu_level() -> str:

@@ -35,9 +35,17 @@ def library(target: str = TARGET) -> pathlib.Path:
     assert bazel, "Install Bazel, for example with `make build`."
     environment = {**os.environ, "PYTHON_BIN_PATH": sys.executable}
 
-    def run(*arguments: str) -> str:
+    # The import of this file must not import the package.
+    from tf_layoutmap._core import requirements
+
+    # As in the Makefile, older versions have their own outputs.
+    version = requirements.built_for()
+    is_newest = version == requirements.TENSORFLOW[-1]
+    options = [] if is_newest else [f"--config=tf{version}"]
+
+    def run(command: str, *arguments: str) -> str:
         done = subprocess.run(
-            [bazel, *arguments],
+            [bazel, command, *options, *arguments],
             cwd=ROOT,
             env=environment,
             capture_output=True,

@@ -128,14 +128,20 @@ LEVELS = {
 
 # Only the tables of public names and of replaced names import modules of this
 # package by strings. `_core.ops` imports modules that the build generates.
-IMPORT_BY_STRING = {"_core.lazy", "_core.patches", "_core.ops"}
+IMPORT_BY_STRING = {
+    "_core.lazy",
+    "_core.ops",
+    "_core.patches",
+    "_core.requirements",
+}
 
 # Modules that only the named module may import.
 ONLY_IN = [
     (r"tensorflow\.(python|dtensor)(\.|$)", "_core.tf_private"),
     (r"keras\.src(\.|$)", "_core.keras_private"),
     (r"tf_keras\.src(\.|$)", "_core.tf_keras_private"),
-    (r"tf_layoutmap\._(native|build_info)$", "_core.ops"),
+    (r"tf_layoutmap\._native$", "_core.ops"),
+    (r"tf_layoutmap\._build_info$", "_core.requirements"),
     (r"ctypes(\.|$)|cffi(\.|$)", "_core.ops"),
 ]
 LOADERS = {"load_op_library", "load_library", "CDLL", "dlopen"}

@@ -66,9 +66,9 @@ def test_an_entry_has_a_reason_and_names_its_test(entry):
     assert entry.why.endswith(".") and len(entry.why.split()) >= 4
     assert (ROOT / entry.test).is_file()
     supported = {
-        patch_entry.TENSORFLOW: (requirements.TENSORFLOW,),
+        patch_entry.TENSORFLOW: requirements.TENSORFLOW,
         patch_entry.KERAS: requirements.KERAS,
-        patch_entry.TF_KERAS: (requirements.TF_KERAS,),
+        patch_entry.TF_KERAS: requirements.TF_KERAS,
     }[entry.seen_in]
     assert entry.seen_in.split()[1] in supported
 

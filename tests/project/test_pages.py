@@ -74,9 +74,9 @@ def test_the_table_of_versions_matches_the_checked_versions():
     )
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:5] == [
-        requirements.TENSORFLOW,
+        " and ".join(requirements.TENSORFLOW),
         f"{requirements.KERAS[0]} to {requirements.KERAS[-1]}",
-        requirements.TF_KERAS,
+        " and ".join(requirements.TF_KERAS),
         "3.11 to 3.13",
     ]
 

@@ -1,7 +1,9 @@
 """Versions that the package supports match the metadata that pip reads."""
 
+import os
 import pathlib
 import re
+import subprocess
 import tomllib
 
 import pytest
@@ -15,35 +17,52 @@ PROJECT = PYPROJECT["project"]
 
 
 def test_pip_requirements_match_the_checked_versions():
-    extras = PROJECT["optional-dependencies"]
     for name in ("tensorflow", "tensorflow-cpu"):
-        wanted = f"{name}=={requirements.TENSORFLOW}.*"
-        assert extras[name] == [wanted]
-        # Builds with build isolation compile against this version.
+        # Builds with build isolation compile against the newest version.
         (built_against,) = [
             requirement
             for requirement in PYPROJECT["build-system"]["requires"]
-            if requirement.split("=")[0] == name
+            if requirement.split(">")[0] == name
         ]
-        assert built_against.split(";")[0] == wanted
+        assert built_against.split(";")[0] == requirements._range(
+            name, requirements.TENSORFLOW
+        )
     assert (
         requirements.remedy("keras").split('"')[1] in (PROJECT["dependencies"])
     )
     assert requirements.KERAS == tuple(keras_private._COLUMNS)
-    # A tf_keras version has the same minor version as the TensorFlow version
-    # that it supports.
-    assert requirements.TF_KERAS == requirements.TENSORFLOW
 
 
-def test_the_makefile_finds_the_minor_version_of_tensorflow():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    script, source = re.search(
-        r"^TF_MINOR := \$\(shell sed -n '(.*?)' \\\n\s+(\S+)\)$", makefile, re.M
-    ).groups()
-    pattern = re.fullmatch(r"s/(.*)/\\1/p", script).group(1)
-    pattern = pattern.replace(r"\(", "(").replace(r"\)", ")").replace("$$", "$")
-    text = (ROOT / source).read_text(encoding="utf-8")
-    assert re.findall(pattern, text, re.M) == [requirements.TENSORFLOW]
+def commands_of_make(*arguments):
+    return subprocess.run(
+        ["make", "--dry-run", *arguments],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_makefile_finds_the_minor_versions_of_tensorflow():
+    commands = commands_of_make("wheels").stdout.splitlines()
+    versions = " ".join(requirements.TENSORFLOW)
+    assert commands[-1].startswith("bash .ci/wheels tensorflow")
+    assert commands[-1].endswith(f" {versions}")
+    ended = commands_of_make("build", "TF=2.1")
+    assert f"TF must be one of {versions}. Received: TF=2.1" in ended.stderr
+
+
+@pytest.mark.parametrize("minor", requirements.TENSORFLOW)
+def test_each_version_of_tensorflow_has_its_environment_and_outputs(minor):
+    commands = commands_of_make("cc-test", "wheel", f"TF={minor}").stdout
+    is_newest = minor == requirements.TENSORFLOW[-1]
+    venv = ".venv" if is_newest else f".venv-{minor}"
+    assert f"bash .ci/wheel {venv}/bin/python {minor}\n" in commands
+    config = f"--config=tf{minor}"
+    assert (f"test {config} //cc/..." in commands) == (not is_newest)
+    if not is_newest:
+        assert f"build:tf{minor} " in (ROOT / ".bazelrc").read_text()
 
 
 def test_the_package_does_not_require_tensorflow():
@@ -53,8 +72,6 @@ def test_the_package_does_not_require_tensorflow():
 
 
 def test_the_version_is_defined_in_one_file():
-    attribute = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"]
-    assert attribute == "tf_layoutmap._version.__version__"
     assert "version" in PROJECT["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+|rc\d+)?", _version.__version__)
     copies = [
@@ -109,7 +126,8 @@ def test_only_a_missing_package_is_reported_as_not_installed():
     assert error.name == "tensorflow"
     assert str(error) == (
         "tlm.X needs TensorFlow, which is not installed. Install it: "
-        'pip install "tensorflow-cpu==2.21.*" (or tensorflow).'
+        f'pip install "tensorflow-cpu=={requirements.built_for()}.*" (or '
+        "tensorflow)."
     )
 
 

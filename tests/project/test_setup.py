@@ -1,5 +1,6 @@
 """setup.py reports its steps and shuts down only Bazel servers it started."""
 
+import email
 import os
 import pathlib
 import shutil
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from tf_layoutmap import _version
 from tf_layoutmap._core import requirements
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,9 +23,12 @@ exit 1
 """
 
 
+# Builds for older versions of TensorFlow have their own output trees.
+IS_NEWEST = requirements.built_for() == requirements.TENSORFLOW[-1]
+CONFIG = "" if IS_NEWEST else f"--config=tf{requirements.built_for()} "
 # Arguments of Bazel if the output is not a terminal.
 BUILD = (
-    "build --show_progress --curses=no --show_progress_rate_limit=20 "
+    f"build {CONFIG}--show_progress --curses=no --show_progress_rate_limit=20 "
     "//cc:native"
 )
 
@@ -108,22 +113,23 @@ def test_a_running_server_is_not_shut_down(checkout):
 def isolated(checkout, tmp_path):
     """Runs setup.py as pip before 26 does, with packages from PYTHONPATH."""
 
-    def run(version, **environment):
-        folder = tmp_path / "overlay"
-        for name in ("tensorflow", "pybind11"):
-            (folder / name / "include").mkdir(parents=True)
-            (folder / name / "__init__.py").touch()
+    def run(version, *arguments, name="tensorflow-cpu", **environment):
+        folder = tmp_path / f"overlay-{version}"
+        for module in ("tensorflow", "pybind11"):
+            (folder / module / "include").mkdir(parents=True)
+            (folder / module / "__init__.py").touch()
         (folder / "tensorflow/libtensorflow_framework.so.2").touch()
-        metadata = folder / f"tensorflow_cpu-{version}.dist-info" / "METADATA"
+        start = f"{name.replace('-', '_')}-{version}"
+        metadata = folder / f"{start}.dist-info" / "METADATA"
         metadata.parent.mkdir()
-        metadata.write_text(f"Name: tensorflow-cpu\nVersion: {version}\n")
+        metadata.write_text(f"Name: {name}\nVersion: {version}\n")
         inherited = {
             name: value
             for name, value in os.environ.items()
             if name != "PYTHON_BIN_PATH"
         }
         ended = subprocess.run(
-            [sys.executable, "setup.py", "-q", "build"],
+            [sys.executable, "setup.py", "-q", *(arguments or ["build"])],
             cwd=checkout,
             env={
                 **inherited,
@@ -142,18 +148,84 @@ def isolated(checkout, tmp_path):
     return run
 
 
-def test_an_isolated_build_uses_its_packages(isolated, tmp_path):
-    folder, printed = isolated(f"{requirements.TENSORFLOW}.99")
+@pytest.mark.parametrize("minor", requirements.TENSORFLOW)
+def test_an_isolated_build_uses_its_packages(minor, isolated, tmp_path):
+    folder, printed = isolated(f"{minor}.99")
     assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == f"{folder}\n"
+    calls = (tmp_path / "calls").read_text()
+    is_newest = minor == requirements.TENSORFLOW[-1]
+    assert (f"build --config=tf{minor} " in calls) == (not is_newest)
 
 
 def test_another_tensorflow_in_an_isolated_build_raises(isolated):
-    _, printed = isolated("2.20.7")
-    assert "Received: TensorFlow 2.20.7 in" in printed
+    _, printed = isolated("2.19.7")
+    assert f"against TensorFlow {' or '.join(requirements.TENSORFLOW)}." in (
+        printed
+    )
+    assert "Received: TensorFlow 2.19.7 in" in printed
 
 
 def test_a_configured_interpreter_uses_its_own_packages(isolated, tmp_path):
-    _, printed = isolated("2.20.7", PYTHON_BIN_PATH=sys.executable)
+    _, printed = isolated("2.19.7", PYTHON_BIN_PATH=sys.executable)
     assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == "\n"
+
+
+def metadata(checkout):
+    text = (checkout / "tf_layoutmap.egg-info/PKG-INFO").read_text()
+    return email.message_from_string(text)
+
+
+def extra(found, name):
+    """Returns the requirements of an extra, in any order."""
+    end = f'extra == "{name}"'
+    return {
+        one.partition(";")[0].strip()
+        for one in found.get_all("Requires-Dist")
+        if one.endswith(end)
+    }
+
+
+@pytest.mark.parametrize(
+    "name, minor",
+    [
+        ("tensorflow", "2.21"),
+        ("tensorflow-cpu", "2.20"),
+        ("tensorflow-tpu", "2.20"),
+    ],
+)
+def test_the_metadata_contains_the_minor_version(
+    name, minor, isolated, checkout
+):
+    isolated(f"{minor}.0", "egg_info", name=name)
+    found = metadata(checkout)
+    end = f"+tf{minor.replace('.', '')}"
+    assert found["Version"] == _version.__version__ + end
+    for one in ("tensorflow", "tensorflow-cpu"):
+        assert extra(found, one) == {f"{one}=={minor}.*"}
+    tpu = {"tensorflow-tpu==2.20.*", "libtpu<0.0.32,>=0.0.17"}
+    assert extra(found, "tensorflow-tpu") == (tpu if minor == "2.20" else set())
+    # tensorflow-cpu would be installed over another distribution.
+    assert not [
+        one
+        for one in found.get_all("Requires-Dist")
+        if one.startswith("tensorflow") and "extra" not in one
+    ]
+    assert "hypothesis" in extra(found, "test")
+
+
+@pytest.mark.parametrize("is_unpacked", [False, True])
+def test_a_source_distribution_supports_all_versions(
+    is_unpacked, isolated, checkout
+):
+    """pip requires that its wheel has the same version."""
+    if is_unpacked:
+        (checkout / "PKG-INFO").touch()
+        isolated("2.20.0", "egg_info")
+    else:
+        isolated("2.20.0", "sdist")
+    found = metadata(checkout)
+    assert found["Version"] == _version.__version__
+    versions = "==2.20.*" if is_unpacked else "<2.22,>=2.20"
+    assert extra(found, "tensorflow") == {f"tensorflow{versions}"}

@@ -52,13 +52,12 @@ def _check_version(found: str, built_for: str) -> None:
 
 def _version_built_for() -> str:
     """Returns the TensorFlow version for which the libraries were compiled."""
-    try:
-        build_info = importlib.import_module("tf_layoutmap._build_info")
-    except ModuleNotFoundError:
-        raise _not_built("_build_info.py") from None
+    version = requirements.built_version()
+    if version is None:
+        raise _not_built("_build_info.py")
     if not _LIBRARY.exists():
         raise _not_built(_LIBRARY.name)
-    return build_info.TF_VERSION
+    return version
 
 
 def _not_built(missing: str) -> ImportError:
@@ -155,8 +154,9 @@ def exchange_paths(one: str, other: str) -> None:
         raise OSError(number, os.strerror(number), one, None, other)
 
 
-# TensorFlow's C++ code uses these functions of Abseil, and exports them. The
-# names contain the version of Abseil.
+# The C++ code of TensorFlow 2.21 uses these functions of Abseil, and exports
+# them. The names contain the version of Abseil. TensorFlow 2.20 has its own log
+# messages, whose level cannot change after the first message.
 _LOG_LEVEL = "_ZN4absl12lts_2025081411MinLogLevelEv"
 _SET_LOG_LEVEL = (
     "_ZN4absl12lts_2025081414SetMinLogLevelENS0_18LogSeverityAtLeastE"

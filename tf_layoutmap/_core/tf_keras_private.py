@@ -14,7 +14,7 @@ import tf_keras
 from tf_layoutmap._core import requirements, tf_private
 from tf_layoutmap._core.private_names import PrivateNames
 
-SUPPORTED_VERSION = requirements.TF_KERAS
+SUPPORTED_VERSION = requirements.built_for()
 
 _NAMES = PrivateNames(
     "tf_keras", "tf_keras.src", tf_keras.__version__, (SUPPORTED_VERSION,)

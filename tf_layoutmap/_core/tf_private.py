@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_layoutmap._core import requirements
 from tf_layoutmap._core.private_names import PrivateNames
 
-SUPPORTED_VERSION = requirements.TENSORFLOW
+SUPPORTED_VERSION = requirements.built_for()
 
 _PACKAGE: dict[str, Any] = dict(
     title="TensorFlow", version=tf.__version__, supported=(SUPPORTED_VERSION,)

@@ -49,15 +49,16 @@ def uninstall() -> None:
     _emulated = None
 
 
-def host_of(
-    original: Callable[..., str], device: str, device_index: int = 0
-) -> str:
-    """Returns the CPU that represents the host of a core."""
+def host_of(original: Callable[..., str], device: str, *index: int) -> str:
+    """Returns the CPU that represents the host of a core.
+
+    Some versions of TensorFlow pass the index of the CPU as a second argument.
+    """
     host = None
     # If there is only one host, TensorFlow itself returns the correct CPU.
     if _emulated is not None and len(_emulated.hosts) > 1:
         host = _emulated.host_of(device)
-    return host or original(device, device_index)
+    return host or original(device, *index)
 
 
 def outside_compilation(

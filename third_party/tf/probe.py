@@ -32,6 +32,7 @@ def tensorflow_version(folder: pathlib.Path) -> str:
     for name in (
         "tensorflow-cpu",
         "tensorflow",
+        "tensorflow-tpu",
         "tensorflow-rocm",
         "tf-nightly",
         "tf-nightly-cpu",
@@ -60,9 +61,7 @@ def main() -> None:
     sys.path[:0] = filter(None, folders.split(os.pathsep))
     # The interpreter may be started through a symbolic link that changes later.
     # The links to TensorFlow's files stay valid, because they use real paths.
-    tensorflow = package_dir(
-        "tensorflow", "pip install 'tensorflow-cpu==2.21.*'"
-    )
+    tensorflow = package_dir("tensorflow", "pip install tensorflow-cpu")
     pybind11 = package_dir("pybind11", "pip install pybind11")
     python_include = pathlib.Path(sysconfig.get_paths()["include"])
     found = {
