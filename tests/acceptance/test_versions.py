@@ -136,6 +136,7 @@ def check_file(path: pathlib.Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_write_a_file_and_continue_from_it(name, tmp_path):
