@@ -1,5 +1,6 @@
 """Operations on files work for local paths and for other file systems."""
 
+import contextlib
 import io
 import os
 
@@ -8,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap._core import files
+from tf_layoutmap.serving import export
 from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.vocabulary import row_files
 
 
 @pytest.fixture(params=["local", "file", "ram"])
@@ -26,8 +29,9 @@ def folder(request, tmp_path):
 def test_files_are_written_read_and_removed(folder):
     path = f"{folder}/inner/a"
     assert not storage.exists(path) and not storage.is_file(path)
-    with pytest.raises(FileNotFoundError, match="inner/a"):
+    with pytest.raises(FileNotFoundError, match="inner/a") as caught:
         storage.read_bytes(path)
+    assert caught.value.strerror
     storage.make_folders(f"{folder}/inner")
     storage.make_folders(f"{folder}/inner")
     # A shorter text replaces the whole file.
@@ -57,6 +61,25 @@ def test_the_beginning_of_a_path_is_not_a_file(folder):
     assert not storage.is_file(f"{folder}/a/state.json")
     storage.write_text(f"{folder}/a/state.json", "x")
     assert storage.is_file(f"{folder}/a/state.json")
+
+
+def test_a_file_that_does_not_exist_can_be_closed():
+    """The garbage collector calls `close`, and reports its errors."""
+    one = storage._RemoteFile.__new__(storage._RemoteFile)
+    with pytest.raises(FileNotFoundError):
+        one.__init__("ram://storage/missing")
+    one.close()
+    assert one.closed
+
+
+def test_a_folder_with_a_link_is_not_empty(tmp_path):
+    assert storage.is_empty(str(tmp_path))
+    (tmp_path / "link").symlink_to("missing")
+    assert not storage.is_empty(str(tmp_path))
+    with pytest.raises(ValueError, match="new, empty or a SavedModel"):
+        export.check_target(str(tmp_path))
+    with pytest.raises(FileExistsError, match="_meta.json"):
+        row_files._check_replaceable(str(tmp_path))
 
 
 def test_the_parts_of_a_file_are_read_in_any_order(folder):
@@ -97,15 +120,35 @@ def test_a_folder_gets_its_name_with_its_last_file(folder):
         new = files.new_folder(staging, path, "meta")
         storage.write_text(f"{new}/data", "1")
         assert not storage.is_file(f"{path}/meta")
-        files.publish_folder(new, path, "meta", "text")
+        files.publish_folder(staging, new, path, "meta", "text")
     assert storage.names_in(path) == ["data", "meta"]
     assert storage.names_in(folder) == ["00000001"]
     with pytest.raises(FileExistsError, match="00000001.*another writer"):
         with files.staged(f"{path}.staging") as staging:
             new = files.new_folder(staging, path, "meta")
-            files.publish_folder(new, path, "meta", "other")
+            files.publish_folder(staging, new, path, "meta", "other")
     assert storage.read_text(f"{path}/meta") == "text"
     assert storage.names_in(folder) == ["00000001"]
+
+
+def test_a_writer_does_not_publish_files_of_another_writer():
+    folder = "ram://storage/writers"
+    path = f"{folder}/00000001"
+
+    def begin():
+        staging = stack.enter_context(files.staged(f"{folder}/staging"))
+        new = files.new_folder(staging, path, "meta")
+        storage.write_text(f"{new}/data", staging)
+        return staging, new
+
+    with contextlib.ExitStack() as stack:
+        first, second = begin(), begin()
+        with pytest.raises(OSError, match="another writer has started.*00001"):
+            files.publish_folder(*first, path, "meta", "first")
+        assert not storage.is_file(f"{path}/meta")
+        files.publish_folder(*second, path, "meta", "second")
+        assert storage.read_text(f"{path}/data") == second[0]
+        assert storage.names_in(path) == ["data", "meta"]
 
 
 def test_the_names_of_paths():

@@ -315,6 +315,9 @@ def replacing_folder(path: str, marker: str) -> Iterator[str]:
 def new_folder(staging: str, path: str, marker: str) -> str:
     """Creates a folder that `publish_folder` completes, and returns its path.
 
+    If `path` is not on the local file system, a file in the folder contains the
+    path of the staging folder, which is different for each writer.
+
     Args:
       staging: Staging folder, next to `path`.
       path: Path of the complete folder.
@@ -332,6 +335,7 @@ def new_folder(staging: str, path: str, marker: str) -> str:
     # Files of a writer that was killed may remain.
     storage.remove_tree(path)
     storage.make_folders(path)
+    storage.write_text(os.path.join(path, storage.INCOMPLETE), staging)
     return path
 
 
@@ -346,30 +350,52 @@ def _check_not_published(path: str, marker: str = "") -> None:
         )
 
 
-def publish_folder(new: str, path: str, marker: str, content: str) -> None:
-    """Writes the last file of a folder, and gives the folder its final path.
+def publish_folder(
+    staging: str, new: str, path: str, marker: str, content: str
+) -> None:
+    """Writes the last file of a folder, and renames the folder to its path.
 
-    Readers see the folder completely or not at all.
+    Readers see the folder completely or not at all. If the path is not on the
+    local file system, the folder is not renamed.
 
     Args:
+      staging: Same as for `new_folder`.
       new: Result of `new_folder`.
       path: Path of the complete folder.
       marker: Name of the last file, which readers require.
       content: Contents of the last file.
 
     Raises:
-      OSError: If the file cannot be written, or `path` exists.
+      OSError: If the file cannot be written, if `path` exists, or if another
+        writer has called `new_folder` with the same path.
     """
     file = os.path.join(new, marker)
     if not paths.is_local(path):
         _check_not_published(path, marker)
+        _check_writer(path, staging)
         write_text(file, content)
+        storage.end_folder(path)
         return
     storage.write_text(file, content)
     sync_tree(new)
     _check_not_published(path)
     os.rename(new, path)
     sync(os.path.dirname(os.path.abspath(path)))
+
+
+def _check_writer(path: str, staging: str) -> None:
+    """Checks that no other writer has called `new_folder` since then."""
+    try:
+        found = storage.read_text(os.path.join(path, storage.INCOMPLETE))
+    except FileNotFoundError:
+        found = ""
+    if found != staging:
+        raise OSError(
+            errno.EBUSY,
+            "another writer has started to write the same folder, and has "
+            "removed the files of this writer. End one of the writers",
+            path,
+        )
 
 
 def replace_folder(new: str, target: str) -> None:

@@ -91,7 +91,10 @@ def _gfile(call: Callable[[Any], Any], path: str) -> Any:
     try:
         return call(tf.io.gfile)
     except tf.errors.OpError as error:
-        raise OSError(error_number(error), error.message, path) from None
+        number = error_number(error)
+        # Some file systems return errors without a message.
+        message = error.message or os.strerror(number)
+        raise OSError(number, message, path) from None
 
 
 def exists(path: str) -> bool:
@@ -154,9 +157,11 @@ class _RemoteFile(io.RawIOBase):
     def __init__(self, path: str):
         super().__init__()
         self._path = path
+        # `close` is also called if the file does not exist. The file is opened
+        # by the first read.
+        self._file = _gfile(lambda gfile: gfile.GFile(path, "rb"), path)
         self._size = size(path)
         self._position = 0
-        self._file = _gfile(lambda gfile: gfile.GFile(path, "rb"), path)
 
     def readable(self) -> bool:
         return True
@@ -326,9 +331,13 @@ def copy_at_once(old: str, new: str) -> None:
 
 
 def is_empty(path: str) -> bool:
-    """Returns whether a folder contains no file or folder."""
+    """Returns whether a folder contains no file or folder.
+
+    A link is a file, even if its target does not exist.
+    """
     return is_folder(path) and not any(
-        exists(posixpath.join(path, name)) for name in names_in(path)
+        is_local(path) or exists(posixpath.join(path, name))
+        for name in names_in(path)
     )
 
 
@@ -387,6 +396,8 @@ def open_checkpoint(prefix: str) -> Any:
       tf.errors.OpError: If the checkpoint cannot be read.
     """
     tf = _tensorflow()
-    if is_file(f"{prefix}.index"):
-        return tf.compat.v1.train.NewCheckpointReader(prefix)
+    with contextlib.suppress(OSError):
+        if is_file(f"{prefix}.index"):
+            return tf.compat.v1.train.NewCheckpointReader(prefix)
+    # If the index cannot be accessed, this function raises the error.
     return tf.train.load_checkpoint(prefix)
