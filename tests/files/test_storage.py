@@ -43,7 +43,6 @@ def test_files_are_written_read_and_removed(folder):
     assert storage.is_folder(f"{folder}/inner")
     assert not storage.is_file(f"{folder}/inner")
     storage.copy(path, f"{folder}/b")
-    storage.copy_at_once(path, f"{folder}/b")
     storage.rename(f"{folder}/b", f"{folder}/c")
     assert storage.names_in(folder) == ["c", "inner"]
     assert sorted(storage.files_below(folder)) == ["c", "inner/a"]
@@ -149,6 +148,29 @@ def test_a_writer_does_not_publish_files_of_another_writer():
         files.publish_folder(*second, path, "meta", "second")
         assert storage.read_text(f"{path}/data") == second[0]
         assert storage.names_in(path) == ["data", "meta"]
+
+
+def test_a_writer_that_fails_keeps_the_folder_of_another_writer():
+    path = "ram://storage/replaced/1"
+
+    @contextlib.contextmanager
+    def writing(text):
+        with files.replacing_folder(path, "meta"):
+            storage.write_text(f"{path}/data", text)
+            yield
+            storage.write_text(f"{path}/meta.partial", text)
+
+    with pytest.raises(OSError, match="another writer has started.*/1"):
+        with writing("first"), writing("second"):
+            pass
+    assert storage.read_text(f"{path}/meta") == "second"
+    with pytest.raises(ZeroDivisionError):
+        with writing("third"):
+            with writing("fourth"):
+                pass
+            raise ZeroDivisionError
+    assert storage.read_text(f"{path}/data") == "fourth"
+    assert storage.names_in(path) == ["data", "meta"]
 
 
 def test_the_names_of_paths():

@@ -1,8 +1,8 @@
 """Staging folders, and atomic replacement of files and folders.
 
 Paths may be local or on another file system that TensorFlow supports. Errors
-are raised as `OSError`. `serving_deltas/storage.py` contains the simple
-operations on files of both kinds, and says what other file systems guarantee.
+are raised as `OSError`. `serving_deltas/storage.py` contains the basic
+operations, and documents the guarantees of other file systems.
 
 On the local file system, `replacing_file` and `replacing_folder` yield a path
 in a staging folder, which is next to the target. At the end of the block, these
@@ -282,10 +282,12 @@ def replacing_folder(path: str, marker: str) -> Iterator[str]:
     If `path` is a link, the folder that it points to is replaced. If the block
     fails, nothing is changed.
 
-    If `path` is not on the local file system, the block gets `path` itself,
-    after the old folder was removed, and must write the marker last. If the
-    block fails, the folder is removed. If the process is killed, the folder has
-    no marker, and readers reject it.
+    If `path` is not on the local file system, the block receives `path` itself,
+    after the old folder was removed, and must write the marker under the name
+    `{marker}.partial`. This function then renames the marker. If the block
+    fails, the folder is removed. If the process is killed, the folder has no
+    marker, and readers reject it. If another writer starts to write the folder,
+    this function raises an error.
 
     Args:
       path: The folder.
@@ -302,14 +304,15 @@ def replacing_folder(path: str, marker: str) -> Iterator[str]:
             yield new
             replace_folder(new, target)
         return
-    storage.begin_folder(target, marker)
+    token = storage.begin_folder(target, marker)
     try:
         yield target
+        storage.end_folder(target, marker, token)
     except BaseException:
         with contextlib.suppress(OSError):
-            storage.remove_tree(target, marker)
+            if storage.is_writer(target, token):
+                storage.remove_tree(target, marker)
         raise
-    storage.end_folder(target)
 
 
 def new_folder(staging: str, path: str, marker: str) -> str:
@@ -372,30 +375,14 @@ def publish_folder(
     file = os.path.join(new, marker)
     if not paths.is_local(path):
         _check_not_published(path, marker)
-        _check_writer(path, staging)
-        write_text(file, content)
-        storage.end_folder(path)
+        storage.write_text(f"{file}.partial", content)
+        storage.end_folder(path, marker, staging)
         return
     storage.write_text(file, content)
     sync_tree(new)
     _check_not_published(path)
     os.rename(new, path)
     sync(os.path.dirname(os.path.abspath(path)))
-
-
-def _check_writer(path: str, staging: str) -> None:
-    """Checks that no other writer has called `new_folder` since then."""
-    try:
-        found = storage.read_text(os.path.join(path, storage.INCOMPLETE))
-    except FileNotFoundError:
-        found = ""
-    if found != staging:
-        raise OSError(
-            errno.EBUSY,
-            "another writer has started to write the same folder, and has "
-            "removed the files of this writer. End one of the writers",
-            path,
-        )
 
 
 def replace_folder(new: str, target: str) -> None:

@@ -101,13 +101,11 @@ def update_export(
             f"empty. Received: {target!r}."
         )
     if not storage.is_local(target):
-        storage.begin_folder(target, export_state.MODEL)
-        model = os.path.join(target, export_state.MODEL)
-        partial = f"{model}.partial"
-        state = _write(path, target, found, target, partial)
+        token = storage.begin_folder(target, export_state.MODEL)
+        model = os.path.join(target, f"{export_state.MODEL}.partial")
+        state = _write(path, target, found, target, model)
         _check_unchanged(path, before)
-        storage.rename(partial, model)
-        storage.end_folder(target)
+        storage.end_folder(target, export_state.MODEL, token)
         return state.sequence
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with _staged(target) as folder:
@@ -175,7 +173,9 @@ def _copy_without_variables(path: str, new: str) -> None:
     if not (storage.is_local(path) and storage.is_local(new)):
         storage.make_folders(os.path.join(new, variables))
         for name in storage.files_below(path):
-            if name == export_state.MODEL or name.startswith(f"{variables}/"):
+            if name in (export_state.MODEL, storage.INCOMPLETE):
+                continue
+            if name.startswith(f"{variables}/"):
                 continue
             copied = os.path.join(new, name)
             storage.make_folders(os.path.dirname(copied))

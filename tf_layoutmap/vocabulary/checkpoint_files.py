@@ -228,11 +228,11 @@ def replace_checkpoint(new: str, target: str) -> None:
       OSError: If a file cannot be renamed.
     """
     folder, moved = os.path.dirname(target), set[str]()
-    of_new = files_of(new)
-    for path in (*of_new, f"{new}.index"):
+    new_files = files_of(new)
+    for path in (*new_files, f"{new}.index"):
         files.sync(path)
     try:
-        for path in of_new:
+        for path in new_files:
             to = target + path[len(new) :]
             moved.add(to)
             storage.rename(path, to)
