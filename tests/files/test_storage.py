@@ -1,6 +1,7 @@
 """Operations on files work for local paths and for other file systems."""
 
 import contextlib
+import errno
 import io
 import os
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 from tf_layoutmap._core import files
 from tf_layoutmap.serving import export
 from tf_layoutmap.serving_deltas import storage
-from tf_layoutmap.vocabulary import row_files
+from tf_layoutmap.vocabulary import checkpoint_files, row_files
 
 
 @pytest.fixture(params=["local", "file", "ram"])
@@ -191,6 +192,31 @@ def test_a_prefix_of_a_checkpoint_is_not_a_folder():
     assert reader.get_tensor(key).tolist() == [1.0]
     with pytest.raises((tf.errors.NotFoundError, ValueError)):
         storage.open_checkpoint("ram://storage/missing")
+
+
+def test_a_checkpoint_is_readable_if_the_rename_of_its_index_fails(monkeypatch):
+    prefix = "ram://storage/renamed/ck"
+    tf.io.gfile.makedirs("ram://storage/renamed")
+    rename = storage.rename
+
+    def write(value):
+        tensors = [(name, tf.constant(value)) for name in "xyz"]
+        checkpoint_files.write_checkpoint(prefix, tensors)
+
+    def fail(old, new):
+        if not new.endswith(".index"):
+            return rename(old, new)
+        storage.copy(old, new)
+        raise OSError(errno.EIO, "the old file cannot be removed", new)
+
+    write(1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "rename", fail)
+        with pytest.raises(OSError, match="cannot be removed"):
+            write(2.0)
+    assert storage.open_checkpoint(prefix).get_tensor("x") == 2.0
+    write(3.0)
+    assert storage.open_checkpoint(prefix).get_tensor("x") == 3.0
 
 
 def test_an_unknown_scheme_is_named():
