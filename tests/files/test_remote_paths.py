@@ -11,7 +11,8 @@ from tests.serving_deltas import cases, test_mark_export
 from tf_layoutmap._core import files
 from tf_layoutmap.planning import costs as machine_costs
 from tf_layoutmap.ps import checkpoints
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.serving_deltas import on_disk, storage
+from tf_layoutmap.vocabulary import foreign_rows
 
 tpu = tf.tpu.experimental.embedding
 
@@ -98,6 +99,49 @@ def test_errors_name_the_argument_and_the_path(folder):
         assert missing in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        tlm.ServedModel,
+        lambda path: tlm.convert_vocabularies(
+            path, "ram://remote_paths/x", {"words": tlm.OpenVocabulary(9)}
+        ),
+        lambda path: next(foreign_rows.read_tfra(path, 4, "words")),
+        lambda path: tlm.apply_deltas(path, "ram://remote_paths"),
+    ],
+)
+def test_an_unknown_scheme_raises_a_value_error(call):
+    with pytest.raises(ValueError, match="must .*nowhere://a/b"):
+        call("nowhere://a/b")
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_an_update_of_a_replaced_saved_model_raises(
+    folder, tmp_path, monkeypatch, is_local
+):
+    one = cases.embedding()
+    base = cases.save(one, f"{folder}/base")
+    writer = tlm.DeltaWriter(one, f"{folder}/deltas", base=base)
+    model = cases.export(one, f"{folder}/model", deltas=writer)
+    cases.train(one, 0)
+    writer.write()
+    copy = on_disk._copy_without_variables
+
+    def replace(path, new):
+        copy(path, new)
+        monkeypatch.setattr(on_disk, "_copy_without_variables", copy)
+        cases.train(one, 1)
+        cases.export(one, model, deltas=writer)
+
+    monkeypatch.setattr(on_disk, "_copy_without_variables", replace)
+    target = f"{tmp_path if is_local else folder}/2"
+    with pytest.raises(RuntimeError, match="model' was replaced while"):
+        tlm.update_export(model, f"{folder}/deltas", target)
+    assert not storage.is_file(f"{target}/saved_model.pb")
+    assert tlm.update_export(model, f"{folder}/deltas", target) == 1
+    tf.saved_model.load(target)
+
+
 def test_a_marked_saved_model_accepts_deltas(folder):
     one = cases.embedding()
     base = cases.save(one, f"{folder}/base")
@@ -169,6 +213,14 @@ def test_the_program_that_was_started_last_owns_a_folder(folder):
         first.save(2, write)
     assert e.value.filename == folder
     second.save(3, write)
+    # A program that is started again in the first process owns the folder.
+    checkpoints.folder_locks._locks[folder] = first._lock
+    third = checkpoints.CheckpointFolder(folder, 2)
+    with pytest.raises(OSError, match="started last"):
+        second.save(4, write)
+    third.save(4, write)
+    checkpoints.folder_locks._locks.clear()
+    second = checkpoints.CheckpointFolder(folder, 2)
 
     # The claim is also checked when all variables are written.
     def lose(prefix):
@@ -176,8 +228,8 @@ def test_the_program_that_was_started_last_owns_a_folder(folder):
         checkpoints.folder_locks.FolderClaim(folder)
 
     with pytest.raises(OSError, match="started last"):
-        second.save(4, lose)
-    assert second.newest().num_done == 3
+        second.save(5, lose)
+    assert second.newest().num_done == 4
 
 
 def test_weights_of_keras_are_written_to_any_file_system(folder):

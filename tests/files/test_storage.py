@@ -1,5 +1,7 @@
 """Operations on files work for local paths and for other file systems."""
 
+import contextlib
+import errno
 import io
 import os
 
@@ -8,7 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap._core import files
+from tf_layoutmap.serving import export
 from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.vocabulary import checkpoint_files, row_files
 
 
 @pytest.fixture(params=["local", "file", "ram"])
@@ -26,8 +30,9 @@ def folder(request, tmp_path):
 def test_files_are_written_read_and_removed(folder):
     path = f"{folder}/inner/a"
     assert not storage.exists(path) and not storage.is_file(path)
-    with pytest.raises(FileNotFoundError, match="inner/a"):
+    with pytest.raises(FileNotFoundError, match="inner/a") as caught:
         storage.read_bytes(path)
+    assert caught.value.strerror
     storage.make_folders(f"{folder}/inner")
     storage.make_folders(f"{folder}/inner")
     # A shorter text replaces the whole file.
@@ -39,7 +44,6 @@ def test_files_are_written_read_and_removed(folder):
     assert storage.is_folder(f"{folder}/inner")
     assert not storage.is_file(f"{folder}/inner")
     storage.copy(path, f"{folder}/b")
-    storage.copy_at_once(path, f"{folder}/b")
     storage.rename(f"{folder}/b", f"{folder}/c")
     assert storage.names_in(folder) == ["c", "inner"]
     assert sorted(storage.files_below(folder)) == ["c", "inner/a"]
@@ -57,6 +61,25 @@ def test_the_beginning_of_a_path_is_not_a_file(folder):
     assert not storage.is_file(f"{folder}/a/state.json")
     storage.write_text(f"{folder}/a/state.json", "x")
     assert storage.is_file(f"{folder}/a/state.json")
+
+
+def test_a_file_that_does_not_exist_can_be_closed():
+    """The garbage collector calls `close`, and reports its errors."""
+    one = storage._RemoteFile.__new__(storage._RemoteFile)
+    with pytest.raises(FileNotFoundError):
+        one.__init__("ram://storage/missing")
+    one.close()
+    assert one.closed
+
+
+def test_a_folder_with_a_link_is_not_empty(tmp_path):
+    assert storage.is_empty(str(tmp_path))
+    (tmp_path / "link").symlink_to("missing")
+    assert not storage.is_empty(str(tmp_path))
+    with pytest.raises(ValueError, match="new, empty or a SavedModel"):
+        export.check_target(str(tmp_path))
+    with pytest.raises(FileExistsError, match="_meta.json"):
+        row_files._check_replaceable(str(tmp_path))
 
 
 def test_the_parts_of_a_file_are_read_in_any_order(folder):
@@ -97,15 +120,58 @@ def test_a_folder_gets_its_name_with_its_last_file(folder):
         new = files.new_folder(staging, path, "meta")
         storage.write_text(f"{new}/data", "1")
         assert not storage.is_file(f"{path}/meta")
-        files.publish_folder(new, path, "meta", "text")
+        files.publish_folder(staging, new, path, "meta", "text")
     assert storage.names_in(path) == ["data", "meta"]
     assert storage.names_in(folder) == ["00000001"]
     with pytest.raises(FileExistsError, match="00000001.*another writer"):
         with files.staged(f"{path}.staging") as staging:
             new = files.new_folder(staging, path, "meta")
-            files.publish_folder(new, path, "meta", "other")
+            files.publish_folder(staging, new, path, "meta", "other")
     assert storage.read_text(f"{path}/meta") == "text"
     assert storage.names_in(folder) == ["00000001"]
+
+
+def test_a_writer_does_not_publish_files_of_another_writer():
+    folder = "ram://storage/writers"
+    path = f"{folder}/00000001"
+
+    def begin():
+        staging = stack.enter_context(files.staged(f"{folder}/staging"))
+        new = files.new_folder(staging, path, "meta")
+        storage.write_text(f"{new}/data", staging)
+        return staging, new
+
+    with contextlib.ExitStack() as stack:
+        first, second = begin(), begin()
+        with pytest.raises(OSError, match="another writer has started.*00001"):
+            files.publish_folder(*first, path, "meta", "first")
+        assert not storage.is_file(f"{path}/meta")
+        files.publish_folder(*second, path, "meta", "second")
+        assert storage.read_text(f"{path}/data") == second[0]
+        assert storage.names_in(path) == ["data", "meta"]
+
+
+def test_a_writer_that_fails_keeps_the_folder_of_another_writer():
+    path = "ram://storage/replaced/1"
+
+    @contextlib.contextmanager
+    def writing(text):
+        with files.replacing_folder(path, "meta"):
+            storage.write_text(f"{path}/data", text)
+            yield
+            storage.write_text(f"{path}/meta.partial", text)
+
+    with pytest.raises(OSError, match="another writer has started.*/1"):
+        with writing("first"), writing("second"):
+            pass
+    assert storage.read_text(f"{path}/meta") == "second"
+    with pytest.raises(ZeroDivisionError):
+        with writing("third"):
+            with writing("fourth"):
+                pass
+            raise ZeroDivisionError
+    assert storage.read_text(f"{path}/data") == "fourth"
+    assert storage.names_in(path) == ["data", "meta"]
 
 
 def test_the_names_of_paths():
@@ -126,6 +192,31 @@ def test_a_prefix_of_a_checkpoint_is_not_a_folder():
     assert reader.get_tensor(key).tolist() == [1.0]
     with pytest.raises((tf.errors.NotFoundError, ValueError)):
         storage.open_checkpoint("ram://storage/missing")
+
+
+def test_a_checkpoint_is_readable_if_the_rename_of_its_index_fails(monkeypatch):
+    prefix = "ram://storage/renamed/ck"
+    tf.io.gfile.makedirs("ram://storage/renamed")
+    rename = storage.rename
+
+    def write(value):
+        tensors = [(name, tf.constant(value)) for name in "xyz"]
+        checkpoint_files.write_checkpoint(prefix, tensors)
+
+    def fail(old, new):
+        if not new.endswith(".index"):
+            return rename(old, new)
+        storage.copy(old, new)
+        raise OSError(errno.EIO, "the old file cannot be removed", new)
+
+    write(1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "rename", fail)
+        with pytest.raises(OSError, match="cannot be removed"):
+            write(2.0)
+    assert storage.open_checkpoint(prefix).get_tensor("x") == 2.0
+    write(3.0)
+    assert storage.open_checkpoint(prefix).get_tensor("x") == 3.0
 
 
 def test_an_unknown_scheme_is_named():

@@ -67,10 +67,18 @@ def test_files_on_other_file_systems_are_supported(format):
     with tf.io.gfile.GFile(f"{path}/_meta.json") as file:
         names = [one["name"] for one in json.load(file)["files"]]
     assert sorted(tf.io.gfile.listdir(path)) == ["_meta.json", *names]
-    with tf.io.gfile.GFile("ram://other_files/notes", "w") as file:
-        file.write("text")
-    with pytest.raises(OSError, match="does not contain '_meta.json'.*other_f"):
-        vocabulary.export("ram://other_files", format=format)
+    for name in ("notes", "keys-2024.csv", "keys-00001.csv", "_meta.txt"):
+        folder = f"ram://other_files/{format}-{name}"
+        with tf.io.gfile.GFile(f"{folder}/{name}", "w") as file:
+            file.write("text")
+        with pytest.raises(
+            OSError, match="does not contain '_meta.json'.*other_f"
+        ):
+            vocabulary.export(folder, format=format)
+        # Files of the user remain in a folder with exported rows.
+        tf.io.gfile.copy(f"{path}/_meta.json", f"{folder}/_meta.json")
+        vocabulary.export(folder, format=format)
+        assert tf.io.gfile.exists(f"{folder}/{name}")
 
 
 def test_word_vectors_on_other_file_systems_are_supported():

@@ -1,8 +1,8 @@
 """Staging folders, and atomic replacement of files and folders.
 
 Paths may be local or on another file system that TensorFlow supports. Errors
-are raised as `OSError`. `serving_deltas/storage.py` contains the simple
-operations on files of both kinds, and says what other file systems guarantee.
+are raised as `OSError`. `serving_deltas/storage.py` contains the basic
+operations, and documents the guarantees of other file systems.
 
 On the local file system, `replacing_file` and `replacing_folder` yield a path
 in a staging folder, which is next to the target. At the end of the block, these
@@ -282,10 +282,12 @@ def replacing_folder(path: str, marker: str) -> Iterator[str]:
     If `path` is a link, the folder that it points to is replaced. If the block
     fails, nothing is changed.
 
-    If `path` is not on the local file system, the block gets `path` itself,
-    after the old folder was removed, and must write the marker last. If the
-    block fails, the folder is removed. If the process is killed, the folder has
-    no marker, and readers reject it.
+    If `path` is not on the local file system, the block receives `path` itself,
+    after the old folder was removed, and must write the marker under the name
+    `{marker}.partial`. This function then renames the marker. If the block
+    fails, the folder is removed. If the process is killed, the folder has no
+    marker, and readers reject it. If another writer starts to write the folder,
+    this function raises an error.
 
     Args:
       path: The folder.
@@ -302,18 +304,22 @@ def replacing_folder(path: str, marker: str) -> Iterator[str]:
             yield new
             replace_folder(new, target)
         return
-    storage.begin_folder(target, marker)
+    token = storage.begin_folder(target, marker)
     try:
         yield target
+        storage.end_folder(target, marker, token)
     except BaseException:
         with contextlib.suppress(OSError):
-            storage.remove_tree(target, marker)
+            if storage.is_writer(target, token):
+                storage.remove_tree(target, marker)
         raise
-    storage.end_folder(target)
 
 
 def new_folder(staging: str, path: str, marker: str) -> str:
     """Creates a folder that `publish_folder` completes, and returns its path.
+
+    If `path` is not on the local file system, a file in the folder contains the
+    path of the staging folder, which is different for each writer.
 
     Args:
       staging: Staging folder, next to `path`.
@@ -332,6 +338,7 @@ def new_folder(staging: str, path: str, marker: str) -> str:
     # Files of a writer that was killed may remain.
     storage.remove_tree(path)
     storage.make_folders(path)
+    storage.write_text(os.path.join(path, storage.INCOMPLETE), staging)
     return path
 
 
@@ -346,24 +353,30 @@ def _check_not_published(path: str, marker: str = "") -> None:
         )
 
 
-def publish_folder(new: str, path: str, marker: str, content: str) -> None:
-    """Writes the last file of a folder, and gives the folder its final path.
+def publish_folder(
+    staging: str, new: str, path: str, marker: str, content: str
+) -> None:
+    """Writes the last file of a folder, and renames the folder to its path.
 
-    Readers see the folder completely or not at all.
+    Readers see the folder completely or not at all. If the path is not on the
+    local file system, the folder is not renamed.
 
     Args:
+      staging: Same as for `new_folder`.
       new: Result of `new_folder`.
       path: Path of the complete folder.
       marker: Name of the last file, which readers require.
       content: Contents of the last file.
 
     Raises:
-      OSError: If the file cannot be written, or `path` exists.
+      OSError: If the file cannot be written, if `path` exists, or if another
+        writer has called `new_folder` with the same path.
     """
     file = os.path.join(new, marker)
     if not paths.is_local(path):
         _check_not_published(path, marker)
-        write_text(file, content)
+        storage.write_text(f"{file}.partial", content)
+        storage.end_folder(path, marker, staging)
         return
     storage.write_text(file, content)
     sync_tree(new)

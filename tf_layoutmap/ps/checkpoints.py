@@ -197,10 +197,11 @@ class CheckpointFolder:
     ) -> None:
         self._check_owner()
         try:
-            files.new_folder("", path, _STATE)
+            # The path is different for each writer.
+            files.new_folder(path, path, _STATE)
             _call_write(write, os.path.join(path, _PREFIX))
             self._check_owner()
-            files.publish_folder(path, path, _STATE, state)
+            files.publish_folder(path, path, path, _STATE, state)
         except BaseException:
             with contextlib.suppress(OSError):
                 if not self._is_complete(path):

@@ -57,11 +57,22 @@ class FolderClaim:
         self._folder = folder
         self._path = os.path.join(folder, SUFFIX)
         self._token = uuid.uuid4().hex
+        self.claim()
+
+    def claim(self) -> None:
+        """Claims the folder, also if another program has claimed it.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
         if storage.is_file(self._path):
+            owner = storage.read_text(self._path)
+            if self._token in owner:
+                return
             logging.info(
                 "Claiming %s, which was claimed before (%s).",
-                folder,
-                _describe(storage.read_text(self._path)),
+                self._folder,
+                _describe(owner),
             )
         self._write()
 
@@ -119,7 +130,10 @@ def lock(folder: str) -> FolderLock | FolderClaim | None:
     """
     if not storage.is_local(folder):
         claim = _locks.get(folder)
-        if claim is None:
+        if isinstance(claim, FolderClaim):
+            # Another program may have claimed the folder since then.
+            claim.claim()
+        else:
             claim = _locks[folder] = FolderClaim(folder)
         return claim
     real = os.path.realpath(folder)

@@ -149,7 +149,7 @@ def remote_saved_model(
             model = os.path.join(folder, _MODEL)
             written.append(model)
             yield written
-            storage.copy_at_once(os.path.join(local, _MODEL), model)
+            storage.copy(os.path.join(local, _MODEL), f"{model}.partial")
 
 
 def check_target(path: str) -> None:

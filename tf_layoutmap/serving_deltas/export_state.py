@@ -206,13 +206,13 @@ def read(folder: str) -> ExportState:
         belongs to another SavedModel.
     """
     path = os.path.join(folder, FILE)
-    if storage.is_unfinished(folder, MODEL):
-        raise ValueError(
-            f"{folder!r} must be a complete SavedModel. Received: a folder "
-            f"without {MODEL!r}, which is being written, or whose writer was "
-            "killed."
-        )
     try:
+        if storage.is_unfinished(folder, MODEL):
+            raise ValueError(
+                f"{folder!r} must be a complete SavedModel. Received: a folder "
+                f"without {MODEL!r}, which is being written, or whose writer "
+                "was killed."
+            )
         text = storage.read_text(path)
     except OSError as error:
         raise ValueError(

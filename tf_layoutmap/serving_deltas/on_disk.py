@@ -101,42 +101,51 @@ def update_export(
             f"empty. Received: {target!r}."
         )
     if not storage.is_local(target):
-        storage.begin_folder(target, export_state.MODEL)
-        state = _write(path, target, found, target)
-        if export_state.read(path) != before:
-            raise RuntimeError(
-                f"{path!r} was replaced while it was read. Update it again."
-            )
-        storage.copy_at_once(
-            os.path.join(path, export_state.MODEL),
-            os.path.join(target, export_state.MODEL),
-        )
-        storage.end_folder(target)
+        token = storage.begin_folder(target, export_state.MODEL)
+        model = os.path.join(target, f"{export_state.MODEL}.partial")
+        state = _write(path, target, found, target, model)
+        _check_unchanged(path, before)
+        storage.end_folder(target, export_state.MODEL, token)
         return state.sequence
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with _staged(target) as folder:
         new = os.path.join(folder, "new")
-        state = _write(path, new, found, target)
-        storage.copy(
-            os.path.join(path, export_state.MODEL),
-            os.path.join(new, export_state.MODEL),
-        )
+        model = os.path.join(new, export_state.MODEL)
+        state = _write(path, new, found, target, model)
+        _check_unchanged(path, before)
         _sync_tree(new)
         os.rename(new, target)
         _sync(os.path.dirname(target))
     return state.sequence
 
 
+def _check_unchanged(path: str, before: export_state.ExportState) -> None:
+    """Checks that a SavedModel was not replaced while it was read.
+
+    Raises:
+      RuntimeError: If the SavedModel was replaced.
+    """
+    try:
+        is_same = export_state.read(path) == before
+    except ValueError:  # The SavedModel is being replaced.
+        is_same = False
+    if not is_same:
+        raise RuntimeError(
+            f"{path!r} was replaced while it was read. Update it again."
+        )
+
+
 def _write(
-    path: str, new: str, found: changes.Changes, target: str
+    path: str, new: str, found: changes.Changes, target: str, model: str
 ) -> export_state.ExportState:
-    """Writes all files except `export_state.MODEL`.
+    """Writes all files of the copy.
 
     Args:
       path: Folder of the SavedModel.
       new: Folder of the copy.
       found: Changes of the variables.
       target: Final path of the copy, for messages.
+      model: Path of the copy of `export_state.MODEL`.
 
     Returns:
       The state of the copy.
@@ -149,6 +158,7 @@ def _write(
     )
     storage.write_text(os.path.join(new, export_state.FILE), state.to_json())
     _write_fingerprint(new)
+    storage.copy(os.path.join(path, export_state.MODEL), model)
     return state
 
 
@@ -163,7 +173,9 @@ def _copy_without_variables(path: str, new: str) -> None:
     if not (storage.is_local(path) and storage.is_local(new)):
         storage.make_folders(os.path.join(new, variables))
         for name in storage.files_below(path):
-            if name == export_state.MODEL or name.startswith(f"{variables}/"):
+            if name in (export_state.MODEL, storage.INCOMPLETE):
+                continue
+            if name.startswith(f"{variables}/"):
                 continue
             copied = os.path.join(new, name)
             storage.make_folders(os.path.dirname(copied))

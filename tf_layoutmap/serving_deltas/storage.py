@@ -26,11 +26,12 @@ import io
 import os
 import posixpath
 import shutil
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from typing import IO, Any
 
 # A folder with this file and without its marker is not complete, and can be
-# replaced.
+# replaced. The file contains a token of the writer that was started last.
 INCOMPLETE = "incomplete.partial"
 
 
@@ -40,7 +41,7 @@ def is_local(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Returns a path without the scheme `file://`, for functions of Python.
+    """Returns a path without the scheme `file://`, for Python functions.
 
     >>> local_path("file:///a/b"), local_path("gs://a/b")
     ('/a/b', 'gs://a/b')
@@ -91,7 +92,10 @@ def _gfile(call: Callable[[Any], Any], path: str) -> Any:
     try:
         return call(tf.io.gfile)
     except tf.errors.OpError as error:
-        raise OSError(error_number(error), error.message, path) from None
+        number = error_number(error)
+        # Some file systems return errors without a message.
+        message = error.message or os.strerror(number)
+        raise OSError(number, message, path) from None
 
 
 def exists(path: str) -> bool:
@@ -139,7 +143,7 @@ def size(path: str) -> int:
 
 @contextlib.contextmanager
 def reading(path: str) -> Generator[IO[bytes]]:
-    """Opens a file, whose parts can be read in any order."""
+    """Opens a file for random access."""
     if is_local(path):
         with open(local_path(path), "rb") as file:
             yield file
@@ -149,14 +153,16 @@ def reading(path: str) -> Generator[IO[bytes]]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file that `tf.io.gfile` reads, as a file of Python."""
+    """A Python file object that reads with `tf.io.gfile`."""
 
     def __init__(self, path: str):
         super().__init__()
         self._path = path
+        # `close` is also called if the file does not exist. The file is opened
+        # by the first read.
+        self._file = _gfile(lambda gfile: gfile.GFile(path, "rb"), path)
         self._size = size(path)
         self._position = 0
-        self._file = _gfile(lambda gfile: gfile.GFile(path, "rb"), path)
 
     def readable(self) -> bool:
         return True
@@ -257,11 +263,11 @@ def rename(old: str, new: str) -> None:
 def _are_equal(one: str, other: str) -> bool:
     """Returns whether two files exist and have the same contents."""
     try:
-        with reading(one) as file, reading(other) as of_other:
-            while chunk := file.read(2**20):
-                if chunk != of_other.read(len(chunk)):
+        with reading(one) as first, reading(other) as second:
+            while chunk := first.read(2**20):
+                if chunk != second.read(len(chunk)):
                     return False
-            return not of_other.read(1)
+            return not second.read(1)
     except OSError:
         return False
 
@@ -276,10 +282,10 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str, marker: str = "") -> None:
-    """Removes a folder with its contents, as far as possible.
+    """Removes a folder and its contents. Files with errors remain.
 
     On a file system that is not local, files that its lists do not contain yet
-    remain.
+    also remain.
 
     Args:
       path: The folder.
@@ -318,40 +324,70 @@ def copy(old: str, new: str) -> None:
     _gfile(lambda gfile: gfile.copy(old, new), new)
 
 
-def copy_at_once(old: str, new: str) -> None:
-    """Copies a file. Readers see the new file completely or not at all."""
-    partial = f"{new}.partial"
-    copy(old, partial)
-    rename(partial, new)
-
-
 def is_empty(path: str) -> bool:
-    """Returns whether a folder contains no file or folder."""
+    """Returns whether a folder contains no file or folder.
+
+    A link is a file, even if its target does not exist.
+    """
     return is_folder(path) and not any(
-        exists(posixpath.join(path, name)) for name in names_in(path)
+        is_local(path) or exists(posixpath.join(path, name))
+        for name in names_in(path)
     )
 
 
-def begin_folder(path: str, marker: str) -> None:
+def begin_folder(path: str, marker: str) -> str:
     """Empties a folder that is not local, or creates it.
 
-    Readers reject the folder until its marker is written.
+    Readers reject the folder until `end_folder` is called.
 
     Args:
       path: The folder.
       marker: Name of the file that will be written last.
+
+    Returns:
+      The token of this writer, for `end_folder`.
     """
+    token = uuid.uuid4().hex
     make_folders(path)
     # Whenever this process is killed, the folder is complete or has this file.
-    write_bytes(posixpath.join(path, INCOMPLETE), b"")
+    write_text(posixpath.join(path, INCOMPLETE), token)
     remove(posixpath.join(path, marker))
     _remove_contents(path)
+    return token
 
 
-def end_folder(path: str) -> None:
-    """Ends what `begin_folder` began, after the marker was written."""
+def is_writer(path: str, token: str) -> bool:
+    """Returns whether no other writer has started to write the folder."""
+    try:
+        return read_text(posixpath.join(path, INCOMPLETE)) == token
+    except FileNotFoundError:
+        return False
+
+
+def end_folder(path: str, marker: str, token: str) -> None:
+    """Renames the file `{marker}.partial` to `marker`.
+
+    Args:
+      path: The folder.
+      marker: Same as for `begin_folder`.
+      token: Token of this writer: the contents of the file `INCOMPLETE`.
+
+    Raises:
+      OSError: If another writer has started to write the folder, or the file
+        cannot be renamed.
+    """
+    if not is_writer(path, token):
+        raise OSError(
+            errno.EBUSY,
+            "another writer has started to write the same folder, and has "
+            "removed the files of this writer. End one of the writers",
+            path,
+        )
+    file = posixpath.join(path, marker)
+    rename(f"{file}.partial", file)
     with contextlib.suppress(OSError):
-        remove(posixpath.join(path, INCOMPLETE))
+        if is_writer(path, token):
+            remove(posixpath.join(path, INCOMPLETE))
 
 
 def is_unfinished(path: str, marker: str) -> bool:
@@ -387,6 +423,8 @@ def open_checkpoint(prefix: str) -> Any:
       tf.errors.OpError: If the checkpoint cannot be read.
     """
     tf = _tensorflow()
-    if is_file(f"{prefix}.index"):
-        return tf.compat.v1.train.NewCheckpointReader(prefix)
+    with contextlib.suppress(OSError):
+        if is_file(f"{prefix}.index"):
+            return tf.compat.v1.train.NewCheckpointReader(prefix)
+    # If the index cannot be accessed, this function raises the error.
     return tf.train.load_checkpoint(prefix)

@@ -228,21 +228,26 @@ def replace_checkpoint(new: str, target: str) -> None:
       OSError: If a file cannot be renamed.
     """
     folder, moved = os.path.dirname(target), set[str]()
-    of_new = files_of(new)
-    for path in (*of_new, f"{new}.index"):
+    renames_index = False
+    new_files = files_of(new)
+    for path in (*new_files, f"{new}.index"):
         files.sync(path)
     try:
-        for path in of_new:
+        for path in new_files:
             to = target + path[len(new) :]
             moved.add(to)
             storage.rename(path, to)
         files.sync(folder)
+        renames_index = True
         storage.rename(f"{new}.index", f"{target}.index")
     except BaseException:
         # If the index still has its old name, `target` is not the new
         # checkpoint yet, and the moved data files are removed. Otherwise
-        # `target` is already the new checkpoint.
-        if storage.is_file(f"{new}.index"):
+        # `target` is already the new checkpoint. If the file system is not
+        # local, both can be true after a rename that has failed.
+        if (paths.is_local(target) or not renames_index) and storage.is_file(
+            f"{new}.index"
+        ):
             for path in moved:
                 storage.remove(path)
         raise

@@ -15,6 +15,7 @@ TorchRec has no file format with keys and values.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +53,11 @@ def read_tfra(
     """
     name = _required(name, "tfra")
     # On some file systems, the beginning of a path is also a folder.
-    is_prefix = not storage.is_local(path) and storage.is_file(f"{path}.index")
+    # If they cannot be accessed, the reader of checkpoints raises the error.
+    is_prefix = False
+    if not storage.is_local(path):
+        with contextlib.suppress(OSError):
+            is_prefix = storage.is_file(f"{path}.index")
     if is_prefix or not storage.is_folder(path):
         yield from _read_tfra_checkpoint(path, name, dim)
         return

@@ -32,8 +32,10 @@ META_FILE = "_meta.json"
 _VERSION = 1
 _SLOT = "slot/"
 _SUFFIXES = {"numpy": ".npz", "parquet": ".parquet"}
-# Names of files, and of files of a writer that was killed.
-_NAME = re.compile(r"(?:keys-(\d+)|_meta)\.")
+# Names of files, and of folders of a writer that was killed.
+_NAME = re.compile(
+    r"keys-(\d{5,})\.(?:npz|parquet)|_meta\.json\.partial-[0-9a-f]{16}"
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -136,7 +138,7 @@ def _write_remote(
     old = {
         name: int(match[1])
         for name in found
-        if (match := _NAME.match(name)) and match[1]
+        if (match := _NAME.fullmatch(name)) and match[1]
     }
     meta = write_all(path, max(old.values(), default=-1) + 1)
     files.write_text(meta_path, json.dumps(meta, indent=1))
@@ -164,10 +166,13 @@ def _check_replaceable(path: str) -> None:
 
 def _other_names(path: str) -> list[str]:
     """Returns the names in a folder, except files of a killed writer."""
+    names = storage.names_in(path)
+    if paths.is_local(path):
+        return names
     return [
         name
-        for name in storage.names_in(path)
-        if (paths.is_local(path) or not _NAME.match(name))
+        for name in names
+        if not _NAME.fullmatch(name)
         and storage.exists(posixpath.join(path, name))
     ]
 

@@ -79,5 +79,5 @@ def write_files(
                 )
             }
         )
-        files.publish_folder(new, path, chain.META_FILE, meta.to_json())
+        files.publish_folder(folder, new, path, chain.META_FILE, meta.to_json())
     return Delta(path, meta)

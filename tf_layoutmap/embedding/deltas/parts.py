@@ -300,7 +300,9 @@ class ProcessesDelta:
                     name,
                 )
         content = make_meta(dict(sorted(described.items()))).to_json()
-        files.publish_folder(new, self._path, chain.META_FILE, content)
+        files.publish_folder(
+            self._folder, new, self._path, chain.META_FILE, content
+        )
         return content
 
     def _prefix_of(self, process: int) -> str:
