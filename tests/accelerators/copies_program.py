@@ -1,10 +1,10 @@
-"""Records the copies of one training step on a GPU in host memory.
+"""Records the copies of a training step on a GPU in host memory.
 
     python -m tests.accelerators.copies_program LIBRARY PROGRAM ...
 
-The program trains each model with tables of several sizes. For each size, it
-prints the copies of one step after two other steps, which trace functions and
-create variables.
+Each program trains a model with tables of each of `SIZES`. For each size, this
+module prints the copies of one step. Earlier steps trace the functions and
+create the variables.
 """
 
 import dataclasses
@@ -20,46 +20,33 @@ import tf_layoutmap as tlm
 from tests.accelerators import fake_gpu
 
 BATCH, WIDTH, NUM_NUMBERS = 16, 8, 5
-# Number of ids of a sample, by feature.
+# Number of ids of a sample, by feature. Each feature has a table.
 FEATURES = {"user": 1, "item": 2, "words": 3}
+# Numbers of rows of each table.
 SIZES = (1_000, 4_000)
-NUM_STEPS = 4
+# Number of steps before the recorded step.
+NUM_BEFORE = 2
 
 config = tf.tpu.experimental.embedding
 
 
-def batch(dtype="int64"):
-    """Returns numbers, ids and labels of one batch."""
+def dataset():
+    """Returns batches of the inputs, numbers and ids, and the labels."""
     random = np.random.default_rng(0)
     ids = {
         name: random.integers(0, SIZES[0], [BATCH, count])
         for name, count in FEATURES.items()
     }
     numbers = random.normal(size=[BATCH, NUM_NUMBERS]).astype(np.float32)
-    return (
-        numbers,
-        {name: one.astype(dtype) for name, one in ids.items()},
-        random.integers(0, 2, [BATCH, 1]).astype(np.float32),
-    )
+    labels = random.integers(0, 2, [BATCH, 1]).astype(np.float32)
+    return tf.data.Dataset.from_tensors(((numbers, ids), labels)).repeat()
 
 
-def dlrm(rows_of):
-    """Returns a DLRM.
-
-    Args:
-      rows_of: Function that receives the ids of all features, and returns
-        tensors of shape `[BATCH, WIDTH]`.
-    """
-    numbers = keras.Input([NUM_NUMBERS], name="numbers")
-    ids = {
-        name: keras.Input([count], dtype="int64", name=name)
-        for name, count in FEATURES.items()
-    }
-    bottom = keras.layers.Dense(WIDTH, "relu", name="bottom")(numbers)
-    pairs = tlm.layers.DotInteraction()([bottom, *rows_of(ids)])
-    top = keras.layers.Concatenate()([bottom, pairs])
-    click = keras.layers.Dense(1, name="top")(top)
-    return keras.Model([numbers, ids], click)
+def dense_part(numbers, rows):
+    """Returns the output of a DLRM for the rows of its features."""
+    bottom = keras.layers.Dense(WIDTH, "relu")(numbers)
+    pairs = tlm.layers.DotInteraction()([bottom, *rows])
+    return keras.layers.Dense(1)(keras.layers.Concatenate()([bottom, pairs]))
 
 
 def table_configs(num_rows):
@@ -71,71 +58,79 @@ def table_configs(num_rows):
     }
 
 
-def fit_step(model, path, x, y):
-    """Returns the copies of one step of `fit`, from end to end."""
+class RecordOneStep(keras.callbacks.Callback):
+    """Records the copies from the end of one step to the end of the next."""
 
-    class Steps(keras.callbacks.Callback):
-        copies = recording = None
+    def __init__(self, path):
+        super().__init__()
+        self._recording = fake_gpu.record_copies(path)
+        self.copies = []
 
-        def on_train_batch_end(self, step, logs=None):
-            if step == NUM_STEPS - 3:
-                self.recording = fake_gpu.record_copies(path)
-                self.copies = self.recording.__enter__()
-            elif step == NUM_STEPS - 2:
-                self.recording.__exit__(None, None, None)
+    def on_train_batch_end(self, step, logs=None):
+        if step == NUM_BEFORE - 1:
+            self.copies = self._recording.__enter__()
+        elif step == NUM_BEFORE:
+            self._recording.__exit__(None, None, None)
 
-    steps = Steps()
+
+def fit(rows_of, path, num_rows):
+    """Trains a DLRM by `fit`, and returns the copies of a step.
+
+    Args:
+      rows_of: Function of the ids of all features and the number of rows of the
+        tables. It returns one tensor `[BATCH, WIDTH]` for each feature.
+      path: The library.
+      num_rows: Number of rows of each table.
+    """
+    numbers = keras.Input([NUM_NUMBERS])
+    ids = {
+        name: keras.Input([count], dtype="int64", name=name)
+        for name, count in FEATURES.items()
+    }
+    clicks = dense_part(numbers, rows_of(ids, num_rows))
+    model = keras.Model((numbers, ids), clicks)
     model.compile("adam", "mse", jit_compile=False)
-    dataset = tf.data.Dataset.from_tensors((x, y)).repeat(NUM_STEPS)
-    model.fit(dataset, verbose=0, callbacks=[steps])
-    return steps.copies
+    recorded = RecordOneStep(path)
+    # The recorded step is not the last one of the epoch, whose end copies the
+    # results.
+    model.fit(
+        dataset(),
+        steps_per_epoch=NUM_BEFORE + 2,
+        verbose=0,
+        callbacks=[recorded],
+    )
+    return recorded.copies
 
 
-def sharded_embedding(path, num_rows):
-    def rows_of(ids):
-        for name, one in ids.items():
-            rows = tlm.layers.ShardedEmbedding(
-                num_rows, WIDTH, optimizer="adagrad", name=f"{name}_table"
-            )(one)
-            yield keras.ops.sum(rows, axis=1)
-
-    numbers, ids, y = batch()
-    return fit_step(dlrm(rows_of), path, (numbers, ids), y)
+def sum_of_rows(make, ids, num_rows):
+    return [
+        keras.ops.sum(make(num_rows, WIDTH)(one), axis=1)
+        for one in ids.values()
+    ]
 
 
-def layer(path, num_rows):
-    def rows_of(ids):
-        features = table_configs(num_rows)
-        rows = tlm.layers.TPUEmbedding(features, config.Adagrad(0.1))(ids)
-        return [rows[name] for name in FEATURES]
-
-    numbers, ids, y = batch()
-    return fit_step(dlrm(rows_of), path, (numbers, ids), y)
+def rows_of_layer(ids, num_rows):
+    rows = tlm.layers.TPUEmbedding(
+        table_configs(num_rows), config.Adagrad(0.1)
+    )(ids)
+    return [rows[name] for name in FEATURES]
 
 
-def stock(path, num_rows):
-    def rows_of(ids):
-        for name, one in ids.items():
-            rows = keras.layers.Embedding(num_rows, WIDTH, name=f"{name}_table")(
-                one
-            )
-            yield keras.ops.sum(rows, axis=1)
-
-    numbers, ids, y = batch()
-    return fit_step(dlrm(rows_of), path, (numbers, ids), y)
-
-
-def loop(path, num_rows, vocabularies=None):
+def loop(path, num_rows, *, is_open):
+    """Trains a DLRM in a custom loop, and returns the copies of a step."""
     embedding = tlm.TPUEmbedding(
-        table_configs(num_rows), config.Adagrad(0.1), vocabularies=vocabularies
+        table_configs(num_rows),
+        config.Adagrad(0.1),
+        vocabularies={name: tlm.OpenVocabulary(num_rows) for name in FEATURES}
+        if is_open
+        else None,
     )
     numbers = keras.Input([NUM_NUMBERS])
     rows = {name: keras.Input([WIDTH]) for name in FEATURES}
-    bottom = keras.layers.Dense(WIDTH, "relu")(numbers)
-    top = keras.layers.Concatenate()([bottom, *rows.values()])
-    model = keras.Model([numbers, rows], keras.layers.Dense(1)(top))
+    model = keras.Model((numbers, rows), dense_part(numbers, rows.values()))
+    variables = model.trainable_variables
     optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
+    optimizer.build(variables)
 
     @tf.function
     def step(numbers, ids, labels):
@@ -143,49 +138,50 @@ def loop(path, num_rows, vocabularies=None):
         with tf.GradientTape() as tape:
             activations = embedding.dequeue()
             tape.watch(activations)
-            logits = model([numbers, activations], training=True)
-            loss = tf.reduce_mean(tf.math.squared_difference(logits, labels))
-        variables = model.trainable_variables
-        rows, dense = tape.gradient(loss, (activations, variables))
-        embedding.apply_gradients(rows)
-        optimizer.apply_gradients(zip(dense, variables))
-        return loss
+            clicks = model((numbers, activations), training=True)
+            loss = tf.reduce_mean(tf.math.squared_difference(clicks, labels))
+        of_rows, of_variables = tape.gradient(loss, (activations, variables))
+        embedding.apply_gradients(of_rows)
+        optimizer.apply_gradients(zip(of_variables, variables))
 
-    numbers, ids, labels = batch()
-    dataset = iter(tf.data.Dataset.from_tensors((numbers, ids, labels)).repeat())
-    for _ in range(2):
-        step(*next(dataset))
+    batches = iter(dataset())
+    for _ in range(NUM_BEFORE):
+        (numbers, ids), labels = next(batches)
+        step(numbers, ids, labels)
     with fake_gpu.record_copies(path) as copies:
-        step(*next(dataset))
+        (numbers, ids), labels = next(batches)
+        step(numbers, ids, labels)
     return copies
 
 
-def open_vocabulary(path, num_rows):
-    vocabularies = {name: tlm.OpenVocabulary(num_rows) for name in FEATURES}
-    return loop(path, num_rows, vocabularies)
-
-
+# Functions of the path of the library and the number of rows of each table.
 PROGRAMS = {
-    "ShardedEmbedding in fit": sharded_embedding,
-    "layers.TPUEmbedding in fit": layer,
-    "TPUEmbedding in a loop": loop,
-    "open vocabularies in a loop": open_vocabulary,
-    "keras.layers.Embedding in fit": stock,
+    "ShardedEmbedding": functools.partial(
+        fit,
+        functools.partial(
+            sum_of_rows,
+            functools.partial(tlm.layers.ShardedEmbedding, optimizer="adagrad"),
+        ),
+    ),
+    "layers.TPUEmbedding": functools.partial(fit, rows_of_layer),
+    "TPUEmbedding": functools.partial(loop, is_open=False),
+    "open vocabulary": functools.partial(loop, is_open=True),
+    "keras.layers.Embedding": functools.partial(
+        fit, functools.partial(sum_of_rows, keras.layers.Embedding)
+    ),
 }
 
 
 def main():
     path, *names = sys.argv[1:]
     fake_gpu.load(path, 1)
-    found = {}
-    for name in names:
-        try:
-            found[name] = [
-                [dataclasses.asdict(copy) for copy in PROGRAMS[name](path, size)]
-                for size in SIZES
-            ]
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {str(error)[-1000:]}"
+    found = {
+        name: [
+            [dataclasses.asdict(copy) for copy in PROGRAMS[name](path, size)]
+            for size in SIZES
+        ]
+        for name in names
+    }
     print("FOUND " + json.dumps(found), flush=True)
 
 
