@@ -341,15 +341,15 @@ __attribute__((visibility("default"))) void fake_gpu_start_recording() {
 }
 
 // Ends the recording. Returns one line for each copy: the destination (`host`
-// or `device`), bytes, dtype, shape and name of the edge, separated by tabs. The
-// next call in the same thread changes the result.
+// or `device`), bytes, dtype, shape and name of the edge, separated by tabs.
+// The next call in the same thread changes the result.
 __attribute__((visibility("default"))) const char* fake_gpu_stop_recording() {
   thread_local std::string lines;
   std::ostringstream text;
   for (const layoutmap::Record& record : layoutmap::recorder().Stop()) {
     text << (record.to_device ? "device" : "host") << '\t' << record.bytes
-         << '\t' << record.dtype << '\t' << record.shape << '\t'
-         << record.edge << '\n';
+         << '\t' << record.dtype << '\t' << record.shape << '\t' << record.edge
+         << '\n';
   }
   lines = text.str();
   return lines.c_str();

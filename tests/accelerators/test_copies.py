@@ -24,8 +24,7 @@ INPUTS = [
 # The stock operations of `DotInteraction` copy the index of each pair of
 # features; the fourth feature is the output of the bottom MLP.
 PAIRS = [(TO_DEVICE, "int32", 4 * 6)]
-# `fit` checks whether the dataset has ended, and passes the loss to the callback
-# of the program.
+# `fit` checks whether the dataset has ended, and passes the loss to a callback.
 FIT = [(TO_DEVICE, "bool", 1), (TO_HOST, "bool", 1), (TO_HOST, "float", 4)]
 
 
@@ -101,5 +100,12 @@ def test_a_step_copies_inputs_activations_and_gradients_once(program, found):
         assert largest < 4 * WIDTH * num_rows / 10
 
 
-def test_no_program_is_missing():
+def test_the_table_of_the_documentation_contains_the_bytes():
     assert EXPECTED.keys() == copies_program.PROGRAMS.keys()
+    page = (fake_gpu.ROOT / "docs" / "versions.md").read_text()
+    for copies in EXPECTED.values():
+        num_bytes = collections.Counter()
+        for to, _, size in copies:
+            num_bytes[to] += size
+        cells = f"| {num_bytes[TO_DEVICE]:,} | {num_bytes[TO_HOST]:,} |"
+        assert cells in page
