@@ -163,6 +163,15 @@ PROGRAMS = {
             functools.partial(tlm.layers.ShardedEmbedding, optimizer="adagrad"),
         ),
     ),
+    "ShardedEmbedding, open vocabulary": functools.partial(
+        fit,
+        functools.partial(
+            sum_of_rows,
+            lambda num_rows, width: tlm.layers.ShardedEmbedding(
+                tlm.OpenVocabulary(num_rows), width, optimizer="adagrad"
+            ),
+        ),
+    ),
     "layers.TPUEmbedding": functools.partial(fit, rows_of_layer),
     "TPUEmbedding": functools.partial(loop, is_open=False),
     "open vocabulary": functools.partial(loop, is_open=True),

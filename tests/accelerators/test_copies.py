@@ -36,16 +36,18 @@ def activations_and_gradients(rows_by_feature):
     ]
 
 
+SHARDED_EMBEDDING = [
+    *INPUTS,
+    *PAIRS,
+    *FIT,
+    # The model sums the rows of a sample on the GPU.
+    *activations_and_gradients(COUNTS),
+    # The variables of learning rates are on the GPU.
+    *[(TO_HOST, "float", 4)] * len(COUNTS),
+]
 EXPECTED = {
-    "ShardedEmbedding": [
-        *INPUTS,
-        *PAIRS,
-        *FIT,
-        # The model sums the rows of a sample on the GPU.
-        *activations_and_gradients(COUNTS),
-        # The variables of learning rates are on the GPU.
-        *[(TO_HOST, "float", 4)] * len(COUNTS),
-    ],
+    "ShardedEmbedding": SHARDED_EMBEDDING,
+    "ShardedEmbedding, open vocabulary": SHARDED_EMBEDDING,
     "layers.TPUEmbedding": [
         *INPUTS,
         *PAIRS,
