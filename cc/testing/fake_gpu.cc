@@ -11,6 +11,9 @@
 // variables:
 //   FAKE_GPUS: the number of devices.
 //   FAKE_GPU_KERNELS: path of the KernelList.
+//
+// The functions at the end of the file record the copies between the host and
+// the devices.
 
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +21,9 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,12 +58,79 @@ void Copy(const tf::Tensor& from, tf::Tensor* to) {
   }
 }
 
+// One copy between the host and a device.
+struct Record {
+  bool to_device;
+  int64_t bytes;
+  std::string dtype;
+  std::string shape;
+  // Name of the edge of the graph. It is empty if eager code copies a tensor.
+  std::string edge;
+  // Buffer on the device. A buffer of the host can be used again.
+  const void* buffer;
+};
+
+// The copies since the recording started. All functions are thread-safe.
+class Recorder {
+ public:
+  void Start() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    records_.clear();
+    is_recording_ = true;
+  }
+
+  std::vector<Record> Stop() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_recording_ = false;
+    return std::exchange(records_, {});
+  }
+
+  // Records a copy of `tensor`. The buffer of `on_device` identifies the copy
+  // for `SetEdge`.
+  void Add(bool to_device, const tf::Tensor& tensor, absl::string_view edge,
+           const tf::Tensor& on_device) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_recording_) return;
+    records_.push_back({to_device, static_cast<int64_t>(tensor.TotalBytes()),
+                        tf::DataTypeString(tensor.dtype()),
+                        tensor.shape().DebugString(), std::string(edge),
+                        BufferOf(on_device)});
+  }
+
+  // Sets the name of the last copy to the device whose result is `tensor`,
+  // because TensorFlow does not pass the names of these copies to the device.
+  void SetEdge(const tf::Tensor& tensor, const std::string& edge) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto record = records_.rbegin(); record != records_.rend(); ++record) {
+      if (record->to_device && record->buffer == BufferOf(tensor)) {
+        record->edge = edge;
+        return;
+      }
+    }
+  }
+
+ private:
+  static const void* BufferOf(const tf::Tensor& tensor) {
+    return tensor.IsInitialized() ? tensor.tensor_data().data() : nullptr;
+  }
+
+  std::mutex mutex_;
+  bool is_recording_ = false;
+  std::vector<Record> records_;
+};
+
+Recorder& recorder() {
+  static Recorder& recorder = *new Recorder;
+  return recorder;
+}
+
 class Context : public tf::DeviceContext {
  public:
   void CopyCPUTensorToDevice(const tf::Tensor* from, tf::Device* device,
                              tf::Tensor* to, tf::StatusCallback done,
                              bool sync) const override {
     Copy(*from, to);
+    recorder().Add(/*to_device=*/true, *from, /*edge=*/"", *to);
     done(absl::OkStatus());
   }
 
@@ -73,6 +145,7 @@ class Context : public tf::DeviceContext {
                              tf::Device* device, tf::Tensor* to,
                              tf::StatusCallback done) override {
     Copy(*from, to);
+    recorder().Add(/*to_device=*/false, *from, name, *from);
     done(absl::OkStatus());
   }
 
@@ -127,6 +200,22 @@ class FakeGpu : public tf::LocalDevice {
   }
 
   absl::Status Sync() override { return absl::OkStatus(); }
+
+  // Runs an asynchronous kernel. Copies to the device are results of _Recv.
+  void ComputeAsync(tf::AsyncOpKernel* kernel, tf::OpKernelContext* context,
+                    tf::AsyncOpKernel::DoneCallback done) override {
+    std::string edge;
+    if (kernel->type_string() != "_Recv" ||
+        !tf::TryGetNodeAttr(kernel->def(), "tensor_name", &edge)) {
+      LocalDevice::ComputeAsync(kernel, context, std::move(done));
+      return;
+    }
+    kernel->ComputeAsync(context, [context, edge, done = std::move(done)] {
+      const tf::Tensor* received = context->mutable_output(0);
+      if (received != nullptr) recorder().SetEdge(*received, edge);
+      done();
+    });
+  }
 
  private:
   Context* const context_;
@@ -242,3 +331,27 @@ bool Register() {
 
 }  // namespace
 }  // namespace layoutmap
+
+extern "C" {
+
+// Starts the recording of copies between the host and the devices, and discards
+// the copies recorded so far.
+__attribute__((visibility("default"))) void fake_gpu_start_recording() {
+  layoutmap::recorder().Start();
+}
+
+// Ends the recording. Returns one line for each copy: the destination (`host`
+// or `device`), bytes, dtype, shape and name of the edge, separated by tabs.
+// The next call in the same thread changes the result.
+__attribute__((visibility("default"))) const char* fake_gpu_stop_recording() {
+  thread_local std::string lines;
+  std::ostringstream text;
+  for (const layoutmap::Record& record : layoutmap::recorder().Stop()) {
+    text << (record.to_device ? "device" : "host") << '\t' << record.bytes
+         << '\t' << record.dtype << '\t' << record.shape << '\t' << record.edge
+         << '\n';
+  }
+  lines = text.str();
+  return lines.c_str();
+}
+}

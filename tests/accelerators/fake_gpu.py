@@ -12,6 +12,9 @@ devices: compile models with `jit_compile=False`.
 package of another version, writes the list of that version.
 """
 
+import contextlib
+import ctypes
+import dataclasses
 import gzip
 import inspect
 import os
@@ -20,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -92,6 +95,50 @@ def load_for_tests() -> None:
     from keras.src.trainers import trainer
 
     trainer.model_supports_jit = lambda model: False
+
+
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """A copy of a tensor between the host and a device.
+
+    Attributes:
+      to: Destination, `"device"` or `"host"`.
+      num_bytes: Size of the tensor in bytes.
+      dtype: Name of the dtype.
+      shape: Shape, such as `"[2,3]"`.
+      op: Name of the op whose output is copied, or an empty string if eager
+        code copies the tensor.
+    """
+
+    to: str
+    num_bytes: int
+    dtype: str
+    shape: str
+    op: str
+
+
+@contextlib.contextmanager
+def record_copies(path: pathlib.Path | str) -> Iterator[list[Copy]]:
+    """Records the copies between the host and the devices of all threads.
+
+    Args:
+      path: The library, which the process has loaded.
+
+    Yields:
+      A list. At the end of the block, the copies are added to it.
+    """
+    recorder = ctypes.CDLL(str(path))
+    recorder.fake_gpu_stop_recording.restype = ctypes.c_char_p
+    recorder.fake_gpu_start_recording()
+    copies: list[Copy] = []
+    try:
+        yield copies
+    finally:
+        for line in recorder.fake_gpu_stop_recording().decode().splitlines():
+            to, num_bytes, dtype, shape, edge = line.split("\t")
+            # The executor names an edge "edge_<number>_<op>".
+            op = edge.split("_", 2)[2] if edge.startswith("edge_") else edge
+            copies.append(Copy(to, int(num_bytes), dtype, shape, op))
 
 
 # Tests that `make test-gpu` skips, by file or function, and why.

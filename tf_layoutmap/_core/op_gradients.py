@@ -13,12 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.strategies import on_host
 
 
 def register(ops: Any) -> None:
     """Registers all gradients; the argument is the module `_core.ops`."""
 
     @tf.RegisterGradient("LayoutMap>LookupRows")
+    @on_host
     def _lookup_rows_gradient(
         op: tf.Operation,
         gradient: tf.Tensor,
@@ -70,6 +72,7 @@ def register(ops: Any) -> None:
         return [*slices, None, None, None, of_gains]
 
     @tf.RegisterGradient("LayoutMap>GatherRows")
+    @on_host
     def _gather_rows_gradient(
         op: tf.Operation,
         gradient: tf.Tensor,
@@ -108,6 +111,7 @@ def register(ops: Any) -> None:
         ]
 
     @tf.RegisterGradient("LayoutMap>ReadOpenRows")
+    @on_host
     def _read_open_rows_gradient(
         op: tf.Operation,
         gradient: tf.Tensor,

@@ -1,10 +1,22 @@
-"""Checks and warnings about TensorFlow's distribution strategies."""
+"""Checks and warnings about TensorFlow's distribution strategies.
 
+The module also defines the host, the device of the tables and of the kernels of
+this package.
+"""
+
+import functools
 import warnings
 import weakref
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
 
 import tensorflow as tf
+
+# The first CPU of the process whose device is in scope.
+HOST = "/device:CPU:0"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _with_our_ops: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -12,6 +24,22 @@ _warned: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 class WrongSumsWarning(UserWarning):
     """Warning that sums of a strategy omit the values of some replicas."""
+
+
+def on_host(function: Callable[P, T]) -> Callable[P, T]:
+    """Returns a function whose operations run on the host.
+
+    TensorFlow places stock operations on a GPU by default, and copies their
+    inputs to it. Operations whose inputs and results are on the host must
+    therefore be created on the host.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with tf.device(HOST):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def on_servers(strategy: Any = None) -> bool:

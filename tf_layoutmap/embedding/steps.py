@@ -24,6 +24,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding.spec import config
 
 
@@ -114,9 +115,13 @@ def hyperparameters(
             *optimizer.constants,
         )
         if key not in shared:
-            shared[key] = tf.stack(
-                [tf.cast(cast("float", rate), tf.float32), *optimizer.constants]
-            )
+            with tf.device(HOST):
+                shared[key] = tf.stack(
+                    [
+                        tf.cast(cast("float", rate), tf.float32),
+                        *optimizer.constants,
+                    ]
+                )
         vectors.append(shared[key])
     return vectors
 
@@ -337,9 +342,10 @@ class StepModes:
         if calls.is_forward is None:
             return training
         self._update(calls)
-        return tf.logical_and(
-            training, tf.logical_not(calls.is_forward.read_value())
-        )
+        with tf.device(HOST):
+            return tf.logical_and(
+                training, tf.logical_not(calls.is_forward.read_value())
+            )
 
     def dequeued(self, name: str | None):
         """Records a `dequeue` with this name."""
@@ -379,7 +385,7 @@ class StepModes:
     def _create_flag(self) -> tf.Variable | None:
         if not self._finds_forward_steps:
             return None
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        with tf.init_scope(), tf.device(HOST):
             # The variable does not belong to a strategy, so all replicas share
             # it.
             return tf_private.ResourceVariable(

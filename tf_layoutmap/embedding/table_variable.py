@@ -18,13 +18,13 @@ import tensorflow as tf
 
 from tf_layoutmap import partition
 from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded import initial_value as sharded_initial_value
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
 
-HOST = "/device:CPU:0"
 # Bytes of the float32 values that are cast to the storage dtype at a time.
 _BLOCK_BYTES = 1 << 22
 

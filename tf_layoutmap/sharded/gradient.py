@@ -4,12 +4,15 @@
 gradient is a `tf.IndexedSlices`, its indices are global rows.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import strategies, tf_private
+from tf_layoutmap._core.strategies import HOST
+from tf_layoutmap.sharded.routing import checks, parts
 from tf_layoutmap.sharded.routing.checks import Shards
 
 
@@ -96,6 +99,20 @@ def join(
             if len(gradients) == 1
             else tf.concat(gradients, axis=shards.axis)
         )
+    # On a GPU, the ids would be copied to the GPU and back.
+    with tf.device(HOST) if _is_on_host(shards) else contextlib.nullcontext():
+        return _join_slices(shards, gradients)
+
+
+def _is_on_host(shards: Shards) -> bool:
+    """Returns whether all shards are on a CPU of this process."""
+    return not checks.in_xla() and all(
+        "CPU" in device and parts.is_local_cpu(device)
+        for device in shards.devices
+    )
+
+
+def _join_slices(shards: Shards, gradients: Sequence) -> tf.IndexedSlices:
     rows, values = [], []
     for number, gradient in enumerate(gradients):
         if gradient is None:

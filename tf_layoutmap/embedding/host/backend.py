@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from tf_layoutmap._core.strategies import HOST, on_host
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
@@ -31,7 +32,6 @@ from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.table_variable import HOST
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
@@ -130,6 +130,7 @@ class BatchReader:
             )
         )
 
+    @on_host
     def read_features(self, features: Any, weights: Any) -> StepInputs:
         """Returns the inputs of one replica, in the order of the features."""
         if packing.is_packed(features, self._feature_config):
@@ -182,8 +183,7 @@ class HostBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
-    # Shape checks are always enabled, because they are fast and prevent invalid
-    # memory accesses.
+    # Shape checks are fast, and prevent invalid memory accesses.
     checks_shapes = True
 
     def __init__(

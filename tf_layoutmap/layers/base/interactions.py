@@ -41,10 +41,11 @@ def dot_interaction(
 
     For float32 tensors, one C++ op computes the result, and another one the
     gradients. Stock operations compute the same result, up to rounding, for
-    other dtypes, in functions that XLA compiles (`jit_compile=True`, TPUs), on
-    a mesh, for symbolic Keras tensors, and while a SavedModel is saved. A
-    function that was traced before a SavedModel is saved can contain the C++
-    op; `tlm.layers.DotInteraction` uses stock operations outside of training.
+    other dtypes, on a GPU, in functions that XLA compiles (`jit_compile=True`,
+    TPUs), on a mesh, for symbolic Keras tensors, and while a SavedModel is
+    saved. A function that was traced before a SavedModel is saved can contain
+    the C++ op; `tlm.layers.DotInteraction` uses stock operations outside of
+    training.
     If a `tf.function` is not traced for a mesh and gets tensors on a mesh, each
     device computes the full result.
 
@@ -155,7 +156,20 @@ def _uses_stock_ops(tensors: Sequence[Any]) -> bool:
         or not all(map(tf.is_tensor, tensors))
         or routing_checks.in_xla()
         or tf_private.in_save_context()
+        or _runs_on_gpu()
         or tracing.DEVICE in tf_private.current_device()
         or tracing.mesh_of_operation() is not None
         or any(map(tracing.on_mesh, tensors))
     )
+
+
+def _runs_on_gpu() -> bool:
+    """Returns whether TensorFlow places operations on a GPU by default.
+
+    The C++ op runs on the host, and TensorFlow would copy all features and
+    their gradients to the host and back.
+    """
+    device = tf.DeviceSpec.from_string(tf_private.current_device() or "")
+    if device.device_type is not None:
+        return device.device_type == "GPU"
+    return bool(tf.config.list_logical_devices("GPU"))

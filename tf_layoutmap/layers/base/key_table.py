@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
+from tf_layoutmap._core.strategies import on_host
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
@@ -277,6 +278,7 @@ class KeyTable:
 
         return self._shaped_like(keys, found), store_gradients
 
+    @on_host
     def _samples(self, keys: Any) -> Any:
         """Returns the input of the embedding: one sample for each key.
 

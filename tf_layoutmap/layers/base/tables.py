@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import ops, strategies, tf_private
+from tf_layoutmap._core.strategies import HOST, on_host
 from tf_layoutmap.embedding import inputs, tables
 from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.spec import config
@@ -35,10 +36,6 @@ from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.checks import known_size
-
-# Device of the kernels. Under every strategy, this device holds the only copy
-# of a table.
-HOST = "/device:CPU:0"
 
 
 class HostTable:
@@ -87,12 +84,14 @@ class HostTable:
         for shard in slot.variables:
             shard.assign(tf.fill(shard.shape, value))
 
+    @on_host
     def sum_equal_ids(
         self, ids: tf.Tensor, gradients: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns distinct ids and the sums of their gradients."""
         return sum_equal_ids(ids, gradients)
 
+    @on_host
     def constrain(
         self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
@@ -102,6 +101,7 @@ class HostTable:
             tf.IndexedSlices(constraint(self._variable.sparse_read(rows)), rows)
         )
 
+    @on_host
     def update(
         self,
         slots: Sequence[ShardedVariable],

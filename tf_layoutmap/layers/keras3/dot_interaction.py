@@ -29,8 +29,8 @@ class DotInteraction(DotInteractionCore, keras.layers.Layer):
 
     In evaluation, prediction and exported models, TensorFlow's own operations
     compute the products. The results are equal up to rounding. The same applies
-    to other compute dtypes, models on a mesh, and functions that XLA compiles.
-    Keras does not compile a model with this layer by XLA; with
+    to other compute dtypes, models on a GPU or a mesh, and functions that XLA
+    compiles. Keras does not compile a model with this layer by XLA; with
     `jit_compile=True`, Keras issues a warning.
 
     Attributes:
