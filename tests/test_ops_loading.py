@@ -19,17 +19,15 @@ PACKAGE = pathlib.Path(ops.__file__).parents[1]
 def import_error(tmp_path, prelude: str, *, without: str = "") -> str:
     """Returns the error of `import tf_layoutmap._core.ops` in a new process.
 
-    The process can import only the files that `ops` requires, so that the error
-    comes from `ops`. Files named `without*` are omitted.
+    The process can import only `_core`, so that the error comes from `ops` or
+    from a module that `ops` imports. Files named `without*` are omitted.
     """
     package = tmp_path / "tf_layoutmap"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "_core").mkdir()
     for pattern in (
-        "_core/__init__.py",
-        "_core/op*.py",
-        "_core/requirements.py",
+        "_core/*.py",
         "_version.py",
         "_build_info.py",
         "*.so",

@@ -171,20 +171,39 @@ def crossed_model():
     inputs = keras.Input((2,), dtype="int64")
     first = inputs[:, 0:1]
     crossed = L.HashedCrossing(8, output_mode="one_hot", name="crossed")(
-        (first, inputs[:, 1:2])
+        (first, keras.ops.abs(inputs)[:, 1:2])
     )
-    # The first slice is also used directly on the mesh.
-    x = L.Concatenate()([crossed, keras.ops.cast(first, "float32")])
+    # The first slice and the input are also used directly on the mesh.
+    x = L.Concatenate()(
+        [crossed, *(keras.ops.cast(x, "float32") for x in (first, inputs))]
+    )
     return keras.Model(inputs, L.Dense(4, name="d2")(x))
 
 
 def test_operations_before_a_lookup_run_on_the_host():
-    x = RNG.integers(0, 5, (20, 2))
+    x = RNG.integers(-5, 5, (20, 2))
     models = (
         pairs.plain(crossed_model),
         pairs.on_mesh(crossed_model, {"d2.kernel": (None, "model")}),
     )
     pairs.assert_alike(*(pairs.fit(one, x, LABELS, epochs=1) for one in models))
+    pairs.assert_alike(
+        *(one.predict(x, batch_size=8, verbose=0) for one in models)
+    )
+
+
+def test_a_result_of_the_host_may_be_an_output():
+    def make():
+        inputs = keras.Input((1,), dtype="int64")
+        ids = L.Hashing(8, name="ids")(inputs)
+        x = L.Dense(4, name="d2")(keras.ops.cast(inputs, "float32"))
+        return keras.Model(inputs, [x, ids])
+
+    x = RNG.integers(0, 50, (20, 1))
+    models = (
+        pairs.plain(make),
+        pairs.on_mesh(make, {"d2.kernel": (None, "model")}),
+    )
     pairs.assert_alike(
         *(one.predict(x, batch_size=8, verbose=0) for one in models)
     )

@@ -60,13 +60,13 @@ class HostLayers:
     Attributes:
       functional: The model.
       layers: The layers that run on the host.
-      on_mesh: The rest of the model, a `keras.Function`.
+      on_mesh: The rest of the model.
     """
 
     def __init__(
         self,
         functional: Any,
-        layers: list[Any],
+        nodes: list[Any],
         results: list[Any],
         lookups: list[tuple[Any, Any]],
     ):
@@ -74,16 +74,16 @@ class HostLayers:
 
         Args:
           functional: The model.
-          layers: The layers that run on the host.
+          nodes: The calls of layers that the host runs.
           results: Symbolic tensors that the host passes to the mesh. The
             results include inputs of the model that the mesh uses directly.
           lookups: Table and symbolic keys of each lookup that the host runs.
             `results` contains the keys.
         """
         self.functional = functional
-        self.layers = layers
+        self.layers = [node.operation for node in nodes]
         self._on_host = keras.Function(functional.inputs, results)
-        self.on_mesh = keras.Function(results, functional._outputs_struct)
+        self.on_mesh = _PartOnMesh(functional, nodes, results)
         places = {id(x): place for place, x in enumerate(results)}
         self._lookups = [(table, places[id(keys)]) for table, keys in lookups]
 
@@ -135,6 +135,36 @@ class HostLayers:
             rows = results[count + index]
             host_lookups.attach(tensors[place], RowsOnMesh(lookup, rows, index))
         return run(self.on_mesh, tensors)
+
+
+class _PartOnMesh(keras.Function):
+    """The part of a Functional model that runs on the mesh.
+
+    Before Keras 3.14, `keras.Function(results, outputs)` also contains the
+    operations that compute `results`. It raises an error, or runs them again.
+    """
+
+    def __init__(self, functional: Any, on_host: list[Any], results: list[Any]):
+        """Creates the part.
+
+        Args:
+          functional: The model.
+          on_host: The nodes of the model that the host runs.
+          results: Symbolic tensors that the host passes to the mesh.
+        """
+        self._given = functional.inputs
+        super().__init__(functional.inputs, functional._outputs_struct)
+        self._given = results
+        omitted = set(on_host)
+        self._nodes_by_depth = {
+            depth: [node for node in nodes if node not in omitted]
+            for depth, nodes in functional._nodes_by_depth.items()
+        }
+
+    @property
+    def inputs(self) -> list[Any]:
+        """Symbolic tensors whose values are passed to a call."""
+        return self._given
 
 
 def use_host_results(
@@ -225,7 +255,7 @@ def _split(functional: Any) -> HostLayers | None:
     given = {id(x) for x in functional.inputs}
     on_host = {*given}
     needed = _needed_on_host(functional)
-    layers: list[Any] = []
+    nodes: list[Any] = []
     lookups: list[tuple[Any, Any]] = []
     used: dict[int, Any] = {}
     keys: dict[int, Any] = {}
@@ -235,7 +265,7 @@ def _split(functional: Any) -> HostLayers | None:
                 continue
             layer, inputs = node.operation, node.input_tensors
             if _runs_on_host(node, on_host, on_host - given, needed):
-                layers.append(layer)
+                nodes.append(node)
                 on_host.update(map(id, node.outputs))
             elif (table := host_lookups.keys_of(layer)) is not None and (
                 id(inputs[0]) in on_host
@@ -245,10 +275,10 @@ def _split(functional: Any) -> HostLayers | None:
             else:
                 used.update((id(x), x) for x in inputs if id(x) in on_host)
     used.update((id(x), x) for x in functional.outputs if id(x) in on_host)
-    if not (layers or lookups) or any(_is_string(x) for x in used.values()):
+    if not (nodes or lookups) or any(_is_string(x) for x in used.values()):
         return None
     return HostLayers(
-        functional, layers, list({**used, **keys}.values()), lookups
+        functional, nodes, list({**used, **keys}.values()), lookups
     )
 
 
