@@ -275,6 +275,7 @@ def test_layer_trains_as_on_a_single_device(name, sizes):
     assert any(any(axes_of(w)) for w in model.weights)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow  # The layer traces eleven transformations of images.
 def test_rand_augment_trains_as_on_a_single_device():
     def make():
