@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,17 @@ class ShardedNumbers(tf_private.Trackable):
             if save_type == "checkpoint"
             else {str(shard): one for shard, one in enumerate(self.copies)}
         )
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save writes the copies of the variables.
+        for one in self.copies:
+            one._copy_trackable_to_cpu(object_map)
+        if self not in object_map:
+            object_map[self] = ShardedNumbers(
+                [object_map[one] for one in self.copies]
+            )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {

@@ -7,7 +7,7 @@ assigns shards to servers by their sizes, unless a plan assigns the shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,6 +56,17 @@ class CopiedCount(tf_private.Trackable):
                 f"{sorted(values)} updates."
             )
         return tf.constant(values.pop(), tf.int64).numpy()
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save writes the copies of the variables.
+        for one in self.copies:
+            one._copy_trackable_to_cpu(object_map)
+        if self not in object_map:
+            object_map[self] = CopiedCount(
+                [object_map[one] for one in self.copies]
+            )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -50,6 +52,15 @@ class ServerTensor(tf_private.Trackable):
         """Replaces the value."""
         value = tf.ensure_shape(tf.cast(value, self.dtype), self._shape)
         self._bytes.assign(tf.io.serialize_tensor(value))
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save writes the copy of the variable.
+        self._bytes._copy_trackable_to_cpu(object_map)
+        if self not in object_map:
+            object_map[self] = copy.copy(self)
+            object_map[self]._bytes = object_map[self._bytes]
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {tf_private.VARIABLE_VALUE_KEY: self.value()}
