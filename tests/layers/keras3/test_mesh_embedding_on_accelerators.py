@@ -81,6 +81,15 @@ def test_fit_equals_a_table_on_the_host(mesh, rule):
     assert axes_of(models.table_of(meshed).embeddings) == models.ROWS
 
 
+@pytest.mark.slow
+def test_eager_steps_equal_a_table_on_the_host(mesh):
+    host = models.model_of(RULES["adagrad"]())
+    meshed = models.on_mesh(mesh, RULES["adagrad"]())
+    for model in (host, meshed):
+        models.fit(model, 2, run_eagerly=True)
+    assert_equal_tables(host, meshed)
+
+
 @pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("optimizer", models.FOLLOWED)
 def test_a_table_follows_the_optimizer_of_the_model(mesh, optimizer):
