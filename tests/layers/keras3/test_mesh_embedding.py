@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.util import object_identity
 
 import tf_layoutmap as tlm
 from tests.covering import but
@@ -595,6 +596,29 @@ def test_accumulated_gradients_are_saved(save, load, start, end, tmp_path):
     train(second, 6, 12)
     assert int(table_of(second).optimizer.iterations) == 3
     assert_same_tables(host, second)
+
+
+def test_an_asynchronous_save_writes_the_accumulated_gradients_of_its_time():
+    model = on_mesh(mesh_of(**MESHES["2x2"]), RULES["sgd"]())
+    model.compile(accumulating(8), loss=weighted_sum)
+    copies = None
+    for number in range(3):
+        model.train_on_batch(IDS[:BATCH], Y[:BATCH])
+        accumulators = table_of(model).optimizer._table.accumulators
+        # TensorFlow copies eagerly in the first save, and in a function later.
+        if copies is None:
+            copies = object_identity.ObjectIdentityDictionary()
+            accumulators.ids._copy_trackable_to_cpu(copies)
+            copy = tf.function(
+                lambda: accumulators.ids._copy_trackable_to_cpu(copies)
+            )
+        else:
+            copy()
+        expected = accumulators.ids.numpy()
+        assert len(expected) == (2 * number + 1) * BATCH * LENGTH
+        model.train_on_batch(IDS[:BATCH], Y[:BATCH])
+        np.testing.assert_array_equal(copies[accumulators.ids], expected)
+        assert len(accumulators.ids.numpy()) > len(expected)
 
 
 def test_a_trace_with_smaller_accumulators_raises():

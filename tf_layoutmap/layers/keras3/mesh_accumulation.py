@@ -9,6 +9,7 @@ places contain an id that no device owns.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,21 @@ class AccumulatedPart(tf_private.Trackable):
     def assign(self, value: Any) -> None:
         """Replaces the value; see `MeshAccumulators.assign`."""
         self._accumulators.assign(self._part, np.array(value))
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save writes the copy. The first call is eager, and the
+        # second call is traced.
+        with tf.device("CPU:0"):
+            dtype = self.numpy().dtype
+            value = tf.py_function(self.numpy, [], dtype)
+            if self in object_map:
+                object_map[self].assign(value)
+                return
+            object_map[self] = tf.Variable(
+                value, trainable=False, shape=[None, *value.shape[1:]]
+            )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         with tf.init_scope(), tf.device("CPU:0"):
