@@ -179,7 +179,7 @@ class Experts(L.Layer):
         return keras.ops.reshape(keras.ops.sum(out * scores, axis=0), shape)
 
 
-@pytest.mark.covering(1, 1)
+@pytest.mark.covering(None)
 @pytest.mark.parametrize(
     "axes",
     [
