@@ -17,7 +17,51 @@ Array = np.ndarray[Any, Any]
 STEP, KIND = 0, 1
 
 
-class ShardedNumbers(tf_private.Trackable):
+class SavedAsOne(tf_private.Trackable):
+    """int64 variables of several shards that a checkpoint contains as one.
+
+    Attributes:
+      copies: One variable per shard, all of the same shape.
+      shape: Shape of each variable.
+      dtype: int64.
+    """
+
+    dtype = tf.int64
+
+    def __init__(self, copies: list[Any]):
+        """Stores the variables, at least one."""
+        self.copies = copies
+        self.shape = copies[0].shape
+
+    def numpy(self) -> Any:
+        """Returns the value that a checkpoint contains."""
+        raise NotImplementedError
+
+    def assign(self, value: Any) -> None:
+        """Assigns the value of a checkpoint to the variables."""
+        raise NotImplementedError
+
+    def _copy_trackable_to_cpu(
+        self, object_map: MutableMapping[Any, Any]
+    ) -> None:
+        # An asynchronous save writes the copies of the variables.
+        for one in self.copies:
+            one._copy_trackable_to_cpu(object_map)
+        if self not in object_map:
+            object_map[self] = type(self)(
+                [object_map[one] for one in self.copies]
+            )
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {
+            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
+        }
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+        self.assign(restored[tf_private.VARIABLE_VALUE_KEY])
+
+
+class ShardedNumbers(SavedAsOne):
     """Counters of several shards, with the interface of one int64 vector.
 
     Each shard counts all steps. The other counts of a shard include only the
@@ -29,13 +73,6 @@ class ShardedNumbers(tf_private.Trackable):
       shape: `[num_numbers]`.
       dtype: int64.
     """
-
-    dtype = tf.int64
-
-    def __init__(self, copies: list[Any]):
-        """Stores the variables, at least one."""
-        self.copies = copies
-        self.shape = copies[0].shape
 
     def __getitem__(self, index: int) -> tf.Tensor:
         """Returns one number as a tensor."""
@@ -80,22 +117,3 @@ class ShardedNumbers(tf_private.Trackable):
             if save_type == "checkpoint"
             else {str(shard): one for shard, one in enumerate(self.copies)}
         )
-
-    def _copy_trackable_to_cpu(
-        self, object_map: MutableMapping[Any, Any]
-    ) -> None:
-        # An asynchronous save writes the copies of the variables.
-        for one in self.copies:
-            one._copy_trackable_to_cpu(object_map)
-        if self not in object_map:
-            object_map[self] = ShardedNumbers(
-                [object_map[one] for one in self.copies]
-            )
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {
-            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
-        }
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        self.assign(restored[tf_private.VARIABLE_VALUE_KEY])

@@ -7,7 +7,7 @@ assigns shards to servers by their sizes, unless a plan assigns the shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,9 +19,10 @@ from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.sharded_numbers import SavedAsOne
 
 
-class CopiedCount(tf_private.Trackable):
+class CopiedCount(SavedAsOne):
     """An int64 counter with one copy per shard.
 
     All copies are equal while no step is in flight. A checkpoint contains the
@@ -33,13 +34,6 @@ class CopiedCount(tf_private.Trackable):
       shape: `[]`.
       dtype: int64.
     """
-
-    shape = tf.TensorShape([])
-    dtype = tf.int64
-
-    def __init__(self, copies: list[Any]):
-        """Creates a counter from one or more copies."""
-        self.copies = copies
 
     def numpy(self) -> Any:
         """Returns the value.
@@ -56,26 +50,6 @@ class CopiedCount(tf_private.Trackable):
                 f"{sorted(values)} updates."
             )
         return tf.constant(values.pop(), tf.int64).numpy()
-
-    def _copy_trackable_to_cpu(
-        self, object_map: MutableMapping[Any, Any]
-    ) -> None:
-        # An asynchronous save writes the copies of the variables.
-        for one in self.copies:
-            one._copy_trackable_to_cpu(object_map)
-        if self not in object_map:
-            object_map[self] = CopiedCount(
-                [object_map[one] for one in self.copies]
-            )
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {
-            tf_private.VARIABLE_VALUE_KEY: tf.constant(self.numpy(), tf.int64)
-        }
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        value = restored[tf_private.VARIABLE_VALUE_KEY]
-        self.assign(value)
 
     def assign(self, value: Any) -> None:
         """Assigns a value to all copies."""
