@@ -136,10 +136,6 @@ def _replace_rows(
     def sharded(x: tf.Tensor) -> tf.Tensor:
         return laid_out(x, mesh, axis, _UNSHARDED, _UNSHARDED)
 
-    def rows_of(table: tf.Tensor) -> tf.Tensor:
-        shards = sharded(tf.reshape(table, [num_shards, size, table.shape[1]]))
-        return sharded(sharded_rows.gathered_rows(shards, positions, axis=1))
-
     is_owned = (
         (ids >= 0)
         & (ids < num_rows)
@@ -151,7 +147,12 @@ def _replace_rows(
             :, :, tf.newaxis
         ]
     )
-    new_rows = step([rows_of(table) for table in tables])
+    new_rows = step(
+        [
+            sharded(sharded_rows.rows_of_shards(table, positions, layout))
+            for table in tables
+        ]
+    )
     for variable, rows in zip(variables, new_rows):
         # Each device runs this op on its shards, as in `shard_map`.
         with tf.name_scope(SCOPE):

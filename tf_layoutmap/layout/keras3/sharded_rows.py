@@ -134,21 +134,14 @@ def lookup(table: tf.Tensor, ids: tf.Tensor, layout: Layout) -> tf.Tensor:
     if axis == _UNSHARDED:
         rows = gathered_rows(table, ids, axis=0)
         return replicated(laid_out(rows, mesh, _UNSHARDED, columns), mesh)
-    num_rows, dim = known_sizes(table)
+    num_rows, _ = known_sizes(table)
     num_shards = mesh.dim_size(axis)
     size = num_rows // num_shards
-    shards = laid_out(
-        tf.reshape(table, [num_shards, size, dim]),
-        mesh,
-        axis,
-        _UNSHARDED,
-        columns,
-    )
     # Every device gathers from its own block of rows. An invalid id is not
     # changed, so that it is also outside of the block and raises an error.
     is_valid = (ids >= 0) & (ids < num_rows)
     positions = tf.where(is_valid, tf.math.floormod(ids, size), ids)
-    rows = gathered_rows(shards, positions, axis=1)
+    rows = rows_of_shards(table, positions, layout)
     is_owner = owners(ids, size, num_shards, axis=0)[:, :, tf.newaxis]
     rows = laid_out(
         tf.where(is_owner, rows, tf.zeros([], rows.dtype)),
@@ -247,6 +240,32 @@ def _layout_of_table(shape: tuple[int, ...]) -> Layout | None:
         if layout is not None:
             return layout
     return None
+
+
+def rows_of_shards(
+    table: tf.Tensor, positions: tf.Tensor, layout: Layout
+) -> tf.Tensor:
+    """Returns the rows that each shard has at the same positions.
+
+    Args:
+      table: As in `lookup`.
+      positions: Row numbers in a shard, `[num_ids]`, replicated.
+      layout: Layout of `table`, whose rows are sharded.
+
+    Returns:
+      Tensor of shape `[num_shards, num_ids, dim]`, sharded like the table.
+    """
+    axis, columns = layout.sharding_specs
+    num_shards = layout.mesh.dim_size(axis)
+    num_rows, dim = known_sizes(table)
+    shards = laid_out(
+        tf.reshape(table, [num_shards, num_rows // num_shards, dim]),
+        layout.mesh,
+        axis,
+        _UNSHARDED,
+        columns,
+    )
+    return gathered_rows(shards, positions, axis=1)
 
 
 def gathered_rows(table: tf.Tensor, ids: tf.Tensor, axis: int) -> tf.Tensor:
