@@ -218,8 +218,8 @@ def found_packages(environment: dict[str, str]) -> dict[str, str]:
 def minor_built_against() -> str | None:
     """Returns the minor version of TensorFlow for the metadata of a wheel.
 
-    None if the metadata is that of a source distribution, or if no supported
-    TensorFlow is installed, which the build reports.
+    Returns None for a source distribution, and if no supported TensorFlow is
+    installed. In the second case, the build raises an error.
     """
     if "sdist" in sys.argv:
         return None

@@ -21,8 +21,8 @@ from absl import logging
 from tf_layoutmap._core import files
 from tf_layoutmap.serving_deltas import storage
 
-# Suffix of the lock file, which is next to the folder. On file systems that are
-# not local, it is the name of a file in the folder.
+# Suffix of the lock file, which is next to the folder. On other file systems
+# than local ones, the folder contains a file with this name.
 SUFFIX = ".owner"
 
 

@@ -158,8 +158,8 @@ class _RemoteFile(io.RawIOBase):
     def __init__(self, path: str):
         super().__init__()
         self._path = path
-        # `close` is also called if the file does not exist. The file is opened
-        # by the first read.
+        # `close` is also called if the file does not exist. The first read
+        # opens the file.
         self._file = _gfile(lambda gfile: gfile.GFile(path, "rb"), path)
         self._size = size(path)
         self._position = 0

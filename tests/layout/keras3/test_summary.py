@@ -41,7 +41,7 @@ def test_the_layouts_are_logged_if_interactive_logging_is_disabled(
     logged = []
     model = pairs.on_mesh(pairs.dense_model)
     monkeypatch.setattr(
-        "tf_layoutmap.layout.keras3.summary.logging.info", logged.append
+        "tf_layoutmap.layout.mesh.summary_lines.logging.info", logged.append
     )
     keras.config.disable_interactive_logging()
     try:

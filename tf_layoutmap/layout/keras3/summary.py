@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from absl import logging
 
 from tf_layoutmap.layout.keras3.context import context_of_model
 from tf_layoutmap.layout.keras3.variable import MeshVariable
@@ -31,10 +30,7 @@ def summary(
     summary_lines.print_lines(
         summary_lines.describe(_with_layouts(context, weights), context.mesh),
         print_fn,
-        # Keras uses the same output for the table.
-        print
-        if keras.config.is_interactive_logging_enabled()
-        else logging.info,
+        bool(keras.config.is_interactive_logging_enabled()),
     )
 
 

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from absl import logging
 
 from tf_layoutmap.layout.mesh import shard_shapes
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, mesh_sizes
@@ -97,13 +98,16 @@ def describe(weights: Sequence[Weight], mesh: Mesh) -> list[str]:
 def print_lines(
     lines: Sequence[str],
     print_fn: Callable[[str], object] | None,
-    default: Callable[[str], object],
+    is_interactive: bool,
 ) -> None:
     """Prints the lines of `describe` with the function that printed the table.
 
     Args:
       lines: The lines.
       print_fn: Argument of `model.summary`, or None.
-      default: Function that is called if `print_fn` is None.
+      is_interactive: Whether Keras prints the table instead of logging it, if
+        `print_fn` is None.
     """
-    (default if print_fn is None else print_fn)("\n".join(lines))
+    if print_fn is None:
+        print_fn = print if is_interactive else logging.info
+    print_fn("\n".join(lines))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tf_keras
-from absl import logging
 
 from tf_layoutmap.layout.mesh import summary_lines
 from tf_layoutmap.layout.mesh.device_mesh import axes_of_layout
@@ -40,7 +39,5 @@ def summary(
     summary_lines.print_lines(
         summary_lines.describe(weights, variables[0].layout.mesh),
         print_fn,
-        print
-        if tf_keras.utils.is_interactive_logging_enabled()
-        else logging.info,
+        tf_keras.utils.is_interactive_logging_enabled(),
     )
