@@ -178,6 +178,23 @@ def datasets_without_autotuning():
 
 
 @pytest.fixture(autouse=True)
+def seed_of_this_test_only():
+    """Restores the seed of `tf.random.set_seed` after each test.
+
+    Otherwise, a test would depend on the tests that ran before it in the same
+    process.
+    """
+    context = sys.modules.get("tensorflow.python.eager.context")
+    if context is None:
+        yield
+        return
+    seed = context.global_seed()
+    yield
+    if context.global_seed() != seed:
+        context.set_global_seed(seed)
+
+
+@pytest.fixture(autouse=True)
 def no_mesh_left_behind():
     """Clears a default mesh that a failed test left set.
 

@@ -131,16 +131,18 @@ def training_batches(
     incomplete last batch of an epoch is dropped.
     """
     lines = tf.data.TextLineDataset(str(clicks.path)).take(clicks.num_training)
-
-    def epoch(number):
-        return lines.shuffle(1 << 15, seed=seed + number).batch(
-            batch_size, drop_remainder=True
+    batches = lines.take(0).batch(batch_size)
+    for epoch in range(first_epoch, epochs):
+        # A seed must be a number. `shuffle` raises an error for a tensor if
+        # the seed of `tf.random.set_seed` is 0.
+        shuffled = lines.shuffle(
+            1 << 15, seed=seed + epoch, reshuffle_each_iteration=False
         )
-
-    batches = (
-        tf.data.Dataset.range(first_epoch, epochs)
-        .flat_map(epoch)
-        .map(lambda batch: read_lines(batch, rows), num_parallel_calls=2)
+        batches = batches.concatenate(
+            shuffled.batch(batch_size, drop_remainder=True)
+        )
+    batches = batches.map(
+        lambda batch: read_lines(batch, rows), num_parallel_calls=2
     )
     return _counted(
         batches, (epochs - first_epoch) * (clicks.num_training // batch_size)

@@ -120,6 +120,22 @@ def test_epoch_contains_each_training_line_at_most_once(tmp_path):
     )
 
 
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_batches_can_be_read_with_any_seed_of_tensorflow(tmp_path, seed):
+    tf.random.set_seed(seed)
+    batches = criteo.training_batches(
+        numbered(tmp_path), ROWS, 10, first_epoch=1, epochs=3, seed=0
+    )
+    assert len(batches) == len(which(batches)) == 6
+
+
+def test_a_finished_training_has_no_batches(tmp_path):
+    batches = criteo.training_batches(
+        numbered(tmp_path), ROWS, 10, first_epoch=2, epochs=2, seed=0
+    )
+    assert which(batches) == []
+
+
 def test_last_lines_are_held_out_in_file_order(tmp_path):
     assert which(criteo.held_out_batches(numbered(tmp_path), ROWS, 3)) == [
         [35, 36, 37],
