@@ -140,6 +140,13 @@ acceptance:  ## Runs first programs and exchanges saved models between all versi
 	    $(MAKE) TF=$$tf TESTS_OF_VERSIONS="accept $$step" versions-of-tf; \
 	done; done
 
+# tensorflow-tpu has only one supported version.
+TF_TPU := $(shell sed -n 's/^TENSORFLOW_TPU = "\(.*\)"$$/\1/p' \
+    tf_layoutmap/_core/requirements.py)
+.PHONY: test-tensorflow-tpu
+test-tensorflow-tpu:  ## Runs the self-check and fast tests with tensorflow-tpu, without a TPU.
+	$(MAKE) TF=$(TF_TPU) TESTS_OF_VERSIONS=tensorflow_tpu versions-of-tf
+
 .PHONY: versions-of-tf
 versions-of-tf: build $(VENV)/.develop
 	$(RUN) -m tests.versions $(TESTS_OF_VERSIONS)
@@ -164,6 +171,11 @@ test-gpu: build $(VENV)/.develop  ## Runs the fast tests with devices that Tenso
 	    -m "not slow and not exhaustive" $(GPU_TESTS) $(PYTEST_FLAGS)
 	$(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=4 $(RUN) -m pytest $(BY_FILES) \
 	    -m "not slow and not exhaustive" $(GPU_MESH_TESTS) $(PYTEST_FLAGS)
+	$(RUN) -m pytest -m "" tests/accelerators/test_examples.py $(PYTEST_FLAGS)
+	for gpus in 1 4; do \
+	    $(FAKE_GPU) TF_LAYOUTMAP_FAKE_GPUS=$$gpus $(RUN) -m pytest -m "" \
+	        tests/docs/test_snippets.py $(PYTEST_FLAGS); \
+	done
 
 .PHONY: real
 real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.

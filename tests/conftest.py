@@ -19,7 +19,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # `make test-gpu` adds devices of type GPU. They are added before other files
 # list the devices.
 if os.environ.get("TF_LAYOUTMAP_FAKE_GPUS"):
-    fake_gpu.load_for_tests()
+    fake_gpu.load_for_tests(
+        os.environ["TF_LAYOUTMAP_FAKE_GPU_LIBRARY"],
+        int(os.environ["TF_LAYOUTMAP_FAKE_GPUS"]),
+    )
 
 # By default, Hypothesis draws the same examples in every run and on every
 # machine. With TF_LAYOUTMAP_EXPLORE=1, each run draws different examples, and

@@ -4,6 +4,7 @@
     python -m tests.versions run [--versions 3.12 ...] [--suites FOLDER ...]
         [--check]
     python -m tests.versions accept write|read [--versions 3.12 ...]
+    python -m tests.versions tensorflow_tpu [--suites FOLDER ...]
 
 `digests` adds the digests of the replaced functions of the installed Keras to
 the column of its minor version. `--replace` first empties the column, for
@@ -21,6 +22,12 @@ build/versions/files. `accept read` then loads the models that all versions have
 saved, and writes another table of docs/versions.md. `make versions` and `make
 acceptance` run these commands with each version of TensorFlow, and with TF=2.20
 with one version.
+
+`tensorflow_tpu` creates an environment with tensorflow-tpu and a libtpu that it
+supports, and runs the self-check and the tests of the suites. The environment
+uses all other packages of the current environment, including the libraries of
+this package. A TPU is not required. `make test-tensorflow-tpu` runs this
+command.
 """
 
 import argparse
@@ -45,6 +52,10 @@ SUITES = (
     "tests/layers/keras3",
     "tests/layers/base",
 )
+# The folders that run with tensorflow-tpu.
+TPU_SUITES = ("tests/embedding/tpu", "tests/kernels")
+FAST_TESTS = ("-n", "2", "--dist", "loadfile")
+FAST_TESTS += ("-m", "not slow and not exhaustive")
 HEADER = (
     "| TensorFlow | Keras | passed | failed | skipped | functions not tested |"
 )
@@ -104,24 +115,66 @@ def write_digests(replace: bool) -> None:
     path.write_text(with_column(table, keras_private.COLUMN, digests, replace))
 
 
-def python_of(version: str) -> pathlib.Path:
-    """Creates an environment with a version of Keras; returns its Python."""
-    folder = ROOT / f"build/versions/tf{requirements.built_for()}-{version}"
+def environment(name: str) -> tuple[pathlib.Path, list[str]]:
+    """Creates an environment that also uses the packages of the current one.
+
+    Returns:
+      The Python of the environment, and a command that installs packages in the
+      environment. They are found before the packages of the current
+      environment.
+    """
+    folder = ROOT / "build/versions" / name
     python = folder / "bin/python"
     if not python.exists():
         subprocess.run(
             [sys.executable, "-m", "venv", "--without-pip", folder], check=True
         )
     (packages,) = folder.glob("lib/python*/site-packages")
-    # Keras is found before the packages of the current environment.
     (packages / "current.pth").write_text(sysconfig.get_path("purelib"))
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
-    install += ["--upgrade", "--target", str(packages)]
+    return python, [*install, "--upgrade", "--target", str(packages)]
+
+
+def python_of(version: str) -> pathlib.Path:
+    """Creates an environment with a version of Keras; returns its Python."""
+    python, install = environment(f"tf{requirements.built_for()}-{version}")
     done = subprocess.run([*install, f"keras=={version}.*"], check=False)
     if done.returncode != 0:
         # The version is not released yet.
         subprocess.run([*install, "--pre", "keras-nightly"], check=True)
     return python
+
+
+def run_tensorflow_tpu(suites: list[str]) -> None:
+    """Runs the self-check and tests with tensorflow-tpu, without a TPU."""
+    version = requirements.TENSORFLOW_TPU
+    if requirements.built_for() != version:
+        raise SystemExit(
+            f"The libraries must be built for TensorFlow {version}, the version"
+            f" of tensorflow-tpu. Received: {requirements.built_for()}. Run "
+            f"`make build TF={version}`."
+        )
+    python, install = environment("tensorflow-tpu")
+    first, unsupported = requirements.LIBTPU
+    subprocess.run(
+        [
+            *install,
+            f"tensorflow-tpu=={version}.*",
+            f"libtpu>={first},<{unsupported}",
+        ],
+        check=True,
+    )
+    # Without this variable, libtpu asks the metadata server of a Cloud TPU VM.
+    variables = {"TPU_SKIP_MDS_QUERY": "1"}
+    subprocess.run(
+        [python, "-m", "tf_layoutmap"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        check=True,
+    )
+    counts, has_run = run_tests(python, *FAST_TESTS, *suites, **variables)
+    if counts["failed"] or not has_run:
+        raise SystemExit(f"Tests fail with tensorflow-tpu: {counts}.")
 
 
 FACTS = """
@@ -178,11 +231,7 @@ def run_version(version: str, suites: list[str]) -> tuple[str, bool]:
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     all_have_run = True
     for suite in suites:
-        found, has_run = run_tests(
-            python,
-            *("-n", "2", "--dist", "loadfile"),
-            *("-m", "not slow and not exhaustive", suite),
-        )
+        found, has_run = run_tests(python, *FAST_TESTS, suite)
         all_have_run = all_have_run and has_run
         for name in counts:
             counts[name] += found[name]
@@ -291,6 +340,8 @@ def main() -> None:
     run.add_argument("--versions", nargs="+", default=requirements.KERAS)
     run.add_argument("--suites", nargs="+", default=SUITES)
     run.add_argument("--check", action="store_true")
+    on_tpu = commands.add_parser("tensorflow_tpu")
+    on_tpu.add_argument("--suites", nargs="+", default=TPU_SUITES)
     accepting = commands.add_parser("accept")
     accepting.add_argument("step", choices=["write", "read"])
     accepting.add_argument(
@@ -302,6 +353,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.command == "digests":
         write_digests(options.replace)
+        return
+    if options.command == "tensorflow_tpu":
+        run_tensorflow_tpu(options.suites)
         return
     failed = []
     header = HEADER if options.command == "run" else ACCEPTANCE_HEADER

@@ -83,15 +83,16 @@ def load(path: pathlib.Path | str, count: int) -> None:
     assert len(tf.config.list_physical_devices("GPU")) == count
 
 
-def load_for_tests() -> None:
-    """Adds `TF_LAYOUTMAP_FAKE_GPUS` devices to a process that runs tests.
+def load_for_tests(path: pathlib.Path | str, count: int) -> None:
+    """Adds devices to this process, which runs programs of Keras.
 
     Keras then compiles models without XLA, unless they request XLA.
+
+    Args:
+      path: The library.
+      count: Number of devices, at least 1.
     """
-    load(
-        os.environ["TF_LAYOUTMAP_FAKE_GPU_LIBRARY"],
-        int(os.environ["TF_LAYOUTMAP_FAKE_GPUS"]),
-    )
+    load(path, count)
     from keras.src.trainers import trainer
 
     trainer.model_supports_jit = lambda model: False
