@@ -97,12 +97,33 @@ def check_emulation() -> None:
         )
 
 
+def has_tpu_runtime() -> bool:
+    try:
+        importlib.metadata.distribution("tensorflow-tpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def check_no_emulation() -> None:
+    """Checks that tensorflow-tpu keeps its own kernels."""
+    try:
+        tlm.emulation.enable(num_cores=1)
+    except RuntimeError as error:
+        assert "a process with a TPU runtime" in str(error), error
+    else:
+        raise AssertionError("The emulation must raise an error.")
+
+
 def main() -> None:
     check_installed()
     check_one_op()
     check_sharded_variable()
     check_embedding_step()
-    check_emulation()
+    if has_tpu_runtime():
+        check_no_emulation()
+    else:
+        check_emulation()
     print(
         f"The wheel of tf_layoutmap {tlm.__version__} passed: TensorFlow "
         f"{tf.__version__}, Python {sys.version.split()[0]}."
