@@ -148,8 +148,6 @@ SKIPPED = {
     "server on the default device; servers have no GPU",
     "test_updates_from_four_threads_are_all_applied": "operations of several "
     "threads on these devices raise each other's errors",
-    "test_a_v1_graph_restores_every_block": "a graph of TensorFlow 1 reads a "
-    "table on a GPU before it is restored; the reason is not known",
     "test_an_invalid_shard_raises_and_nothing_is_written": "creates variables "
     "at import, on the GPU",
     "test_a_type_spec_defaults_to_one_cpu_or_uses_its_devices": "compares "

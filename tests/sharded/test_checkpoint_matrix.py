@@ -17,6 +17,7 @@ from benchmarks import peak_memory
 from tests.sharded import restore_program
 from tests.sharded.tables import cuts, placed
 from tf_layoutmap.sharded import ShardedVariable, checkpoint
+from tf_layoutmap.sharded.routing import parts
 
 TensorFlowsOwn = tf.__internal__.distribute.ShardedVariable
 DTYPES = (
@@ -159,6 +160,25 @@ def test_a_v1_graph_restores_every_block(tmp_path, placement, dtype):
         session.run([shard.initializer for shard in table.variables])
         status.assert_consumed().run_restore_ops(session)
         np.testing.assert_array_equal(session.run(full), values)
+
+
+@pytest.mark.parametrize(
+    ("device", "on_cpu_machine", "on_gpu_machine"),
+    [
+        ("", True, False),
+        ("/cpu:0", True, True),
+        ("/gpu:0", False, False),
+        ("/job:ps/device:CPU:0", False, False),
+    ],
+)
+def test_a_session_places_a_shard_without_a_device_on_a_gpu(
+    monkeypatch, device, on_cpu_machine, on_gpu_machine
+):
+    gpus = []
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    assert parts.is_local_cpu(device) == on_cpu_machine
+    gpus.append("GPU")
+    assert parts.is_local_cpu(device) == on_gpu_machine
 
 
 @pytest.mark.exhaustive

@@ -68,9 +68,17 @@ def parts_of(shards: Shards) -> list[Part]:
 
 
 def is_local_cpu(device: str) -> bool:
-    """Returns whether `device` is a CPU of this process."""
+    """Returns whether `device` is a CPU of this process.
+
+    In a graph of TensorFlow 1, a variable can have no device. A session then
+    places it on a GPU, if the process has one.
+    """
     spec = tf.DeviceSpec.from_string(device)
-    return spec.device_type in (None, "CPU") and spec.job in (None, "localhost")
+    if spec.job not in (None, "localhost"):
+        return False
+    if spec.device_type is None:
+        return not tf.config.get_visible_devices("GPU")
+    return spec.device_type == "CPU"
 
 
 def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
