@@ -56,6 +56,8 @@ SUITES = (
 TPU_SUITES = ("tests/embedding/tpu", "tests/kernels")
 FAST_TESTS = ("-n", "2", "--dist", "loadfile")
 FAST_TESTS += ("-m", "not slow and not exhaustive")
+# All tests of these folders are slow.
+SLOW_SUITES = ("tests/stock",)
 HEADER = (
     "| TensorFlow | Keras | passed | failed | skipped | functions not tested |"
 )
@@ -231,7 +233,8 @@ def run_version(version: str, suites: list[str]) -> tuple[str, bool]:
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     all_have_run = True
     for suite in suites:
-        found, has_run = run_tests(python, *FAST_TESTS, suite)
+        slow = ("-m", "not exhaustive") if suite in SLOW_SUITES else ()
+        found, has_run = run_tests(python, *FAST_TESTS, *slow, suite)
         all_have_run = all_have_run and has_run
         for name in counts:
             counts[name] += found[name]
