@@ -41,6 +41,7 @@ class HostBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
+    has_ordered_steps: ClassVar[bool] = False
     # Shape checks are fast, and prevent invalid memory accesses.
     checks_shapes = True
 

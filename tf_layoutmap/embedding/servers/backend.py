@@ -41,6 +41,7 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
+    has_ordered_steps: ClassVar[bool] = False
     checks_shapes = True
 
     def __init__(
