@@ -114,8 +114,10 @@ class Replicas:
                 "by operations that do not run eagerly."
             )
         if context.strategy is self.strategy:
-            # While a function is traced, the index is a constant tensor.
-            return int(tf.get_static_value(context.replica_id_in_sync_group))
+            # While a function is traced, the index is a constant tensor. A TPU
+            # program is traced once for all replicas, as if by the first one.
+            index = tf.get_static_value(context.replica_id_in_sync_group)
+            return 0 if index is None else int(index)
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
                 "TPUEmbedding must be used in replicas of the strategy under "

@@ -60,9 +60,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     The interface is the same as in
     `tf.tpu.experimental.embedding.TPUEmbedding`. Under `TPUStrategy`, an object
     of this class behaves like an object of TensorFlow's class, and runs the
-    same operations, unless `engine` selects the host. Under other strategies, except `ParameterServerStrategy`,
-    the host stores the tables, and the host engine updates the tables with the
-    semantics of the TPU. First, the gradients of a row are summed over
+    same operations, unless `engine` selects the host. Under other strategies,
+    except `ParameterServerStrategy`, the host stores the tables, and the host
+    engine updates the tables with the semantics of the TPU. First, the gradients of a row are summed over
     features, replicas and samples. Then each row that was looked up is updated
     once.
 
@@ -461,7 +461,8 @@ def _check_tpu_arguments(
         if table.is_half:
             raise ValueError(
                 "Argument `table_dtypes` must be float32 under TPUStrategy, "
-                f"{_OR_ON_HOST}. Received: {table.dtype} (table {table.name!r})."
+                f"{_OR_ON_HOST}. Received: {table.dtype} "
+                f"(table {table.name!r})."
             )
     if partitioner is not None:
         raise ValueError(

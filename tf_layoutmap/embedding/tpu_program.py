@@ -24,7 +24,20 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.strategies import HOST
 
+# Types of ops that call functions.
+_CALLS = frozenset(
+    {
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "While",
+    }
+)
 # Attribute of the ops of the program, whose value is the name of the program.
 _PROGRAM_ATTR = "_tpu_replicate"
 # Attribute of the `Identity` of an argument or a result of the program. The
@@ -133,23 +146,43 @@ def check_direct_inputs(named_values: Sequence[tuple[str, Any]]) -> None:
     """
     for path, value in named_values:
         for tensor in tf.nest.flatten(value, expand_composites=True):
-            if tensor.op.type != "Placeholder" and not is_program_input(
-                tensor.op
-            ):
-                raise _not_an_argument(path, tensor)
+            if tensor.op.type == "Placeholder" or is_program_input(tensor.op):
+                continue
+            raise ValueError(
+                "Inside `strategy.run`, the inputs of `enqueue` must be "
+                "unchanged arguments of the function that runs. Received: "
+                f"input {path!r}, which is the output of op {tensor.op.name} "
+                f"(type {tensor.op.type}) and does not have the "
+                "`_tpu_input_identity` attr. A dynamic batch size can cause "
+                "this error: pass tf.distribute.RunOptions("
+                "experimental_enable_dynamic_batch_size=False) to "
+                "`strategy.run`. A Keras layer that casts its inputs can "
+                "cause it, too."
+            )
 
 
-def _not_an_argument(path: str, tensor: tf.Tensor) -> ValueError:
-    return ValueError(
-        "Inside `strategy.run`, the inputs of `enqueue` must be "
-        "unchanged arguments of the function that runs. Received: "
-        f"input {path!r}, which is the output of op {tensor.op.name} "
-        f"(type {tensor.op.type}) and does not have the "
-        "`_tpu_input_identity` attr. A dynamic batch size can cause "
-        "this error: pass tf.distribute.RunOptions("
-        "experimental_enable_dynamic_batch_size=False) to "
-        "`strategy.run`. A Keras layer that casts its inputs can "
-        "cause it, too."
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Scope whose ops are not part of the program that is being traced.
+
+    Outside of a program, and in the program of an emulated core, the scope has
+    no effect.
+    """
+    if tf.executing_eagerly() or (
+        _context_of(tf.compat.v1.get_default_graph()) is None
+    ):
+        yield
+        return
+    # This scope leaves the control flow context of the program, and the control
+    # dependencies of its ops on ops of the program.
+    with tf.control_dependencies(None):
+        yield
+
+
+def is_replicated() -> bool:
+    """Returns whether a program of all replicas is being traced, once."""
+    return not tf.executing_eagerly() and any(
+        _context_of(graph) is not None for graph in tf_private.graphs_around()
     )
 
 
@@ -168,35 +201,33 @@ class ReplicatedProgram:
         """
         self.num_replicas = num_replicas
 
-    @contextlib.contextmanager
-    def on_host(self) -> Iterator[None]:
-        """Scope whose ops are around the program, and not part of it."""
-        # This scope also leaves the control flow context of the program. The
-        # program makes all of its ops depend on its metadata, which is an op of
-        # the program.
-        with tf.control_dependencies(None):
-            yield
+    def on_host(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a scope whose ops are around the program."""
+        return on_host()
 
     def values_on_host(self, path: str, tensor: Any) -> list[Any]:
         """Returns the value of each replica, as tensors on the host.
 
+        If the program computes the tensor only from its arguments and from
+        constants, the method copies the ops of this computation to the host.
+
         Args:
           path: Name of the value, for the message.
-          tensor: Argument of the program, or a tensor on the host.
+          tensor: Tensor of the program or of the host, or any other value.
 
         Raises:
-          ValueError: If the program computes the tensor.
+          ValueError: If a variable, a function call or the replica's state is
+            part of the computation.
         """
-        if not tf.is_symbolic_tensor(tensor):
+        if not tf.is_symbolic_tensor(tensor) or not _has_attr(
+            tensor.op, _PROGRAM_ATTR
+        ):
             return [tensor] * self.num_replicas
-        op = tensor.op
-        if is_program_input(op):
-            source = op.inputs[0].op
-            assert source.type == "TPUReplicatedInput", source.type
-            return list(source.inputs)
-        if _has_attr(op, _PROGRAM_ATTR):
-            raise _not_an_argument(path, tensor)
-        return [tensor] * self.num_replicas
+        with self.on_host():
+            return [
+                _copy_to_host(path, tensor, replica, {})
+                for replica in range(self.num_replicas)
+            ]
 
     def to_program(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Makes one tensor per replica an input of the program.
@@ -230,6 +261,53 @@ class ReplicatedProgram:
                     input=result, num_replicas=self.num_replicas
                 )
             )
+
+
+def _copy_to_host(
+    path: str, tensor: tf.Tensor, replica: int, copies: dict[Any, Any]
+) -> tf.Tensor:
+    """Returns the value of a tensor of the program in one replica.
+
+    Args:
+      path: Name of the value, for the message.
+      tensor: Tensor of the program or of the host.
+      replica: Index of the replica.
+      copies: The outputs of ops that have been copied for this replica.
+    """
+    op = tensor.op
+    if not _has_attr(op, _PROGRAM_ATTR):
+        if op.type == "TPUReplicatedInput":
+            return op.inputs[replica]
+        return tensor
+    if op not in copies:
+        if op.op_def.is_stateful or op.type in _CALLS:
+            raise ValueError(
+                "Inside `strategy.run`, the inputs of `enqueue` must be "
+                "arguments of the function that runs, or must be computed from "
+                "arguments without variables, random numbers and calls of "
+                "tf.functions: the host computes them before the TPU program "
+                f"starts. Received: input {path!r}, which op {op.name} (type "
+                f"{op.type}) computes."
+            )
+        inputs = [
+            _copy_to_host(path, one, replica, copies) for one in op.inputs
+        ]
+        with tf.device(HOST):
+            copies[op] = (
+                tf.compat.v1.get_default_graph()
+                .create_op(
+                    op.type,
+                    inputs,
+                    [one.dtype for one in op.outputs],
+                    attrs={
+                        name: value
+                        for name, value in op.node_def.attr.items()
+                        if not name.startswith("_")
+                    },
+                )
+                .outputs
+            )
+    return copies[op][tensor.value_index]
 
 
 def _set_flag(op: Any, attr: str) -> None:
