@@ -62,9 +62,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     of this class behaves like an object of TensorFlow's class, and runs the
     same operations, unless `engine` selects the host. Under other strategies,
     except `ParameterServerStrategy`, the host stores the tables, and the host
-    engine updates the tables with the semantics of the TPU. First, the gradients of a row are summed over
-    features, replicas and samples. Then each row that was looked up is updated
-    once.
+    engine updates the tables with the semantics of the TPU. First, the
+    gradients of a row are summed over features, replicas and samples. Then each
+    row that was looked up is updated once.
 
     In a step, each replica calls `enqueue`, `dequeue` and `apply_gradients`, in
     this order. A program can enqueue several steps before it dequeues the first

@@ -2,8 +2,9 @@
 
 The graph of such a function contains the TPU program once, and the ops on the
 host around it. `run` does what the runtime of a TPU does with this graph: the
-program runs once per replica, compiled by XLA (for the CPU). All other ops run
-on the host, in the order of the program. Inputs and outputs of the program
+program runs once per replica, compiled by XLA (for the CPU, where one function
+contains the programs of all replicas). All other ops run on the host, in the
+order of the program. Inputs and outputs of the program
 connect both parts.
 """
 
@@ -18,8 +19,29 @@ def is_in_program(op):
 
 
 def program_ops(graph):
-    """Returns the ops of the TPU program in a graph."""
-    return [one for one in graph.get_operations() if is_in_program(one)]
+    """Returns the ops of the TPU program in a graph.
+
+    The result contains stateful ops and the ops on which results depend. As in
+    TensorFlow, other ops are removed before the program is compiled.
+    """
+    found = [
+        one
+        for one in graph.get_operations()
+        if is_in_program(one) and one.op_def.is_stateful
+    ]
+    found += [
+        one.inputs[0].op
+        for one in graph.get_operations()
+        if one.type == "TPUReplicatedOutput"
+    ]
+    used = set()
+    while found:
+        op = found.pop()
+        if op in used or not is_in_program(op):
+            continue
+        used.add(op)
+        found += [one.op for one in op.inputs] + list(op.control_inputs)
+    return [one for one in graph.get_operations() if one in used]
 
 
 def host_ops(graph):
@@ -55,7 +77,8 @@ class _Program:
     """The TPU program of a graph.
 
     Attributes:
-      inputs: Tensors on the host that the program reads.
+      inputs: Tensors on the host that have a separate value for each replica.
+      shared: Other tensors on the host that the program reads.
       outputs: Tensors of the program that the host reads.
     """
 
@@ -65,12 +88,20 @@ class _Program:
             for one in program_ops(graph)
             if one.type != "TPUReplicateMetadata"
         ]
-        self.inputs = []
-        for op in self._ops:
-            for one in op.inputs:
-                known = [other is one for other in self.inputs]
-                if not is_in_program(one.op) and not any(known):
-                    self.inputs.append(one)
+        read = {
+            _source(one): one
+            for op in self._ops
+            for one in op.inputs
+            if not is_in_program(one.op)
+        }
+        self.inputs, self.shared = (
+            [
+                one
+                for (op, _), one in read.items()
+                if (op.type == "TPUReplicatedInput") == is_replicated
+            ]
+            for is_replicated in (True, False)
+        )
         self.outputs = [
             one.inputs[0]
             for one in host_ops(graph)
@@ -78,15 +109,27 @@ class _Program:
         ]
 
     def compiled(self):
-        """Returns a function of the inputs of one replica."""
+        """Returns a function of the inputs of replicas and of `shared`."""
 
         @tf.function(jit_compile=True, autograph=False)
-        def program(*values):
-            found = dict(zip(map(_source, self.inputs), values))
+        def program(values_of_replicas, shared):
+            known = dict(zip(map(_source, self.shared), shared))
+            found = [
+                {**known, **dict(zip(map(_source, self.inputs), values))}
+                for values in values_of_replicas
+            ]
             for op in self._ops:
-                copies = _copy(op, [found[_source(one)] for one in op.inputs])
-                found.update(zip(map(_source, op.outputs), copies))
-            return [found[_source(one)] for one in self.outputs]
+                inputs = [[one[_source(i)] for i in op.inputs] for one in found]
+                if op.type == "CrossReplicaSum":
+                    # The replicas are on one device, so their sum is no
+                    # collective. All replicas form one group.
+                    total = tf.add_n([values for values, _ in inputs])
+                    results = [[total]] * len(found)
+                else:
+                    results = [_copy(op, values) for values in inputs]
+                for one, outputs in zip(found, results):
+                    one.update(zip(map(_source, op.outputs), outputs))
+            return [[one[_source(i)] for i in self.outputs] for one in found]
 
         return program
 
@@ -112,10 +155,6 @@ def runner(concrete, num_replicas):
         found = dict(zip(map(_source, graph.inputs), values))
         results = []  # One list of outputs per replica.
 
-        def value_of(tensor, replica):
-            value = found[_source(tensor)]
-            return value[replica] if isinstance(value, list) else value
-
         for op in host_ops(graph):
             if any(_source(one) in found for one in op.outputs):
                 continue  # A placeholder of an argument.
@@ -128,9 +167,15 @@ def runner(concrete, num_replicas):
                 if not results:
                     results.extend(
                         compiled(
-                            *[value_of(one, replica) for one in program.inputs]
+                            [
+                                [
+                                    found[_source(one)][i]
+                                    for one in program.inputs
+                                ]
+                                for i in range(num_replicas)
+                            ],
+                            [found[_source(one)] for one in program.shared],
                         )
-                        for replica in range(num_replicas)
                     )
                 number = next(
                     index
