@@ -162,7 +162,6 @@ class Replicas:
                 "MultiWorkerMirroredStrategy, where all processes enqueue a "
                 f"step together. Received: device={device!r}."
             )
-        wanted = tf.DeviceSpec.from_string(device)
         # The default strategy does not have a list of devices. Its steps run on
         # the host.
         devices = (
@@ -170,10 +169,14 @@ class Replicas:
             if self._is_default
             else (self.strategy.extended.worker_devices)
         )
+        # Each core of an emulated TPU has a TPU name and a CPU name. Only the
+        # `extended` object of an emulated TPUStrategy has this method.
+        tpu_name_of = getattr(self.strategy.extended, "tpu_name_of", str)
+        wanted = tf.DeviceSpec.from_string(tpu_name_of(device))
         found = [
             replica
             for replica, name in enumerate(devices)
-            if _matches(wanted, tf.DeviceSpec.from_string(name))
+            if _matches(wanted, tf.DeviceSpec.from_string(tpu_name_of(name)))
         ]
         if len(found) != 1:
             raise ValueError(

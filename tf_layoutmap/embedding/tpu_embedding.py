@@ -211,8 +211,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `FeatureConfig`.
           ValueError: If a setting is invalid, or if the engine does not support
             a setting.
-          NotImplementedError: If the strategy in scope is not supported, or if
-            `sparse_core_embedding_config` is not None.
+          NotImplementedError: If the strategy in scope is not supported, if
+            `sparse_core_embedding_config` is not None, or if the tables are on
+            the host beside a TPU whose replicas have several cores.
         """
         super().__init__()
         if sparse_core_embedding_config is not None:
@@ -250,6 +251,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             engine, strategy_replicas.strategy
         )
         on_tpu = beside_tpu and backend_name == "tpu"
+        if beside_tpu and not on_tpu:
+            _check_one_core_per_replica(strategy_replicas.strategy)
         if wire_dtype != "float32" and backend_name != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
@@ -446,6 +449,16 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             self._state.feature_config,
             out_of_range=self._state.out_of_range,
             vocabularies=self.vocabularies,
+        )
+
+
+def _check_one_core_per_replica(strategy: tf.distribute.Strategy):
+    num_cores = config_proto.num_cores_per_replica(strategy)
+    if num_cores is not None and num_cores > 1:
+        raise NotImplementedError(
+            "Each replica of a TPUStrategy must have one core if the tables "
+            "are on the host; create the strategy without a device assignment. "
+            f"Received: {num_cores} cores per replica."
         )
 
 

@@ -191,15 +191,18 @@ class ReplicatedProgram:
 
     Attributes:
       num_replicas: Number of replicas of the program.
+      context: Control flow context, which identifies the program.
     """
 
-    def __init__(self, num_replicas: int):
+    def __init__(self, num_replicas: int, context: Any):
         """Wraps the program that is being traced.
 
         Args:
           num_replicas: Number of replicas of the strategy.
+          context: Control flow context of the program.
         """
         self.num_replicas = num_replicas
+        self.context = context
 
     def on_host(self) -> contextlib.AbstractContextManager[None]:
         """Returns a scope whose ops are around the program."""
@@ -335,6 +338,5 @@ def replicated_program(
     """
     if tf.executing_eagerly() or not is_in_tpu_program(method):
         return None
-    if _context_of(tf.compat.v1.get_default_graph()) is None:
-        return None
-    return ReplicatedProgram(num_replicas)
+    context = _context_of(tf.compat.v1.get_default_graph())
+    return None if context is None else ReplicatedProgram(num_replicas, context)

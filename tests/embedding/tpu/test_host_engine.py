@@ -6,6 +6,9 @@ with a `MirroredStrategy`. tests/contract compares the results of an emulated
 TPU.
 """
 
+import collections
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -149,10 +152,24 @@ def assert_same_tables(one, other):
             np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("pipelined", [False, True])
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse", "strings"])
-@pytest.mark.covering(1)
+_CASES = list(
+    itertools.product(
+        ["dense", "ragged", "sparse", "strings"], [True, False], [False, True]
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "kind, inside, pipelined",
+    [
+        pytest.param(
+            *case,
+            # These cases contain each value of each parameter.
+            marks=[pytest.mark.exhaustive] * (number % 5 != 0),
+        )
+        for number, case in enumerate(_CASES)
+    ],
+)
 def test_steps_are_bitwise_those_of_a_mirrored_strategy(
     kind, inside, pipelined
 ):
@@ -209,6 +226,73 @@ def test_ops_of_the_host_do_not_depend_on_ops_of_the_program():
             continue
         for one in [*[one.op for one in op.inputs], *op.control_inputs]:
             assert not replicated_graph.is_in_program(one), (op, one)
+
+
+def _depends_on_program(op, known):
+    """Returns whether an op waits for results of the TPU program."""
+    if op not in known:
+        known[op] = op.type == "TPUReplicatedOutput" or any(
+            _depends_on_program(one, known)
+            for one in [*[one.op for one in op.inputs], *op.control_inputs]
+        )
+    return known[op]
+
+
+def test_the_next_lookup_does_not_wait_for_the_program():
+    strategy = traced_tpu.strategy_of(NUM_REPLICAS)
+    embedding = embedding_of(strategy, pipeline_execution_with_tensor_core=True)
+    graph = traced(step_of(strategy, embedding, inside=False)).graph
+    waits = {}
+    found = collections.defaultdict(set)
+    for op in graph.get_operations():
+        if op.type.startswith("LayoutMap>"):
+            kind = op.type.removeprefix("LayoutMap>")
+            found[kind].add(_depends_on_program(op, waits))
+    assert found["ApplyStep"] == {True}
+    for kind in ("LandUpdate", "PrefetchStep"):
+        assert found[kind] == {False}
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_steps_that_are_enqueued_ahead_match_a_mirrored_strategy(is_open):
+    kind = "strings" if is_open else "dense"
+
+    def train(strategy, run_with):
+        embedding = embedding_of(
+            strategy, is_open=is_open, pipeline_execution_with_tensor_core=True
+        )
+
+        def replica(ids):
+            found = embedding.dequeue()
+            embedding.apply_gradients(
+                {"a": found["a"] * 0.5 - 1.0, "b": found["b"] * 0.25}
+            )
+            return found["a"]
+
+        def enqueue(*ids):
+            embedding.enqueue(dict.fromkeys("ab", values.PerReplica(ids)))
+
+        def program(*ids):
+            enqueue(*ids)
+            return strategy.run(replica, (values.PerReplica(ids),)).values
+
+        enqueue(*[batch_of(kind, one) for one in (6, 7)])
+        return embedding, run_with(tf.function(program, autograph=False))
+
+    reference, expected = train(
+        strategies.mirrored(NUM_REPLICAS),
+        lambda step: [
+            step(*[batch_of(kind, one) for one in pair]) for pair in SEEDS
+        ],
+    )
+    embedding, found = train(
+        traced_tpu.strategy_of(NUM_REPLICAS),
+        lambda step: run_on_tpu(step, kind, SEEDS),
+    )
+    for ours, theirs in zip(found, expected):
+        for a, b in zip(ours, theirs):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert_same_tables(embedding, reference)
 
 
 def test_ids_that_the_function_computes_from_its_arguments():
@@ -275,6 +359,19 @@ def test_unsupported_places_of_calls_raise():
             trace(strategy, in_branch)
     with pytest.raises(RuntimeError, match="inside `strategy.run`"):
         embedding.dequeue()
+
+
+def test_two_training_steps_in_one_program_raise():
+    strategy = traced_tpu.strategy_of(NUM_REPLICAS)
+    embedding = embedding_of(strategy)
+
+    def replica(ids):
+        for _ in range(2):
+            embedding.enqueue({"a": ids, "b": ids})
+            embedding.apply_gradients(embedding.dequeue())
+
+    with pytest.raises(RuntimeError, match="Call `strategy.run` once per step"):
+        trace(strategy, replica)
 
 
 def test_a_function_without_gradients_is_forward_only():
@@ -411,7 +508,6 @@ def _train_layer(strategy, version, kind, run, creators):
 
 @pytest.mark.parametrize("kind", ["closed", "open"])
 @pytest.mark.parametrize("version", [keras, tf_keras])
-@pytest.mark.covering(1)
 def test_layers_train_in_the_program_of_all_replicas(version, kind):
     def run_mirrored(step):
         for pair in SEEDS:
@@ -433,3 +529,35 @@ def test_layers_train_in_the_program_of_all_replicas(version, kind):
     )
     assert embedding.stats()["num_updates"] == len(SEEDS)
     assert_same_tables(embedding, reference)
+
+
+def test_replicas_of_several_cores_raise():
+    strategy = traced_tpu.strategy_of(4, num_cores_per_replica=2)
+    with pytest.raises(NotImplementedError, match="must have one core"):
+        embedding_of(strategy)
+
+
+def test_a_layer_with_tables_on_the_tpu_is_traced_once_for_all_replicas():
+    strategy = traced_tpu.strategy_of(NUM_REPLICAS)
+    with strategy.scope(), tf.variable_creator_scope(_plain_variable):
+        table = tpu.TableConfig(NUM_ROWS, DIM, initializer, name="words")
+        layer = tlm.layers.TPUEmbedding(tpu.FeatureConfig(table), tpu.SGD(0.5))
+        layer.build()
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build(layer.trainable_variables)
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(ids))
+        weights = layer.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return loss
+
+    graph = (
+        in_replicas(strategy, replica)
+        .get_concrete_function(*[tf.TensorSpec([BATCH], tf.int64)] * 2)
+        .graph
+    )
+    types = [one.type for one in graph.get_operations()]
+    assert types.count("RecvTPUEmbeddingActivations") == 1
+    assert types.count("SendTPUEmbeddingGradients") == 1

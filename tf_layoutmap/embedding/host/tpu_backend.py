@@ -13,6 +13,7 @@ contains no op of this package.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -37,6 +38,12 @@ class HostBackendOfTPU(HostBackend):
     # A token and a mark of a lookup would have to return from the host to the
     # running program. Steps are therefore identified by their order.
     has_ordered_steps: ClassVar[bool] = True
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        """Stores the arguments of `HostBackend`."""
+        super().__init__(*args, **kwargs)
+        # Programs that have already returned gradients of this embedding.
+        self._applied: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -118,6 +125,14 @@ class HostBackendOfTPU(HostBackend):
         program = self._program("dequeue")
         if program is None:
             return super().dequeue(name)
+        if program.context in self._applied:
+            raise RuntimeError(
+                "`dequeue` must not follow `apply_gradients` in the function "
+                "that is passed to `strategy.run`: the activations of a TPU "
+                "program are known before it starts, and its gradients after "
+                "its end. Call `strategy.run` once per step. Received: "
+                f"a second step of one call, with name={name!r}."
+            )
         self._modes.dequeued(name)
         by_replica = []
         with program.on_host():
@@ -127,7 +142,20 @@ class HostBackendOfTPU(HostBackend):
                 )
                 self._shapes.record_dequeued(replica, found)
                 by_replica.append(found)
+            if self._is_pipelined:
+                self._work_during_program(program.num_replicas)
         return [program.to_program(values) for values in zip(*by_replica)]
+
+    def _work_during_program(self, num_replicas: int) -> None:
+        """Creates ops that run on the host while the program runs.
+
+        The ops apply the update of the previous step, and look up the next
+        step, if it is enqueued. Neither depends on the gradients of the current
+        step, which the next lookup does not see.
+        """
+        self._started.apply_pending()
+        for replica in range(num_replicas):
+            self._started.prefetch(replica)
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the last dequeued step."""
@@ -136,6 +164,7 @@ class HostBackendOfTPU(HostBackend):
             super().apply(gradients, name)
             return
         self._modes.applied(name)
+        self._applied.add(program.context)
         found = [
             None
             if gradient is None
