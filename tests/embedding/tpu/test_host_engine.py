@@ -253,7 +253,9 @@ def test_the_next_lookup_does_not_wait_for_the_program():
         assert found[kind] == {False}
 
 
-@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize(
+    "is_open", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
+)
 def test_steps_that_are_enqueued_ahead_match_a_mirrored_strategy(is_open):
     kind = "strings" if is_open else "dense"
 
@@ -506,8 +508,15 @@ def _train_layer(strategy, version, kind, run, creators):
     return layer.embedding
 
 
-@pytest.mark.parametrize("kind", ["closed", "open"])
-@pytest.mark.parametrize("version", [keras, tf_keras])
+@pytest.mark.parametrize(
+    "version, kind",
+    [
+        (keras, "open"),
+        (tf_keras, "closed"),
+        pytest.param(keras, "closed", marks=pytest.mark.exhaustive),
+        pytest.param(tf_keras, "open", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_layers_train_in_the_program_of_all_replicas(version, kind):
     def run_mirrored(step):
         for pair in SEEDS:
