@@ -540,6 +540,14 @@ def test_layers_train_in_the_program_of_all_replicas(version, kind):
     assert_same_tables(embedding, reference)
 
 
+@pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])
+def test_a_closed_sharded_embedding_raises(layers):
+    with traced_tpu.strategy_of(1).scope():
+        layer = layers.ShardedEmbedding(4, 2, optimizer=tpu.SGD(0.1))
+        with pytest.raises(RuntimeError, match='TPUEmbedding.*engine="host"'):
+            layer.build([3])
+
+
 def test_replicas_of_several_cores_raise():
     strategy = traced_tpu.strategy_of(4, num_cores_per_replica=2)
     with pytest.raises(NotImplementedError, match="must have one core"):
