@@ -502,10 +502,25 @@ def _train_layer(strategy, version, kind, run, creators):
             optimizer.apply_gradients(zip(gradients, weights))
             return loss
 
-        run(in_replicas(strategy, replica))
-    if kind == "open":
-        return layer._key_table.embedding
-    return layer.embedding
+        embedding = (
+            layer._key_table.embedding if kind == "open" else layer.embedding
+        )
+        run(in_replicas(strategy, replica), embedding)
+    return embedding
+
+
+def _check_schedule_is_on_host(step, embedding):
+    """Checks that the program does not read the counter of a schedule."""
+    counter = getattr(embedding, "schedule_updates", None)
+    if counter is None:
+        return
+    graph = traced(step).graph
+    [passed] = [
+        inner for outer, inner in graph.captures if outer is counter.handle
+    ]
+    readers = passed.consumers()
+    assert readers
+    assert not any(replicated_graph.is_in_program(one) for one in readers)
 
 
 @pytest.mark.parametrize(
@@ -518,9 +533,14 @@ def _train_layer(strategy, version, kind, run, creators):
     ],
 )
 def test_layers_train_in_the_program_of_all_replicas(version, kind):
-    def run_mirrored(step):
+    def run_mirrored(step, embedding):
+        del embedding
         for pair in SEEDS:
             step(*[batch_of("dense", one) for one in pair])
+
+    def run_beside_tpu(step, embedding):
+        run_on_tpu(step, "dense", SEEDS)
+        _check_schedule_is_on_host(step, embedding)
 
     reference = _train_layer(
         strategies.mirrored(NUM_REPLICAS),
@@ -533,7 +553,7 @@ def test_layers_train_in_the_program_of_all_replicas(version, kind):
         traced_tpu.strategy_of(NUM_REPLICAS, embedding=traced_tpu.UNSUPPORTED),
         version,
         kind,
-        lambda step: run_on_tpu(step, "dense", SEEDS),
+        run_beside_tpu,
         _plain_variable,
     )
     assert embedding.stats()["num_updates"] == len(SEEDS)
