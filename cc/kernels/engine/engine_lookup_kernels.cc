@@ -282,11 +282,10 @@ class PrefetchStepOp : public ActivationsOp {
                      int32_t replica) override {
     EngineResource::Next next;
     TF_RETURN_IF_ERROR(CheckStaticShapes(resource.engine().config()));
-    TF_RETURN_IF_ERROR(ToTf(resource.engine().FindNext(replica, &next.batch,
-                                                       &next.num_updates)));
+    TF_RETURN_IF_ERROR(ToTf(
+        resource.engine().FindNext(replica, &next.batch, &next.num_updates)));
     if (next.batch == nullptr) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(
-        LookUp(ctx, resource, *next.batch, &next.activations));
+    TF_RETURN_IF_ERROR(LookUp(ctx, resource, *next.batch, &next.activations));
     resource.KeepNext(replica, std::move(next));
     return absl::OkStatus();
   }
