@@ -88,6 +88,20 @@ MUTATIONS = [
         ("tests/vocabulary/test_sharded_numbers.py",),
     ),
     Mutation(
+        "wrong replica: ids of the first replica are used for all replicas",
+        "embedding/tpu_program.py",
+        "return op.inputs[replica]",
+        "return op.inputs[0]",
+        ("tests/embedding/tpu/test_host_engine.py", "-k", "bitwise"),
+    ),
+    Mutation(
+        "lost overlap: the next lookup beside a TPU is not prefetched",
+        "embedding/host/tpu_backend.py",
+        "self._started.prefetch(replica)",
+        "del replica",
+        ("tests/embedding/tpu/test_host_engine.py", "-k", "does_not_wait"),
+    ),
+    Mutation(
         "lost report: a server has evicted a single key",
         "embedding/servers/evicted_reports.py",
         "                    if size:\n",

@@ -117,6 +117,28 @@ max_sequence_lengths: Maximum sequence length of each feature; 0 if the feature
   is not a sequence.
 )doc");
 
+REGISTER_OP("LayoutMap>PrefetchStep")
+    .Input("engine: resource")
+    .Input("replica: int32")
+    .Input("shards: num_shards * resource")
+    .Attr("num_shards: int >= 1")
+    .Attr("dims: list(int)")
+    .Attr("max_sequence_lengths: list(int)")
+    .SetIsStateful()
+    .SetShapeFn(NoOutputs)
+    .Doc(R"doc(
+Looks up the batch that a replica of a pipelined engine dequeues next.
+
+The next `DequeueStep` of the replica returns the result, unless a table has been
+updated in the meantime. The op does nothing if no training step is enqueued, if
+the replica has no dequeued step, or if an update is pending.
+
+shards: All shards of the first table, then all shards of the second, and so on.
+dims: Embedding dimension of the table of each feature.
+max_sequence_lengths: Maximum sequence length of each feature; 0 if the feature
+  is not a sequence.
+)doc");
+
 REGISTER_OP("LayoutMap>ApplyStep")
     .Input("engine: resource")
     .Input("replica: int32")

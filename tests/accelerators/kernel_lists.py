@@ -11,6 +11,7 @@ import gzip
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import kernel_def_pb2
@@ -65,6 +66,25 @@ def function_names() -> set[str]:
     }
 
 
+def missing_in_nodes(
+    nodes: Iterable[Any], name: str = "tpu_kernels_2.20.pb.gz"
+) -> dict[str, str]:
+    """Returns the ops of nodes that have no kernel in a list.
+
+    Returns:
+      The name of one node by the op and its dtype, such as `"MatMul int32"`.
+    """
+    found: dict[str, str] = {}
+    for node in nodes:
+        if not any(_supports(one, node) for one in _kernels(name)[node.op]):
+            dtype = node.attr["T"].type or node.attr["dtype"].type
+            found.setdefault(
+                node.op + (f" {tf.as_dtype(dtype).name}" if dtype else ""),
+                node.name,
+            )
+    return found
+
+
 def missing_kernels(functions: Iterable[str]) -> dict[str, dict[str, str]]:
     """Returns the ops without a kernel in the functions of single devices.
 
@@ -72,18 +92,13 @@ def missing_kernels(functions: Iterable[str]) -> dict[str, dict[str, str]]:
       For each list, the name of one node by the op and its dtype, such as
       `"MatMul int32"`. The key "nodes" has the number of nodes.
     """
-    found = {name: {} for name in LISTS}
-    num_nodes = 0
-    for function in functions:
-        if not _DEVICE_FUNCTION.fullmatch(function):
-            continue
-        for node in context.context().get_function_def(function).node_def:
-            num_nodes += 1
-            dtype = node.attr["T"].type or node.attr["dtype"].type
-            title = node.op + (f" {tf.as_dtype(dtype).name}" if dtype else "")
-            for name in LISTS:
-                if not any(
-                    _supports(one, node) for one in _kernels(name)[node.op]
-                ):
-                    found[name].setdefault(title, node.name)
-    return {**found, "nodes": num_nodes}
+    nodes = [
+        node
+        for function in functions
+        if _DEVICE_FUNCTION.fullmatch(function)
+        for node in context.context().get_function_def(function).node_def
+    ]
+    found: dict[str, Any] = {
+        name: missing_in_nodes(nodes, name) for name in LISTS
+    }
+    return {**found, "nodes": len(nodes)}

@@ -97,6 +97,7 @@ LEVELS = {
     "embedding.replicas": 5,
     "embedding.steps": 5,
     "embedding.stock_lookup": 5,
+    "embedding.tpu_program": 5,
     "embedding.table_variable": 6,
     "embedding.tables": 6,
     "embedding.serving": 6,

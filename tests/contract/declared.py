@@ -75,9 +75,9 @@ ONE_ORDER = Absent(
     'Only `over_processes="sharded"` has the argument `order="folded"`.'
 )
 NO_KEYS_ON_TPU = Impossible(
-    "`vocabularies` must be None on a TPU",
+    "`vocabularies` must be None if the tables are on a TPU",
     "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
-    "them up.",
+    'them up. Use `engine="host"`.',
 )
 ROWS_ON_TPU = Impossible(
     "the rows are on the TPU. Save a checkpoint",
@@ -121,22 +121,20 @@ STEPS_OF_REPLICAS = Works(
 )
 ONE_CALL_ON_TPU = Impossible(
     "must be called once in a training step on a TPU",
-    "A TPU identifies lookups by their order. Pass the features of both calls "
-    "in one call.",
+    "The gradients of a TPU program belong to lookups by their order. Pass the "
+    "features of both calls in one call.",
 )
-
-# Cells of rows about open vocabularies in `fit` of Keras 3.
-OF_KEYS: dict[str, State] = {
-    "tpu": NO_KEYS_ON_TPU,
-}
 
 # Cells of rows that require one replica.
 OF_ONE_REPLICA: dict[str, State] = {
     "mirrored": ONE_REPLICA,
     "replicated": ONE_REPLICA_OF_PROCESSES,
     "sharded": ONE_REPLICA_OF_PROCESSES,
-    "tpu": ONE_REPLICA,
+    "tpu_host": ONE_REPLICA,
 }
+# Runtimes of sections about `ShardedEmbedding`, whose tables are never on a
+# TPU.
+WITHOUT_TPU = tuple(one for one in ALL if one != "tpu")
 
 SECTIONS: dict[str, Section] = {}
 
@@ -225,8 +223,9 @@ SECTIONS["loop"] = Section(
 
 SECTIONS["sharded"] = Section(
     "`tlm.layers.ShardedEmbedding` in `fit` of Keras 3",
-    "The programs are in `tests/contract/sharded_layer.py`.",
-    ALL,
+    "The programs are in `tests/contract/sharded_layer.py`. The tables "
+    "of a `ShardedEmbedding` are never on a TPU.",
+    WITHOUT_TPU,
     dict(
         [
             row("`fit`, closed table", **OF_ONE_REPLICA),
@@ -237,33 +236,26 @@ SECTIONS["sharded"] = Section(
             row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
             row(
                 "`fit`, open vocabulary",
-                **OF_KEYS,
             ),
             row(
                 "`evict`",
-                **OF_KEYS,
             ),
             row(
                 "`resize`",
-                **OF_KEYS,
             ),
             row(
                 "`on_evict`",
-                **OF_KEYS,
             ),
             row(
                 "`tlm.KeyExpiry`",
-                **OF_KEYS,
             ),
             row("`tlm.export`", **OF_ONE_REPLICA),
             row(
                 "`tlm.export`, open vocabulary",
-                **OF_KEYS,
             ),
             row("`.keras` file", **OF_ONE_REPLICA),
             row(
                 "`.keras` file, open vocabulary",
-                **OF_KEYS,
             ),
             row("`.weights.h5` file", **OF_ONE_REPLICA),
             row("checkpoint", **OF_ONE_REPLICA),
@@ -285,12 +277,11 @@ SECTIONS["sharded"] = Section(
                 replicated=LOCAL_REPLICAS_NEED_GPUS,
                 sharded=LOCAL_REPLICAS_NEED_GPUS,
                 servers=ONE_REPLICA_PER_WORKER,
-                tpu=ONE_REPLICA,
+                tpu_host=ONE_REPLICA,
             ),
             row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
-                **OF_KEYS,
             ),
             row("reading a table", **OF_ONE_REPLICA),
             row(
@@ -338,11 +329,13 @@ SECTIONS["tpu"] = Section(
                 servers=NO_ACCUMULATION,
                 mesh=LAYER_ON_MESH,
                 tpu=NO_ACCUMULATION,
+                tpu_host=NO_ACCUMULATION,
             ),
             row(
                 "several calls of the layer in a step",
                 mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
+                tpu_host=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
@@ -354,15 +347,15 @@ SECTIONS["tpu"] = Section(
 
 SECTIONS["tf_keras sharded"] = Section(
     "`tlm.layers.tf_keras.ShardedEmbedding` in `fit` of tf_keras",
-    "The programs are in `tests/contract/tf_keras_layers.py`.",
-    ALL,
+    "The programs are in `tests/contract/tf_keras_layers.py`. The tables "
+    "of a `ShardedEmbedding` are never on a TPU.",
+    WITHOUT_TPU,
     dict(
         [
             row("`fit`, closed table", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
             row(
                 "`fit`, open vocabulary",
                 mesh=TF_KERAS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
             ),
             row("`.keras` file", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
             row(
@@ -380,7 +373,6 @@ SECTIONS["tf_keras sharded"] = Section(
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
                 mesh=TF_KERAS_ON_MESH,
-                tpu=NO_KEYS_ON_TPU,
             ),
         ]
     ),
@@ -432,6 +424,7 @@ SECTIONS["tf_keras tpu"] = Section(
                 "several calls of the layer in a step",
                 mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
+                tpu_host=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",

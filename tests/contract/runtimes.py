@@ -463,6 +463,16 @@ class TPU(Runtime):
         tlm.emulation.initialize_tpu_system()
 
 
+class TPUWithHostTables(TPU):
+    """The same cores, with all tables on the host."""
+
+    name = "tpu_host"
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(strategy)
+        self.options = {"engine": "host"}
+
+
 def create(group: str) -> tuple[list[Runtime], Any]:
     """Creates the runtimes of a group in this process.
 
@@ -483,4 +493,4 @@ def create(group: str) -> tuple[list[Runtime], Any]:
         servers, strategy = cluster.start(2)
         return [Servers(strategy)], servers
     strategy = tlm.emulation.enable(num_cores=NUM_REPLICAS, deadline=20.0)
-    return [TPU(strategy)], None
+    return [TPU(strategy), TPUWithHostTables(strategy)], None

@@ -11,6 +11,7 @@ RUNTIMES = {
     "servers": "parameter servers",
     "mesh": "mesh",
     "tpu": "emulated TPU",
+    "tpu_host": "emulated TPU, tables on the host",
 }
 
 

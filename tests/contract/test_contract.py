@@ -29,11 +29,12 @@ FEW = {
 }
 # Seeds of the random programs that `make test` runs, by family.
 SEEDS = {"steps": (1,), "replicas": (2,)}
-# Sections that only exhaustive cases try on these runtimes, because they take
-# long in several processes: random programs, and models of tf_keras.
+# Sections that only exhaustive cases try on these runtimes: random programs and
+# models of tf_keras. They take long in several processes. With tables on the
+# host, an emulated TPU runs the same steps as a MirroredStrategy.
 NOT_IN_FEW = {
     (runtime, section)
-    for runtime in ("replicated", "sharded")
+    for runtime in ("replicated", "sharded", "tpu_host")
     for section in ("random steps", "random replicas", "tf_keras tpu")
 }
 # Seeds of the exhaustive cases.

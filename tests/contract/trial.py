@@ -27,7 +27,7 @@ GROUPS = {
     "local": ("host", "mirrored", "local_servers", "mesh"),
     "workers": ("replicated", "sharded"),
     "servers": ("servers",),
-    "tpu": ("tpu",),
+    "tpu": ("tpu", "tpu_host"),
 }
 NUM_WORKERS = 2
 # Time limit of one cell, in seconds. The limit is long, because other programs

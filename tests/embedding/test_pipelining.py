@@ -214,3 +214,61 @@ def test_invalid_rate_raises_in_apply_gradients():
     with pytest.raises(tf.errors.InvalidArgumentError, match="learning rate"):
         embedding.apply_gradients(tf.ones([1, 2]))
     assert not embedding.stats()["held"]
+
+
+def test_a_prefetched_step_is_returned_unless_a_table_was_updated():
+    def dequeued(*, flush, prefetch=True):
+        embedding = embedding_of()
+        for ids in ([0, 1], [1, 2]):
+            embedding.enqueue(tf.constant(ids))
+        embedding.dequeue()
+        engine = embedding._state.backend.engine
+        if prefetch:
+            engine.prefetch(0)
+        embedding.apply_gradients(tf.ones([2, 2]))
+        if flush:
+            embedding.flush()
+        else:
+            # Only a lookup that ran before can miss an assignment.
+            [table] = embedding._variables.values()
+            table["parameters"].assign(tf.zeros([NUM_ROWS, 2]))
+        return embedding.dequeue().numpy()
+
+    np.testing.assert_array_equal(dequeued(flush=False), np.ones([2, 2]))
+    np.testing.assert_array_equal(
+        dequeued(flush=False, prefetch=False), np.zeros([2, 2])
+    )
+    found = dequeued(flush=True)
+    np.testing.assert_array_equal(found[1], [1, 1])
+    assert (found[0] < 1).all()  # The update of the first step.
+
+
+def test_prefetching_does_not_change_results():
+    plain, prefetched = embedding_of(), embedding_of()
+    steps = batches(6)
+    for embedding in (plain, prefetched):
+        embedding.enqueue(tf.constant(steps[0][0]))
+    for number, (_, gradients) in enumerate(steps):
+        found = []
+        for embedding in (plain, prefetched):
+            if number + 1 < len(steps):
+                embedding.enqueue(tf.constant(steps[number + 1][0]))
+            found.append(embedding.dequeue().numpy())
+            if embedding is prefetched:
+                engine = embedding._state.backend.engine
+                engine.apply_pending()
+                engine.prefetch(0)
+            embedding.apply_gradients(tf.constant(gradients))
+        np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(rows_of(plain), rows_of(prefetched))
+
+
+def test_reset_discards_a_prefetched_step():
+    embedding = embedding_of()
+    for ids in ([0, 1], [1, 2]):
+        embedding.enqueue(tf.constant(ids))
+    embedding.dequeue()
+    embedding._state.backend.engine.prefetch(0)
+    embedding.reset()
+    embedding.enqueue(tf.constant([3, 4, 5]))
+    assert embedding.dequeue().shape == [3, 2]

@@ -3,6 +3,7 @@
 Each backend runs the steps in a different way:
 
 - `host/backend.py` uses the host engine.
+- `host/tpu_backend.py` uses the host engine beside a TPU.
 - `tpu/backend.py` uses TensorFlow's TPU operations.
 - `divided/backend.py` uses tables that are sharded over processes.
 - `servers/backend.py` uses parameter servers.
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
+from absl import logging
 
 from tf_layoutmap._core import lazy, literals, strategies
 from tf_layoutmap.vocabulary import key_rows
@@ -32,10 +34,13 @@ class Backend(Protocol):
 
     Attributes:
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
+      has_ordered_steps: Whether gradients belong to a step only by the order of
+        the calls, because a TPU program contains the calls.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
     """
 
     is_on_tpu: ClassVar[bool]
+    has_ordered_steps: ClassVar[bool]
     checks_shapes: bool
 
     @property
@@ -318,8 +323,10 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
     """Returns `"tpu"`, `"servers"` or `"host"`.
 
     Args:
-      engine: One of `ENGINES`. `"auto"` selects the TPU under TPUStrategy, the
-        servers under ParameterServerStrategy, and the host otherwise.
+      engine: One of `ENGINES`. `"auto"` selects the servers under
+        ParameterServerStrategy, and the host under other strategies. Under
+        TPUStrategy, `"auto"` selects the TPU if it has the embedding engine
+        that TensorFlow's `TPUEmbedding` uses, and otherwise the host.
       strategy: The strategy in scope.
 
     Raises:
@@ -332,12 +339,6 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
             f"Received: engine={engine!r}."
         )
     on_tpu = is_tpu_strategy(strategy)
-    if engine == "host" and on_tpu:
-        raise ValueError(
-            'Argument `engine` must be "auto" or "tpu" under TPUStrategy: '
-            "a TPU's program cannot call the host engine. Received: "
-            f"engine={engine!r}."
-        )
     if strategies.on_servers(strategy):
         if engine != "auto":
             raise ValueError(
@@ -346,9 +347,42 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
                 f" Received: engine={engine!r}."
             )
         return "servers"
-    if engine == "auto":
-        return "tpu" if on_tpu else "host"
-    return engine
+    if engine != "auto":
+        return engine
+    return "tpu" if on_tpu and _has_embedding_engine(strategy) else "host"
+
+
+_EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
+# Whether this process has logged that tables are on the host of a TPU.
+_has_logged_host = False
+
+
+def _has_embedding_engine(strategy: tf.distribute.Strategy) -> bool:
+    """Whether a TPU has the embedding engine of TPU v2 to v4.
+
+    If the TPU does not have the engine, the first call logs a warning. If the
+    features of the TPU are unknown, the result is True.
+    """
+    global _has_logged_host
+    feature = strategy.extended.tpu_hardware_feature
+    if feature.tpu_hardware_feature_proto is None:
+        # The resolver knows the TPU only after
+        # `tf.tpu.experimental.initialize_tpu_system(resolver)`.
+        return True
+    found = feature.embedding_feature
+    if found == _EmbeddingFeature.V1:
+        return True
+    if not _has_logged_host:
+        _has_logged_host = True
+        logging.warning(
+            "The tables of TPUEmbedding are on the host, and the host engine "
+            'trains them: this TPU has %s. Pass engine="host" to select the '
+            "host engine explicitly.",
+            "SparseCores, which tf_layoutmap does not support yet"
+            if found == _EmbeddingFeature.V2
+            else "no embedding engine",
+        )
+    return False
 
 
 def read_over_processes(

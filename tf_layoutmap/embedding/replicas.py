@@ -114,8 +114,10 @@ class Replicas:
                 "by operations that do not run eagerly."
             )
         if context.strategy is self.strategy:
-            # While a function is traced, the index is a constant tensor.
-            return int(tf.get_static_value(context.replica_id_in_sync_group))
+            # While a function is traced, the index is a constant tensor. A TPU
+            # program is traced once for all replicas, as if by the first one.
+            index = tf.get_static_value(context.replica_id_in_sync_group)
+            return 0 if index is None else int(index)
         if context.num_replicas_in_sync > 1:
             raise RuntimeError(
                 "TPUEmbedding must be used in replicas of the strategy under "
@@ -160,7 +162,6 @@ class Replicas:
                 "MultiWorkerMirroredStrategy, where all processes enqueue a "
                 f"step together. Received: device={device!r}."
             )
-        wanted = tf.DeviceSpec.from_string(device)
         # The default strategy does not have a list of devices. Its steps run on
         # the host.
         devices = (
@@ -168,10 +169,14 @@ class Replicas:
             if self._is_default
             else (self.strategy.extended.worker_devices)
         )
+        # Each core of an emulated TPU has a TPU name and a CPU name. Only the
+        # `extended` object of an emulated TPUStrategy has this method.
+        tpu_name_of = getattr(self.strategy.extended, "tpu_name_of", str)
+        wanted = tf.DeviceSpec.from_string(tpu_name_of(device))
         found = [
             replica
             for replica, name in enumerate(devices)
-            if _matches(wanted, tf.DeviceSpec.from_string(name))
+            if _matches(wanted, tf.DeviceSpec.from_string(tpu_name_of(name)))
         ]
         if len(found) != 1:
             raise ValueError(

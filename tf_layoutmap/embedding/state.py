@@ -176,10 +176,13 @@ class StepMethods:
         Outside `strategy.run`, each leaf must contain one value per replica, or
         `device` must select the replica of the step.
 
-        On a TPU, dense inputs must have one id per sample. Batch sizes must be
-        constant, and must be known during tracing. A call inside `strategy.run`
-        must be at the top level of the function that is passed to
-        `strategy.run`, and `features` must be arguments of this function.
+        Under `TPUStrategy`, a call inside `strategy.run` must be at the top
+        level of the function that is passed to `strategy.run`. If the tables
+        are on the TPU, `features` must be arguments of this function, dense
+        inputs must have one id per sample, and batch sizes must be constant,
+        and must be known during tracing. If the tables are on the host, the
+        function may compute `features` from its arguments without variables,
+        random numbers and calls of a `tf.function`.
 
         Args:
           features: Integer ids in the structure of `feature_config`. Each leaf

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding import inputs, tables
+from tf_layoutmap.embedding import inputs, tables, tpu_program
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.spec import config
@@ -284,6 +284,11 @@ class LayerAccess:
         return self._state.backend.is_on_tpu
 
     @property
+    def has_ordered_steps(self) -> bool:
+        """Whether gradients belong to a step only by the order of the calls."""
+        return self._state.backend.has_ordered_steps
+
+    @property
     def is_built(self) -> bool:
         """Whether the tables exist."""
         return self._state.backend.is_built
@@ -318,8 +323,13 @@ class LayerAccess:
         return self._state.replicas.require_current(method)
 
     def is_last_here(self, replica: int) -> bool:
-        """Whether `replica` is the last replica of this process."""
-        return self._state.replicas.is_last_here(replica)
+        """Whether `replica` is the last replica of this process.
+
+        True in a TPU program, which is traced once for all replicas.
+        """
+        return tpu_program.is_replicated() or self._state.replicas.is_last_here(
+            replica
+        )
 
     def is_in_program(self) -> bool:
         """Whether the caller is being traced as part of a TPU program."""

@@ -26,6 +26,7 @@ from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.divided import backend as divided_backend
 from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
+from tf_layoutmap.embedding.host import tpu_backend as host_tpu_backend
 from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.spec import table_dtypes as dtypes
@@ -59,11 +60,11 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     The interface is the same as in
     `tf.tpu.experimental.embedding.TPUEmbedding`. Under `TPUStrategy`, an object
     of this class behaves like an object of TensorFlow's class, and runs the
-    same operations. Under other strategies, except `ParameterServerStrategy`,
-    the host stores the tables, and the host engine updates the tables with the
-    semantics of the TPU. First, the gradients of a row are summed over
-    features, replicas and samples. Then each row that was looked up is updated
-    once.
+    same operations, unless `engine` selects the host. Under other strategies,
+    except `ParameterServerStrategy`, the host stores the tables, and the host
+    engine updates the tables with the semantics of the TPU. First, the
+    gradients of a row are summed over features, replicas and samples. Then each
+    row that was looked up is updated once.
 
     In a step, each replica calls `enqueue`, `dequeue` and `apply_gradients`, in
     this order. A program can enqueue several steps before it dequeues the first
@@ -152,12 +153,16 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             raises an error, `"drop"` ignores the id, and `"clip"` uses the
             nearest row. `stats` counts these ids. A TPU supports only
             `"error"`, and does not check ids inside `strategy.run`.
-          engine: Engine that runs the steps. `"auto"` selects the TPU under
-            `TPUStrategy`, the servers under `ParameterServerStrategy`, and the
-            host engine otherwise. `"host"` selects the host engine. `"tpu"`
-            selects the TPU. With `"tpu"` under another strategy, programs can
-            use the tables for serving, but steps raise an error, as in
-            TensorFlow's class.
+          engine: Engine that runs the steps. `"auto"` selects the servers under
+            `ParameterServerStrategy`. Under `TPUStrategy`, it selects the TPU
+            if the TPU has an embedding engine (v2 to v4), and otherwise the
+            host engine. Under other strategies, it selects the host engine.
+            `"host"` selects the host engine, also under `TPUStrategy`: the
+            tables are then in the memory of the host, which passes activations
+            to the TPU and receives gradients in each step. `"tpu"` selects the
+            TPU. With `"tpu"` under another strategy, programs can use the
+            tables for serving, but steps raise an error, as in TensorFlow's
+            class.
           table_dtypes: Storage dtype of rows: `"float32"` (the default),
             `"bfloat16"` or `"float16"`. Pass one dtype for all tables, or a
             mapping from table names to dtypes. Lookups and updates of 16-bit
@@ -177,7 +182,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `vocabulary_size` of the table must equal the `capacity` of the
             vocabulary. The initializer must be uniform, normal, truncated
             normal or constant, because the initial values of each key are
-            computed separately. On a TPU, `vocabularies` must be None.
+            computed separately. For tables on a TPU, `vocabularies` must be
+            None.
           wire_dtype: Dtype of rows and gradients in messages between processes
             under `ParameterServerStrategy`. With `"float32"`, values are sent
             unchanged. With `"bfloat16"`, messages have half the size. Rows that
@@ -205,8 +211,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `FeatureConfig`.
           ValueError: If a setting is invalid, or if the engine does not support
             a setting.
-          NotImplementedError: If the strategy in scope is not supported, or if
-            `sparse_core_embedding_config` is not None.
+          NotImplementedError: If the strategy in scope is not supported, if
+            `sparse_core_embedding_config` is not None, or if the tables are on
+            the host beside a TPU whose replicas have several cores.
         """
         super().__init__()
         if sparse_core_embedding_config is not None:
@@ -237,10 +244,15 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         over_processes = embedding_backend.read_over_processes(
             over_processes, order, strategy_replicas.has_processes
         )
-        on_tpu = embedding_backend.is_tpu_strategy(strategy_replicas.strategy)
+        beside_tpu = embedding_backend.is_tpu_strategy(
+            strategy_replicas.strategy
+        )
         backend_name = embedding_backend.choose_engine(
             engine, strategy_replicas.strategy
         )
+        on_tpu = beside_tpu and backend_name == "tpu"
+        if beside_tpu and not on_tpu:
+            _check_one_core_per_replica(strategy_replicas.strategy)
         if wire_dtype != "float32" and backend_name != "servers":
             raise ValueError(
                 'Argument `wire_dtype` must be "float32" unless under '
@@ -261,8 +273,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         )
         if spec.has_open_tables and on_tpu:
             raise NotImplementedError(
-                "Argument `vocabularies` must be None on a TPU. Received: "
-                f"vocabularies={vocabularies!r} under "
+                "Argument `vocabularies` must be None if the tables are on a "
+                'TPU; pass engine="host" for tables on the host beside the '
+                f"TPU. Received: vocabularies={vocabularies!r} under "
                 f"{type(strategy_replicas.strategy).__name__}."
             )
         if on_tpu:
@@ -302,6 +315,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                     divided_backend.DividedBackend, order=order
                 )
                 if over_processes == "sharded"
+                else host_tpu_backend.HostBackendOfTPU
+                if beside_tpu
                 else host_backend.HostBackend
             )
             backend = kind(
@@ -322,7 +337,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             strategy_replicas,
             out_of_range,
             backend,
-            backend_name == "tpu" and not on_tpu,
+            backend_name == "tpu" and not beside_tpu,
         )
         if strategy_replicas.has_processes or strategy_replicas.is_on_servers:
             # All processes must create the tables together. All processes run
@@ -437,6 +452,19 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         )
 
 
+def _check_one_core_per_replica(strategy: tf.distribute.Strategy):
+    num_cores = config_proto.num_cores_per_replica(strategy)
+    if num_cores is not None and num_cores > 1:
+        raise NotImplementedError(
+            "Each replica of a TPUStrategy must have one core if the tables "
+            "are on the host; create the strategy without a device assignment. "
+            f"Received: {num_cores} cores per replica."
+        )
+
+
+_OR_ON_HOST = 'unless engine="host" selects tables on the host'
+
+
 def _check_tpu_arguments(
     spec: config.EmbeddingSpec,
     partitioner: Any,
@@ -445,17 +473,19 @@ def _check_tpu_arguments(
     for table in spec.tables:
         if table.is_half:
             raise ValueError(
-                "Argument `table_dtypes` must be float32 under TPUStrategy. "
-                f"Received: {table.dtype} (table {table.name!r})."
+                "Argument `table_dtypes` must be float32 under TPUStrategy, "
+                f"{_OR_ON_HOST}. Received: {table.dtype} "
+                f"(table {table.name!r})."
             )
     if partitioner is not None:
         raise ValueError(
             "Argument `partitioner` must be None under TPUStrategy, which "
-            f"shards the tables over its hosts. Received: {partitioner!r}."
+            f"shards the tables over its hosts, {_OR_ON_HOST}. "
+            f"Received: {partitioner!r}."
         )
     if out_of_range != "error":
         raise ValueError(
-            'Argument `out_of_range` must be "error" under TPUStrategy: a '
-            "TPU does not drop or clip ids. "
+            'Argument `out_of_range` must be "error" under TPUStrategy, '
+            f"{_OR_ON_HOST}: a TPU does not drop or clip ids. "
             f"Received: out_of_range={out_of_range!r}."
         )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_layoutmap._core import patches
+from tf_layoutmap.embedding import tpu_program
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.emulation.devices import Devices
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy, graph_of_core
@@ -33,7 +34,7 @@ def install(devices: Devices) -> None:
     """Installs the replacements for the cores in `devices`."""
     global _emulated
     _emulated = devices
-    batches.set_emulated(
+    tpu_program.set_emulated(
         lambda graph: graph is graph_of_core(), devices.input_device_of
     )
     patches.install("emulation")
@@ -45,7 +46,7 @@ def uninstall() -> None:
     global _emulated
     patches.uninstall("tpu_optimizer_enum")
     patches.uninstall("emulation")
-    batches.set_emulated(None)
+    tpu_program.set_emulated(None)
     _emulated = None
 
 
@@ -76,7 +77,7 @@ def outside_compilation(
 def is_in_program(original: Callable[..., bool], embedding: Any) -> bool:
     """Returns whether the caller is inside `strategy.run`."""
     if isinstance(embedding._strategy, EmulatedTPUStrategy):
-        return batches.is_in_tpu_program()
+        return tpu_program.is_in_tpu_program()
     return original(embedding)
 
 

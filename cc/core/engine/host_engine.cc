@@ -385,6 +385,33 @@ void HostEngine::FinishDequeue(int32_t replica, bool looked_up) {
   }
 }
 
+Status HostEngine::FindNext(int32_t replica,
+                            std::shared_ptr<const Batch>* batch,
+                            int64_t* num_updates) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  LM_RETURN_IF_ERROR(CheckCall(replica));
+  const Replica& r = replicas_[replica];
+  // All steps before the current step must be updated.
+  const bool is_only_current = first_number_ == r.dequeued - 1;
+  if (!config_.is_pipelined || r.stage != Stage::kAwaiting ||
+      !is_only_current || held_ != nullptr || IsUpdating()) {
+    return Status();
+  }
+  const std::shared_ptr<Step> next = StepAt(r.dequeued);
+  if (next == nullptr || !next->training || !next->published[replica]) {
+    return Status();
+  }
+  *batch = next->batches[replica];
+  *num_updates = num_updates_;
+  in_use_.Add(*batch);
+  return Status();
+}
+
+int64_t HostEngine::num_updates() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return num_updates_;
+}
+
 void HostEngine::Reset() {
   std::lock_guard<std::mutex> lock(mutex_);
   // New steps get numbers after the last number in use. Otherwise, a call that

@@ -138,6 +138,17 @@ class HostEngine {
   Status BeginDequeue(int32_t replica, std::shared_ptr<const Batch>* batch);
   void FinishDequeue(int32_t replica, bool looked_up);
 
+  // Returns the batch that a replica of a pipelined engine dequeues next, so
+  // that the caller can look it up while the replica computes the gradients of
+  // its current step. Until the replica passes these gradients, no update
+  // changes the rows that the next step must read. `*batch` must be null, and
+  // stays null if the next step is not enqueued or forward-only, or if the
+  // deferred update has not been applied. The result of the lookup is valid
+  // while `num_updates()` equals `*num_updates`.
+  Status FindNext(int32_t replica, std::shared_ptr<const Batch>* batch,
+                  int64_t* num_updates);
+  int64_t num_updates() const;
+
   // Passes the replica's gradients for the step that the replica has dequeued.
   // `*update` must be null. The call of the last replica sets `*update` to the
   // step that the caller must pass to `Update` before it calls `FinishApply`. A

@@ -751,6 +751,71 @@ TEST_F(PipelinedTest, OnlyOneUpdateIsAppliedAtATime) {
   EXPECT_EQ(trainer.engine().Describe().num_updates, 0);
 }
 
+TEST_F(PipelinedTest, TheNextStepIsFoundBetweenDequeueAndApply) {
+  Trainer trainer(Config(1));
+  HostEngine& engine = trainer.engine();
+  std::shared_ptr<const Batch> batch;
+  int64_t num_updates = -1;
+  const auto find = [&] {
+    batch = nullptr;
+    ExpectOk(engine.FindNext(0, &batch, &num_updates));
+    return batch != nullptr;
+  };
+  EXPECT_FALSE(find());  // No step is dequeued.
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  ExpectOk(trainer.Dequeue(0));
+  EXPECT_FALSE(find());  // The next step is not enqueued.
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  EXPECT_TRUE(find());
+  EXPECT_EQ(num_updates, 0);
+  Apply(&trainer, 0, 1);
+  EXPECT_FALSE(find());  // The current step has its gradients.
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  EXPECT_FALSE(find());  // The update of the first step is deferred.
+  EXPECT_EQ(Land(&trainer, true), 1);
+  EXPECT_TRUE(find());
+  EXPECT_EQ(num_updates, 1);
+  EXPECT_EQ(engine.num_updates(), 1);
+  Apply(&trainer, 0, 2);
+  ExpectOk(trainer.Dequeue(0));
+  Land(&trainer, true);
+  EXPECT_EQ(engine.num_updates(), 2);
+  ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0), false));
+  EXPECT_FALSE(find());  // A forward-only step reads all updates.
+  EXPECT_EQ(engine.FindNext(1, &batch, &num_updates).code(),
+            Code::kInvalidArgument);
+}
+
+TEST_F(PipelinedTest, EachReplicaHasItsOwnNextStep) {
+  Trainer trainer(Config(2));
+  for (int step = 0; step < 2; ++step) {
+    for (int32_t r : {0, 1}) {
+      ExpectOk(trainer.Enqueue(r, RandomBatchFor(trainer, 0)));
+    }
+  }
+  std::shared_ptr<const Batch> batch;
+  int64_t num_updates;
+  ExpectOk(trainer.Dequeue(0));
+  ExpectOk(trainer.engine().FindNext(0, &batch, &num_updates));
+  EXPECT_NE(batch, nullptr);
+  batch = nullptr;
+  ExpectOk(trainer.engine().FindNext(1, &batch, &num_updates));
+  EXPECT_EQ(batch, nullptr);
+}
+
+TEST(HostEngineTest, AnEngineWithoutPipeliningHasNoNextStep) {
+  Trainer trainer(TestConfig(1));
+  for (int step = 0; step < 2; ++step) {
+    ExpectOk(trainer.Enqueue(0, RandomBatchFor(trainer, 0)));
+  }
+  ExpectOk(trainer.Dequeue(0));
+  std::shared_ptr<const Batch> batch;
+  int64_t num_updates;
+  ExpectOk(trainer.engine().FindNext(0, &batch, &num_updates));
+  EXPECT_EQ(batch, nullptr);
+}
+
 TEST(HostEngineTest, SamplesIdsAndUniqueRowsAreCounted) {
   Trainer trainer(TestConfig(1));
   TestBatch batch(3);

@@ -137,8 +137,30 @@ class ActivationsOp : public EngineOp {
         "engine was created with, one per feature");
   }
 
+  // Looks up a batch, and returns the result as outputs of the op.
+  static absl::Status LookUpOutputs(OpKernelContext* ctx,
+                                    EngineResource& resource,
+                                    const Batch& batch) {
+    std::vector<Tensor> activations;
+    TF_RETURN_IF_ERROR(LookUp(ctx, resource, batch, &activations));
+    return SetOutputs(ctx, activations);
+  }
+
+  static absl::Status SetOutputs(OpKernelContext* ctx,
+                                 const std::vector<Tensor>& activations) {
+    OpOutputList outputs;
+    TF_RETURN_IF_ERROR(ctx->output_list("activations", &outputs));
+    TF_RETURN_IF_ERROR(
+        CheckListSize("features", "dims", activations.size(), outputs.size()));
+    for (size_t f = 0; f < activations.size(); ++f) {
+      outputs.set(static_cast<int>(f), activations[f]);
+    }
+    return absl::OkStatus();
+  }
+
   static absl::Status LookUp(OpKernelContext* ctx, EngineResource& resource,
-                             const Batch& batch) {
+                             const Batch& batch,
+                             std::vector<Tensor>* activations) {
     const EngineConfig& config = resource.engine().config();
     LockedShards shards;
     TF_RETURN_IF_ERROR(
@@ -161,8 +183,7 @@ class ActivationsOp : public EngineOp {
     TF_RETURN_IF_ERROR(CheckNumVariables("This engine's tables need", "shards",
                                          first, shards.size()));
     resource.memory().See(shards.Memory());
-    std::vector<Tensor> activations;
-    TF_RETURN_IF_ERROR(Allocate(ctx, resource, batch, &activations));
+    TF_RETURN_IF_ERROR(Allocate(ctx, resource, batch, activations));
     std::vector<LookupTask> tasks(batch.size());
     for (size_t f = 0; f < batch.size(); ++f) {
       const RaggedIds& ids = batch[f];
@@ -179,18 +200,11 @@ class ActivationsOp : public EngineOp {
       task.even = ids.even();
       task.gains = ids.gains();
       task.output_gains = ids.output_gains();
-      task.out = {activations[f].flat<float>().data(), ids.num_outputs(),
+      task.out = {(*activations)[f].flat<float>().data(), ids.num_outputs(),
                   config.tables[t].dim};
       task.quantization = config.tables[t].Quantized();
     }
     LookupAll(tasks, RowKernelsFor(CurrentCpuLevel()), TfParallelFor(ctx));
-    OpOutputList outputs;
-    TF_RETURN_IF_ERROR(ctx->output_list("activations", &outputs));
-    TF_RETURN_IF_ERROR(
-        CheckListSize("features", "dims", batch.size(), outputs.size()));
-    for (size_t f = 0; f < batch.size(); ++f) {
-      outputs.set(static_cast<int>(f), activations[f]);
-    }
     return absl::OkStatus();
   }
 
@@ -251,8 +265,29 @@ class DequeueStepOp : public ActivationsOp {
     TF_RETURN_IF_ERROR(CheckStaticShapes(engine.config()));
     TF_RETURN_IF_ERROR(ToTf(engine.BeginDequeue(replica, &batch)));
     return RunAndFinish(
-        [&] { return LookUp(ctx, resource, *batch); },
+        [&] {
+          const std::vector<Tensor> next = resource.TakeNext(replica, batch);
+          return next.empty() ? LookUpOutputs(ctx, resource, *batch)
+                              : SetOutputs(ctx, next);
+        },
         [&](bool looked_up) { engine.FinishDequeue(replica, looked_up); });
+  }
+};
+
+class PrefetchStepOp : public ActivationsOp {
+ public:
+  using ActivationsOp::ActivationsOp;
+
+  absl::Status RunOn(OpKernelContext* ctx, EngineResource& resource,
+                     int32_t replica) override {
+    EngineResource::Next next;
+    TF_RETURN_IF_ERROR(CheckStaticShapes(resource.engine().config()));
+    TF_RETURN_IF_ERROR(ToTf(
+        resource.engine().FindNext(replica, &next.batch, &next.num_updates)));
+    if (next.batch == nullptr) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(LookUp(ctx, resource, *next.batch, &next.activations));
+    resource.KeepNext(replica, std::move(next));
+    return absl::OkStatus();
   }
 };
 
@@ -267,7 +302,7 @@ class LookUpStepOp : public ActivationsOp {
     TF_RETURN_IF_ERROR(GetScalar(ctx, "token", &token));
     TF_RETURN_IF_ERROR(CheckStaticShapes(engine.engine().config()));
     TF_RETURN_IF_ERROR(ToTf(engine.tokens().Find(replica, token, &batch)));
-    return LookUp(ctx, engine, *batch);
+    return LookUpOutputs(ctx, engine, *batch);
   }
 };
 
@@ -275,6 +310,7 @@ LM_REGISTER_ID_KERNELS("EnqueueStep", EnqueueStepOp);
 LM_REGISTER_ID_KERNELS("OpenStep", OpenStepOp);
 LM_REGISTER_KERNEL("DequeueStep", DequeueStepOp);
 LM_REGISTER_KERNEL("LookUpStep", LookUpStepOp);
+LM_REGISTER_KERNEL("PrefetchStep", PrefetchStepOp);
 
 }  // namespace
 }  // namespace layoutmap

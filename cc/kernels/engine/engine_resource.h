@@ -20,6 +20,7 @@
 #include "cc/core/engine/token_steps.h"
 #include "cc/core/rows/changed_rows.h"
 #include "cc/core/steps/engine_config.h"
+#include "cc/core/steps/step.h"
 #include "cc/kernels/engine/settled_memory.h"
 #include "cc/kernels/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -68,7 +69,8 @@ class EngineResource : public tensorflow::ResourceBase {
         tokens_(engine_.get()),
         row_steps_(engine_.get()),
         changed_(NumRows(engine_->config())),
-        buffers_(2 * engine_->config().num_replicas) {}
+        buffers_(2 * engine_->config().num_replicas),
+        next_(engine_->config().num_replicas) {}
 
   HostEngine& engine() { return *engine_; }
   TokenSteps& tokens() { return tokens_; }
@@ -83,6 +85,29 @@ class EngineResource : public tensorflow::ResourceBase {
   // The memory ranges of the table shards, followed by the memory ranges of the
   // slot variables.
   SettledMemory& memory() { return memory_; }
+
+  // The activations of the next step of a replica, which were looked up before
+  // the step was dequeued.
+  struct Next {
+    // The batch and the number of updates for which the activations are valid.
+    std::shared_ptr<const Batch> batch;
+    int64_t num_updates = 0;
+    std::vector<tensorflow::Tensor> activations;
+  };
+  void KeepNext(int32_t replica, Next next) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    next_[replica] = std::move(next);
+  }
+  // Removes and returns the activations of a batch. Returns an empty vector if
+  // there are none, or if a table has been updated since the lookup.
+  std::vector<tensorflow::Tensor> TakeNext(
+      int32_t replica, const std::shared_ptr<const Batch>& batch) {
+    const int64_t num_updates = engine_->num_updates();
+    std::lock_guard<std::mutex> lock(mutex_);
+    Next next = std::exchange(next_[replica], Next());
+    if (next.batch != batch || next.num_updates != num_updates) return {};
+    return std::move(next.activations);
+  }
 
   // Function that undoes the last change of the vocabularies. An op with the
   // same variables calls the function, which returns an error if the
@@ -135,6 +160,7 @@ class EngineResource : public tensorflow::ResourceBase {
   mutable std::mutex mutex_;  // Guards all members below.
   std::string retired_;
   TakeBack take_back_;
+  std::vector<Next> next_;  // One element per replica.
 };
 
 using EnginePtr = tensorflow::core::RefCountPtr<EngineResource>;

@@ -259,7 +259,6 @@ def test_build_on_an_initialized_tpu_raises(monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"engine": "host"}, "cannot call the host engine"),
         ({"engine": "gpu"}, "must be one of"),
         ({"out_of_range": "clip"}, "does not drop or clip"),
         ({"partitioner": lambda shape, dtype: [1, 1]}, "`partitioner` must be"),

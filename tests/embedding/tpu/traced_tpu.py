@@ -29,8 +29,21 @@ from tf_layoutmap.emulation import tpu_answers
 _DEVICE = "/job:localhost/replica:0/task:{}/device:TPU:{}"
 
 
-def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
-    """Returns a TPUStrategy of `num_cores` cores on `num_hosts` hosts."""
+# Numbers of `TPUHardwareFeature.EmbeddingFeature`.
+UNSUPPORTED, V1, V2 = range(3)
+
+
+def strategy_of(
+    num_cores=1, num_hosts=1, num_cores_per_replica=None, embedding=V1
+):
+    """Returns a TPUStrategy of `num_cores` cores on `num_hosts` hosts.
+
+    Args:
+      num_cores: Number of all cores.
+      num_hosts: Number of hosts.
+      num_cores_per_replica: Number of cores of a replica, or None.
+      embedding: Kind of the embedding engine that the TPU reports.
+    """
     cores_per_host = num_cores // num_hosts
     devices = [
         session._DeviceAttributes(_DEVICE.format(host, core), "TPU", 1, 0)
@@ -42,6 +55,7 @@ def strategy_of(num_cores=1, num_hosts=1, num_cores_per_replica=None):
             num_cores, num_hosts, cores_per_host, None, devices
         ),
         cluster_spec=lambda: tf.train.ClusterSpec({}),
+        tpu_hardware_feature=types.SimpleNamespace(embedding_feature=embedding),
     )
     return tf.distribute.TPUStrategy(
         resolver, _assignment(num_cores, num_hosts, num_cores_per_replica)

@@ -11,11 +11,9 @@ from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
 
-# Layers do not have these options, because the strategy selects the engine, a
-# step always reads the updates of the previous step, and SparseCores are not
-# supported.
+# Layers do not have these options, because a step always reads the updates of
+# the previous step, and SparseCores are not supported.
 EMBEDDING_ONLY_OPTIONS = {
-    "engine",
     "pipeline_execution_with_tensor_core",
     "sparse_core_embedding_config",
 }
@@ -44,6 +42,7 @@ def test_a_layer_has_the_options_and_defaults_of_the_embedding():
         ({"wire_dtype": "int8"}, "`wire_dtype` must be one of"),
         ({"over_processes": "sharded"}, 'must be "copied" unless under Multi'),
         ({"order": "folded"}, '`order` must be "exact" unless'),
+        ({"engine": "gpu"}, "`engine` must be one of"),
     ],
 )
 @pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])

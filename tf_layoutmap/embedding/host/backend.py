@@ -4,24 +4,21 @@
 backend reads batches, reshapes activations and gradients, and passes steps to
 the engine. The backend also resizes open vocabularies, and applies a pending
 pipelined update before tables are saved.
-
-`BatchReader` reads and checks the inputs of a step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap._core.strategies import HOST, on_host
-from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import packing, replicas, tables
+from tf_layoutmap._core.strategies import HOST
+from tf_layoutmap.embedding import replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.host import (
+    batches,
     changes,
     multi_process,
     processes,
@@ -30,147 +27,8 @@ from tf_layoutmap.embedding.host import (
 )
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.host.engine import StepInputs
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import kept_strings, key_rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """The checked inputs of all replicas for which a call enqueues steps.
-
-    Attributes:
-      steps: A tuple of the replica index and the inputs, for each step.
-    """
-
-    steps: list[tuple[int, StepInputs]]
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchOfProcesses:
-    """Distributed features and weights; each replica reads its values."""
-
-    features: Any
-    weights: Any
-
-
-class BatchReader:
-    """A reader of the batches of one embedding."""
-
-    def __init__(
-        self,
-        feature_config: Any,
-        strategy_replicas: replicas.Replicas,
-        shapes: host_shapes.StepShapes,
-    ):
-        """Creates a reader for batches of the given features.
-
-        Args:
-          feature_config: Nested structure of features.
-          strategy_replicas: Replicas of the strategy.
-          shapes: Known shapes of the steps.
-        """
-        self._feature_config = feature_config
-        self._replicas = strategy_replicas
-        self._shapes = shapes
-
-    def read(
-        self, features: Any, weights: Any, device: str | None
-    ) -> Batch | BatchOfProcesses:
-        """Checks the inputs, and returns a batch that can be enqueued.
-
-        Args:
-          features: Ids in the structure of the feature config, or a packed
-            batch.
-          weights: None, or the same structure with None or the weights of the
-            ids.
-          device: Device of the replica that the step belongs to, or None.
-
-        Raises:
-          TypeError: If the structure of `features` or `weights` has other types
-            than the feature config, or if ids are not integers.
-          ValueError: If a structure, size or rank does not match the feature
-            config or the known shapes, or if weights do not match their ids.
-        """
-        if (
-            self._replicas.has_processes
-            and device is None
-            and tf.distribute.in_cross_replica_context()
-        ):
-            return BatchOfProcesses(features, weights)
-        # The caller enqueues a step only after the inputs of all replicas have
-        # been checked. Without this order, an error could occur after only some
-        # replicas have enqueued the step.
-        return Batch(
-            [
-                (replica, self.read_features(features, weights))
-                for replica, features, weights in self._split(
-                    features, weights, device
-                )
-            ]
-        )
-
-    def _split(self, features, weights, device):
-        """Returns the replica, features and weights of each step."""
-        replica = self._replicas.current()
-        if device is not None:
-            if replica is not None and self._replicas.num_replicas > 1:
-                raise ValueError(
-                    "Argument `device` must be None inside `strategy.run`. "
-                    f"Received: device={device!r}."
-                )
-            return [(self._replicas.of_device(device), features, weights)]
-        if replica is not None:
-            return [(replica, features, weights)]
-        return list(
-            zip(
-                range(self._replicas.num_replicas),
-                self._replicas.split(features, "features"),
-                self._replicas.split(weights, "weights"),
-            )
-        )
-
-    @on_host
-    def read_features(self, features: Any, weights: Any) -> StepInputs:
-        """Returns the inputs of one replica, in the order of the features."""
-        if packing.is_packed(features, self._feature_config):
-            packed = packing.read_packed(
-                features, weights, self._feature_config
-            )
-            if not (
-                self._replicas.has_processes or self._shapes.has_open_tables
-            ):
-                return self._shapes.check_packed(packed)
-            # The packed batch is unpacked, because two operations require a
-            # separate tensor for each feature: gathering over processes, and
-            # assigning rows to keys.
-            return self.unpacked_features(packed)
-        embedding_inputs.check_same_structure(
-            features, "features", self._feature_config, "feature_config"
-        )
-        flat_weights = embedding_inputs.flatten_weights(
-            weights, self._feature_config, like="feature_config"
-        )
-        return [
-            self._shapes.read_input(index, value, weight)
-            for index, (value, weight) in enumerate(
-                zip(tf.nest.flatten(features), flat_weights)
-            )
-        ]
-
-    def unpacked_features(
-        self, packed: packing.PackedIds
-    ) -> list[embedding_inputs.FeatureIds]:
-        """Returns a separate input for each feature of a packed batch."""
-        ids, factors = packing.unpack_ids(
-            self._shapes.samples.features,
-            packed,
-            self._shapes.has_keys(),
-        )
-        return [
-            self._shapes.read_input(index, *one)
-            for index, one in enumerate(zip(ids, factors))
-        ]
 
 
 class HostBackend:
@@ -183,6 +41,7 @@ class HostBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
+    has_ordered_steps: ClassVar[bool] = False
     # Shape checks are fast, and prevent invalid memory accesses.
     checks_shapes = True
 
@@ -218,7 +77,7 @@ class HostBackend:
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._shapes = host_shapes.StepShapes(spec)
-        self._reader = BatchReader(
+        self._reader = batches.BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
         self._modes = step_gradients.StepModes()
@@ -429,7 +288,7 @@ class HostBackend:
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Enqueues a batch that `read` returned."""
-        if isinstance(batch, BatchOfProcesses):
+        if isinstance(batch, batches.BatchOfProcesses):
             # The step runs collectives over the processes. TensorFlow supports
             # these collectives only in replica context.
             self._replicas.strategy.run(

@@ -1,8 +1,7 @@
 """The ops of the host engine as methods (docs/ops.md, "The host engine").
 
 `HostEngine` has a method for each op. Other functions in this module convert
-specs and batches to attributes and inputs of the ops. `describe_counts` returns
-the counters of an engine and its steps in flight.
+specs and batches to attributes and inputs of the ops.
 """
 
 from __future__ import annotations
@@ -15,69 +14,11 @@ import tensorflow as tf
 from tf_layoutmap._core import freed_gradients, ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, tables
-from tf_layoutmap.embedding.host import open_tables
+from tf_layoutmap.embedding.host import counts, open_tables
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import kept_strings, key_rows
-
-# Names of the counters of a feature, in the order in which the op returns them.
-_FEATURE_COUNTS = (
-    "num_samples",
-    "num_ids",
-    "num_dropped",
-    "num_clipped",
-    "num_truncated",
-)
-
-
-def describe_counts(
-    engine: tf.Tensor, spec: config.EmbeddingSpec
-) -> dict[str, Any]:
-    """Returns the counters and the steps in flight of an engine.
-
-    Args:
-      engine: Handle of the engine.
-      spec: Tables and features of the engine.
-    """
-    with tf.init_scope(), tf.device(engine.device):
-        state = ops.describe_host_engine(engine=engine)
-    return {
-        "pending": state.pending.numpy().tolist(),
-        "awaiting": state.awaiting.numpy().tolist(),
-        "open": state.num_open.numpy().tolist(),
-        "followed": state.num_followed.numpy().tolist(),
-        "num_updates": int(state.num_updates),
-        "poisoned": state.poisoned.numpy().decode(),
-        "held": bool(state.held),
-        "features": {
-            feature.name: dict(zip(_FEATURE_COUNTS, counts))
-            for feature, counts in zip(
-                spec.features, state.feature_counts.numpy().tolist()
-            )
-        },
-        "tables": {
-            table.name: _describe_table(table, *counts)
-            for table, counts in zip(
-                spec.tables, state.table_counts.numpy().tolist()
-            )
-        },
-    }
-
-
-def _describe_table(
-    table: config.TableSpec, num_lookups: int, num_unique_rows: int
-) -> dict[str, Any]:
-    return {
-        "num_bytes": table.num_bytes,
-        "num_slot_bytes": table.num_slot_bytes,
-        "num_lookups": num_lookups,
-        "num_unique_rows": num_unique_rows,
-        "unique_ratio": (
-            num_unique_rows / num_lookups if num_lookups else None
-        ),
-    }
-
 
 # The inputs of a step: a sequence with one entry per feature, in the order of
 # the spec, or a packed batch.
@@ -428,6 +369,21 @@ class HostEngine:
                 **self._lookup_arguments(),
             )
 
+    def prefetch(self, replica: int):
+        """Looks up the next step of a replica, if it is enqueued.
+
+        The next call of `dequeue` returns the result. The engine must be
+        pipelined, and the replica must not have applied its current step.
+        """
+        with tf.device(self._handle.device):
+            attrs = self._lookup_arguments()
+            del attrs["num_features"]
+            return ops.prefetch_step(
+                engine=self._handle,
+                replica=tf.cast(replica, tf.int32),
+                **attrs,
+            )
+
     def apply(
         self,
         replica: int,
@@ -678,7 +634,7 @@ class HostEngine:
 
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of the engine."""
-        return describe_counts(self._handle, self._spec)
+        return counts.describe_counts(self._handle, self._spec)
 
 
 def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

@@ -386,17 +386,21 @@ class StepShapes:
           gradients: One gradient per feature. None represents zeros.
         """
         return [
-            self._flatten(
-                index,
-                steps.zero_gradient(
-                    self._spec.features[index],
-                    self._dequeued_shape(replica, index),
-                ),
-            )
+            self.flat_zeros(replica, index)
             if gradient is None
-            else self._flat_gradient(index, gradient)
+            else self.flat_gradient(index, gradient)
             for index, gradient in enumerate(gradients)
         ]
+
+    def flat_zeros(self, replica: int, index: int) -> tf.Tensor:
+        """Returns zeros as the gradient of feature `index`, for the engine."""
+        return self._flatten(
+            index,
+            steps.zero_gradient(
+                self._spec.features[index],
+                self._dequeued_shape(replica, index),
+            ),
+        )
 
     def flat_gradients_of_call(
         self,
@@ -404,11 +408,12 @@ class StepShapes:
     ) -> list[tf.Tensor]:
         """Reshapes gradients of an open lookup for the engine."""
         return [
-            self._flat_gradient(index, gradient)
+            self.flat_gradient(index, gradient)
             for index, gradient in enumerate(gradients)
         ]
 
-    def _flat_gradient(self, index: int, gradient: Any) -> tf.Tensor:
+    def flat_gradient(self, index: int, gradient: Any) -> tf.Tensor:
+        """Checks and reshapes the gradient of feature `index`."""
         return self._flatten(
             index,
             steps.read_gradient(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.host import backend, engine
+from tf_layoutmap.embedding.host import batches, engine
 from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
@@ -41,6 +41,7 @@ class ServersBackend:
     """
 
     is_on_tpu: ClassVar[bool] = False
+    has_ordered_steps: ClassVar[bool] = False
     checks_shapes = True
 
     def __init__(
@@ -83,7 +84,7 @@ class ServersBackend:
             strategy_replicas.strategy, partitioner
         )
         self._shapes = host_shapes.StepShapes(spec)
-        self._reader = backend.BatchReader(
+        self._reader = batches.BatchReader(
             feature_config, strategy_replicas, self._shapes
         )
         self._modes = steps.StepModes(finds_forward_steps=False)

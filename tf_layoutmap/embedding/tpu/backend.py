@@ -15,7 +15,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap.embedding import build_shapes, packing, replicas, steps
+from tf_layoutmap.embedding import (
+    build_shapes,
+    packing,
+    replicas,
+    steps,
+    tpu_program,
+)
 from tf_layoutmap.embedding.table_variable import HOST
 from tf_layoutmap.embedding.tpu import batches, tables
 from tf_layoutmap.embedding.tpu import config_proto as tpu_config_proto
@@ -28,6 +34,7 @@ class TPUBackend:
     """A backend that runs the steps of a `TPUEmbedding` on a TPU."""
 
     is_on_tpu: ClassVar[bool] = True
+    has_ordered_steps: ClassVar[bool] = True
     # User programs can set this attribute to False.
     checks_shapes = True
 
@@ -171,7 +178,7 @@ class TPUBackend:
             # `tf.where` selects the mode from two constants, even if `training`
             # is a Python bool. The TPU compiler recognizes this pattern, and
             # can correct a wrong mode.
-            batches.run_on_host(
+            tpu_program.run_on_host(
                 lambda: self._enqueue_on(
                     None,
                     values,
@@ -221,7 +228,7 @@ class TPUBackend:
     def is_in_program(self) -> bool:
         """Whether the caller is being traced as part of a TPU program."""
         try:
-            return batches.is_in_tpu_program()
+            return tpu_program.is_in_tpu_program()
         except RuntimeError:  # In control flow.
             return False
 

@@ -16,14 +16,13 @@ program.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding import inputs, packing, replicas
+from tf_layoutmap.embedding import inputs, packing, replicas, tpu_program
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
@@ -143,100 +142,6 @@ def _sparse_indices(feature, value: tf.SparseTensor) -> tf.Tensor:
     return indices
 
 
-# Function that returns whether a graph is the program of an emulated TPU. For a
-# real TPU, `_is_replicated` recognizes the TPU program by the control flow
-# context.
-_is_emulated: Callable[[Any], bool] | None = None
-# Function that returns the TPU name of an input's device on an emulated TPU.
-_input_device_of: Callable[[str], str] | None = None
-
-
-def set_emulated(
-    is_emulated: Callable[[Any], bool] | None,
-    input_device_of: Callable[[str], str] | None = None,
-):
-    """Registers callables of the emulation. None removes a callable.
-
-    Args:
-      is_emulated: Function that returns whether a graph is traced as the
-        program of a core. input_device_of: Function that returns the TPU name
-        for the device of an input.
-    """
-    global _is_emulated, _input_device_of
-    _is_emulated, _input_device_of = is_emulated, input_device_of
-
-
-def is_in_tpu_program() -> bool:
-    """Returns whether the caller is traced as part of a TPU program.
-
-    Raises:
-      RuntimeError: If the caller is in control flow or in a separate
-        `tf.function` inside the TPU program.
-    """
-    here = tf.compat.v1.get_default_graph()
-    graph = here
-    while graph is not None and not _is_replicated(graph):
-        graph = getattr(graph, "outer_graph", None)
-    if graph is None:
-        return False
-    if graph is not here:
-        raise RuntimeError(
-            "`enqueue` must be called directly in the function that is "
-            "passed to `strategy.run`, not in control flow or a tf.function "
-            "inside it: otherwise the compiler is not able to move it out of "
-            f"the TPU program. The current graph {here} does not match graph "
-            f"{graph}, which contains the TPUReplicateContext."
-        )
-    return True
-
-
-def _is_replicated(graph: Any) -> bool:
-    if _is_emulated is not None and _is_emulated(graph):
-        return True
-    context = tf_private.control_flow_context_of(graph)
-    while context is not None:
-        if isinstance(context, tf_private.tpu_replication.TPUReplicateContext):
-            return True
-        context = context.outer_context
-    return False
-
-
-def run_on_host(function: Callable[[], None]):
-    """Calls `function` in a scope whose operations run on the host."""
-    tf_private.tpu_replication.outside_compilation(function)
-
-
-def check_direct_inputs(named_values: Sequence[tuple[str, Any]]):
-    """Checks that inputs are arguments of the function that runs.
-
-    Raises:
-      ValueError: If an input is the output of another op. The message names
-        the input and the op.
-    """
-    for path, value in named_values:
-        for tensor in tf.nest.flatten(value, expand_composites=True):
-            if tensor.op.type == "Placeholder" or _is_program_input(tensor.op):
-                continue
-            raise ValueError(
-                "Inside `strategy.run`, the inputs of `enqueue` must be "
-                "unchanged arguments of the function that runs. Received: "
-                f"input {path!r}, which is the output of op {tensor.op.name} "
-                f"(type {tensor.op.type}) and does not have the "
-                "`_tpu_input_identity` attr. A dynamic batch size can cause "
-                "this error: pass tf.distribute.RunOptions("
-                "experimental_enable_dynamic_batch_size=False) to "
-                "`strategy.run`. A Keras layer that casts its inputs can "
-                "cause it, too."
-            )
-
-
-def _is_program_input(op: tf.Operation) -> bool:
-    try:
-        return bool(op.get_attr("_tpu_input_identity"))
-    except ValueError:
-        return False
-
-
 def check_on_host(named_values: Sequence[tuple[str, Any]]):
     """Checks that a dataset has not copied the inputs to a TPU.
 
@@ -258,8 +163,9 @@ def check_on_host(named_values: Sequence[tuple[str, Any]]):
 
 
 def _devices_of(tensor: tf.Tensor) -> list[str]:
-    if _input_device_of is not None:
-        return [_input_device_of(_device_before_program(tensor))]
+    input_device_of = tpu_program.emulated_input_device()
+    if input_device_of is not None:
+        return [input_device_of(_device_before_program(tensor))]
     if hasattr(tensor, "numpy"):  # An eager tensor.
         return [tensor.device or ""]
     source = tensor.op
@@ -273,7 +179,7 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
 def _device_before_program(tensor: tf.Tensor) -> str:
     """Returns the device of an input outside of the emulated program."""
     if not hasattr(tensor, "numpy"):
-        if _is_program_input(tensor.op):
+        if tpu_program.is_program_input(tensor.op):
             tensor = tensor.op.inputs[0]
         if tensor.op.type == "Placeholder":
             # The device of a placeholder is the device scope in which a loop
@@ -363,7 +269,7 @@ class BatchReader:
                 inputs.check_same_structure(
                     weights, "weights", self._feature_config, "feature_config"
                 )
-        in_program = is_in_tpu_program()
+        in_program = tpu_program.is_in_tpu_program()
         steps = self._split(features, weights, device, in_program)
         if checks_shapes:
             self._check_shapes(
@@ -373,7 +279,7 @@ class BatchReader:
             named = self._named_tensors(values)
             check_on_host(named)
             if in_program:
-                check_direct_inputs(named)
+                tpu_program.check_direct_inputs(named)
             if flat_weights is None or isinstance(values, packing.PackedIds):
                 continue
             for feature, value, weight in zip(

@@ -227,8 +227,8 @@ def read_spec(
             raise ValueError(
                 f"{type(one).__name__} is an optimizer of the host engine, "
                 "which a TPU does not support. Under TPUStrategy, use an "
-                "optimizer of tf.tpu.experimental.embedding (table "
-                f"{table.name!r})."
+                "optimizer of tf.tpu.experimental.embedding, or pass "
+                f'engine="host" (table {table.name!r}).'
             )
         if table.num_rows > MAX_NUM_ROWS:
             raise ValueError(
@@ -316,6 +316,12 @@ class Core:
     host: str
 
 
+def num_cores_per_replica(strategy: tf.distribute.Strategy) -> int | None:
+    """Returns the cores of a replica, or None without a device assignment."""
+    assignment = getattr(strategy.extended, "_device_assignment", None)
+    return assignment.num_cores_per_replica if assignment else None
+
+
 class Cores:
     """The hosts and cores on which the replicas of a TPUStrategy run.
 
@@ -335,10 +341,7 @@ class Cores:
         """
         extended = strategy.extended
         self.num_replicas = strategy.num_replicas_in_sync
-        assignment = getattr(extended, "_device_assignment", None)
-        self.num_cores_per_replica = (
-            assignment.num_cores_per_replica if assignment else None
-        )
+        self.num_cores_per_replica = num_cores_per_replica(strategy)
         self.num_hosts = extended.num_hosts
         self._of_replicas = [
             [core_of(device) for device in devices]

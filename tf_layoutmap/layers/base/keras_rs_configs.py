@@ -34,6 +34,9 @@ class ScheduledRate:
         is built.
     """
 
+    # The variable is on the host, where a TPU program cannot read it.
+    is_on_host = True
+
     def __init__(self, schedule: Any):
         """Creates the rate from a Keras `LearningRateSchedule`."""
         self.schedule = schedule

@@ -15,12 +15,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
+from tf_layoutmap._core import strategies
 from tf_layoutmap._core.strategies import on_host
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
+    ordered_steps,
     row_gradients,
     steps,
     tables,
@@ -77,7 +79,6 @@ class KeyTable:
 
         Raises:
           ValueError: If the initializer cannot draw the values of a single key.
-          NotImplementedError: If a TPU is used.
         """
         self._settings = settings
         self.layer_name = layer
@@ -113,8 +114,17 @@ class KeyTable:
             optimizer._engine_rule(),
             partitioner=partition.FixedShardsPartitioner(num_shards),
             vocabularies={_TABLE: own_settings},
+            # The host engine trains open vocabularies also beside a TPU.
+            engine="auto"
+            if strategies.on_servers(tf.distribute.get_strategy())
+            else "host",
         )
         self.access = LayerAccess(self.embedding)
+        self._ordered = (
+            ordered_steps.OrderedSteps(self.embedding, layer)
+            if self.has_ordered_steps
+            else None
+        )
         self._config = table
 
     def build(
@@ -195,6 +205,8 @@ class KeyTable:
         Returns:
           `keys.shape + [dim]` float32; zeros for padding if `mask_zero`.
         """
+        if self._ordered is not None and ordered_steps.is_in_program():
+            return self._look_up_in_program(keys, marks_variable, is_trained)
         open_rows = self.open_rows
         if open_rows is not None:
             if not (is_trained and open_rows.is_recorded()):
@@ -216,6 +228,26 @@ class KeyTable:
             )
         self.access.check_can_train(self.layer_name)
         record_gradients, found = self.access.open(self._samples(keys), None)
+        (rows,) = steps.connect_mark(
+            record_gradients,
+            tf.convert_to_tensor(marks_variable),
+            found,
+            self.num_replicas,
+        )
+        return self._shaped_like(keys, rows)
+
+    def _look_up_in_program(
+        self, keys: Any, marks_variable: tf.Variable, is_trained: bool
+    ) -> tf.Tensor:
+        """Returns the rows of keys in a TPU program, which cannot read them."""
+        assert self._ordered is not None
+        samples = self._samples(keys)
+        if not is_trained or not steps.may_be_recorded(
+            marks_variable, None, adds_keys=True
+        ):
+            return self._shaped_like(keys, self._ordered.look_up(samples, None))
+        self.access.check_can_train(self.layer_name)
+        record_gradients, found = self._ordered.start(samples, None)
         (rows,) = steps.connect_mark(
             record_gradients,
             tf.convert_to_tensor(marks_variable),
@@ -307,6 +339,11 @@ class KeyTable:
         rows.set_shape(values.shape.concatenate([self._dim]))
         return rows
 
+    @property
+    def has_ordered_steps(self) -> bool:
+        """Whether TPU programs contain the steps, which have one call each."""
+        return self.access.has_ordered_steps
+
     # Interface of the mark weight (`steps.StepCommitHook`).
 
     @property
@@ -331,7 +368,9 @@ class KeyTable:
           sum_of_marks: Sum of marks, or the gradient of `open_rows`.
         """
         open_rows = self.open_rows
-        if open_rows is None:
+        if self._ordered is not None:
+            self._ordered.apply(sum_of_marks)
+        elif open_rows is None:
             self.access.apply_marks(sum_of_marks)
         else:
             open_rows.apply_to_rows(sum_of_marks)

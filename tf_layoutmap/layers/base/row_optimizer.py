@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import strategies
+from tf_layoutmap.embedding import backend
 from tf_layoutmap.embedding.spec.optimizer_specs import (
     HostOptimizer,
     OptimizerSpec,
@@ -470,10 +471,25 @@ def rows_of_gradient(
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
-def check_one_replica(name: str) -> None:
-    """Raises an error if several replicas would each apply a step."""
+def check_one_replica(name: str, *, has_optimizer: bool = True) -> None:
+    """Raises an error if several replicas would each apply a step.
+
+    Args:
+      name: Name of the layer or the table, for messages.
+      has_optimizer: Whether the table has a `RowOptimizer`. The ops of its
+        steps must not be part of a TPU program.
+    """
     strategies.warn_of_wrong_sums()
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    strategy = tf.distribute.get_strategy()
+    replicas = strategy.num_replicas_in_sync
+    if replicas == 1 and has_optimizer and backend.is_tpu_strategy(strategy):
+        raise RuntimeError(
+            "A ShardedEmbedding with an `optimizer` and without an open "
+            "vocabulary must not be trained under TPUStrategy, because a TPU "
+            "has no kernels for its steps. "
+            'Use tlm.layers.TPUEmbedding(..., engine="host"), whose tables are '
+            f"on the host beside the TPU. Received: {name!r}."
+        )
     if replicas > 1:
         raise RuntimeError(
             "A ShardedEmbedding must be trained by one replica; "

@@ -414,7 +414,7 @@ class EmbeddingCore(LayerBase):
         """
         patches.ensure("function_traces")
         if self._key_table is None:
-            check_one_replica(self.name)
+            check_one_replica(self.name, has_optimizer=bool(self.optimizer))
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table. The first call creates the table."""

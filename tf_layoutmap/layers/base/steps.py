@@ -33,6 +33,7 @@ from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
     activation_shapes,
     keras_rs_configs,
+    ordered_steps,
     weight_files,
     weight_gradients,
 )
@@ -187,6 +188,7 @@ class EmbeddingSteps:
         wire_dtype: literals.WireDtype,
         over_processes: literals.OverProcesses,
         order: literals.Order,
+        engine: literals.Engine,
     ):
         """Creates the embedding; `build` creates its tables.
 
@@ -206,6 +208,7 @@ class EmbeddingSteps:
           wire_dtype: Dtype of rows and gradients between worker and server.
           over_processes: How several processes hold the tables.
           order: How gradients of tables sharded over processes are summed.
+          engine: Engine that runs the steps.
         """
         self._layer = layer
         feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
@@ -227,6 +230,7 @@ class EmbeddingSteps:
                 wire_dtype=wire_dtype,
                 over_processes=over_processes,
                 order=order,
+                engine=engine,
             )
         self.rounding_seed = rounding_seed
         self.access = LayerAccess(self.embedding)
@@ -243,16 +247,21 @@ class EmbeddingSteps:
                 f"schedules. Received: {self._schedules[0].schedule!r} (layer "
                 f"{layer!r})."
             )
-        # The next two dicts are used only on a TPU. The first dict maps each
-        # replica to its latest call, and the second dict to the gradients of
-        # that call.
-        self._latest_call: dict[int, object] = {}
-        self._gradients: dict[int, tuple[tf.Tensor, ...]] = {}
+        self._ordered = (
+            ordered_steps.OrderedSteps(self.embedding, layer)
+            if self.access.has_ordered_steps
+            else None
+        )
 
     @property
     def is_on_tpu(self) -> bool:
         """Whether the tables are on a real or an emulated TPU."""
         return self.access.is_on_tpu
+
+    @property
+    def has_ordered_steps(self) -> bool:
+        """Whether TPU programs contain the steps, which have one call each."""
+        return self.access.has_ordered_steps
 
     def build(self):
         """Creates the tables. On a TPU, the first step creates the tables."""
@@ -307,9 +316,9 @@ class EmbeddingSteps:
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations without a training step, by TensorFlow's ops.
 
-        On a TPU, a forward step is enqueued instead, because TensorFlow's ops
-        cannot read the tables there. If tables are sharded over processes, each
-        process sends the rows that it owns.
+        In a TPU program, a forward step is enqueued instead, because the
+        program cannot read the tables. If tables are sharded over processes,
+        each process sends the rows that it owns.
 
         Raises:
           RuntimeError: If the method is called outside of `strategy.run`, and
@@ -320,13 +329,10 @@ class EmbeddingSteps:
             return placeholder(
                 *self._truncate(*self._unpacked(inputs, weights))
             )
-        if self.is_on_tpu:
-            self.access.require_replica("call")
-            inputs, weights = self._truncate(inputs, weights)
-            self.embedding.enqueue(
-                inputs, weights, training=False, name=self._layer
-            )
-            return self.embedding.dequeue(name=self._layer)
+        if self._ordered is not None and (
+            self.is_on_tpu or ordered_steps.is_in_program()
+        ):
+            return self._ordered.look_up(*self._truncate(inputs, weights))
         if self.access.is_divided:
             return tf.nest.pack_sequence_as(
                 self.feature_config,
@@ -379,15 +385,14 @@ class EmbeddingSteps:
                 "the ids of all iterations, or use `tf.map_fn`. Received: a "
                 f"call of layer {self._layer!r} that a gradient tape records."
             )
-        replica = self.access.require_replica("call")
+        self.access.require_replica("call")
         inputs, weights = self._truncate(inputs, weights)
         self.access.check_can_train(self._layer)
-        if self.is_on_tpu:
-            self.embedding.enqueue(inputs, weights, name=self._layer)
-            found = tf.nest.flatten(self.embedding.dequeue(name=self._layer))
-            record_gradients = self._gradient_recorder(replica)
-        else:
-            record_gradients, found = self.access.open(inputs, weights)
+        record_gradients, found = (
+            self.access.open(inputs, weights)
+            if self._ordered is None
+            else self._ordered.start(inputs, weights)
+        )
         flat = connect_mark(record_gradients, step, found, self.num_replicas)
         if weights is not None and weight_gradients.may_have_gradient(weights):
             flat = self._connect_weights(flat, inputs, weights)
@@ -401,11 +406,11 @@ class EmbeddingSteps:
         Raises:
           NotImplementedError: If a tape records weights on a TPU.
         """
-        if self.is_on_tpu:
+        if self._ordered is not None:
             if weight_gradients.is_recorded(weights):
                 raise NotImplementedError(
                     "The gradient of `weights` is not supported on a TPU, "
-                    "which returns only the combined rows; use "
+                    "whose program has only the combined rows; use "
                     "`tf.stop_gradient(weights)`, or multiply embeddings of "
                     "single ids by the weights. Received: weights that a "
                     f"gradient tape records (layer {self._layer!r})."
@@ -484,37 +489,18 @@ class EmbeddingSteps:
 
         Raises:
           RuntimeError: If no gradients were stored.
-          ValueError: If the tables are on a TPU, and the method is called in a
-            branch that is not executed in every step.
+          ValueError: If a TPU program contains the step, and the method is
+            called in a branch that is not executed in every step.
         """
-        if not self.is_on_tpu:
+        if self._ordered is None:
             self.access.apply_marks(sum_of_marks)
-            if self._schedules and self.access.is_last_here(
-                self.access.require_replica("apply")
-            ):
+        else:
+            self._ordered.apply(sum_of_marks)
+        if self._schedules and self.access.is_last_here(
+            self.access.require_replica("apply")
+        ):
+            with ordered_steps.on_host():
                 self.embedding.schedule_updates.assign_add(1)
-            return
-        if not self.access.is_in_program():
-            raise ValueError(
-                "The model's optimizer must be applied in every step on a "
-                "TPU, which waits for the gradients. A loss scale, which may "
-                "skip a step, is not supported; use the policy "
-                f'"mixed_bfloat16" (layer {self._layer!r}).'
-            )
-        gradients = self._gradients.pop(
-            self.access.require_replica("apply"), None
-        )
-        if gradients is None:
-            raise RuntimeError(
-                f"Layer {self._layer!r} has no gradients to apply; call it "
-                "inside the tape, once per step."
-            )
-        self.embedding.apply_gradients(
-            tf.nest.pack_sequence_as(
-                self.feature_config, [one * sum_of_marks for one in gradients]
-            ),
-            name=self._layer,
-        )
 
     def _unpacked(self, inputs, weights):
         """Returns ids and weights in the structure of the feature config."""
@@ -559,22 +545,6 @@ class EmbeddingSteps:
             if weights is None
             else tf.nest.pack_sequence_as(inputs, flat_weights),
         )
-
-    def _gradient_recorder(self, replica):
-        """Returns a function that stores the gradients of a TPU's step."""
-        this_call = self._latest_call[replica] = object()
-
-        def record_gradients(gradients):
-            if this_call is not self._latest_call[replica]:
-                raise RuntimeError(
-                    f"Layer {self._layer!r} must be called once in a "
-                    "training step on a TPU; pass the features of both calls "
-                    "to one call, under separate names."
-                )
-            self._gradients[replica] = gradients
-            return tf.ones([])
-
-        return record_gradients
 
 
 class StepCommitHook(Protocol):

@@ -96,6 +96,7 @@ class TPUEmbeddingCore(LayerBase):
         wire_dtype: literals.WireDtype = "float32",
         over_processes: literals.OverProcesses = "copied",
         order: literals.Order = "exact",
+        engine: literals.Engine = "auto",
         **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
@@ -125,9 +126,10 @@ class TPUEmbeddingCore(LayerBase):
             vocabularies. Each call that a tape records is a separate step of
             the vocabularies, in each replica.
           wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
-            `over_processes` and `order` are not saved with the layer.
+            `over_processes`, `order` and `engine` are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           order: As for `tlm.TPUEmbedding`.
+          engine: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
@@ -154,6 +156,7 @@ class TPUEmbeddingCore(LayerBase):
             wire_dtype=wire_dtype,
             over_processes=over_processes,
             order=order,
+            engine=engine,
         )
         # Checkpoints contain the embedding, because it is an attribute of the
         # layer.

@@ -218,7 +218,10 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     Under `TPUStrategy`, real or emulated, the TPU executes steps and lookups.
     All batches must have the same static size, and dense inputs must have one
     id per sample. The layer must be called inside `strategy.run`, as in `fit`,
-    `evaluate` and `predict`.
+    `evaluate` and `predict`. With `engine="host"`, the host engine executes
+    steps and lookups instead, before and after the program of the TPU. Inputs
+    then have the same forms as without a TPU, and the layer can also be called
+    outside of `strategy.run`, without gradients.
 
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
@@ -270,7 +273,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
         if (
-            self._steps.is_on_tpu
+            self._steps.has_ordered_steps
             or self._steps.access.is_divided
             or self._steps.is_packed(inputs)
         ):

@@ -29,7 +29,7 @@ from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 from tf_layoutmap.layers.tf_keras.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.tf_keras.tpu_embedding import StepVariable
+from tf_layoutmap.layers.tf_keras.tpu_embedding import create_marks
 from tf_layoutmap.sharded import ShardedVariable
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
                     tf.distribute.OneDeviceStrategy,
                 )
                 self._key_table.build(None if sums_replicas else OpenTable)
-                marks = StepVariable.create(self._key_table)
+            marks = create_marks(self._key_table)
             if self._key_table.open_rows is None:
                 self._marks = marks
             else:

@@ -139,12 +139,15 @@ class StepVariable(StepMethods, tf_private.ResourceVariable):
         return found
 
 
-def create_marks_on_tpu(steps: EmbeddingSteps) -> Any:
-    """Creates a mark weight that each core of a TPU can read.
+def create_marks(steps: key_table.KeyTable | EmbeddingSteps) -> Any:
+    """Creates a mark weight for the strategy of the current scope.
 
-    A step on a TPU cannot read a variable of the host. The strategy therefore
+    A TPU program cannot read a variable of the host. The strategy therefore
     creates the variable, and the methods of a mark weight are added to it.
     """
+    if not steps.has_ordered_steps:
+        with tf.init_scope():
+            return StepVariable.create(steps)
     patches.ensure("tf_keras_self_training")
     found: Any = tf.Variable(
         tf.zeros(steps.mark_shape), trainable=True, name="marks"
@@ -191,13 +194,9 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
                     "tlm.layers.tf_keras.TPUEmbedding", self.name
                 )
             )
-        if self._steps.is_on_tpu:
-            self._marks = create_marks_on_tpu(self._steps)
-        else:
-            with tf.init_scope():
-                self._steps.build()
-                marks = StepVariable.create(self._steps)
-            self._marks = marks
+        with tf.init_scope():
+            self._steps.build()
+        self._marks = create_marks(self._steps)
         super().build(input_shape)
 
     def call(
@@ -211,7 +210,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         # returns zeros outside of a step. When a subclassed model is loaded,
         # tf_keras builds the model with floats for all inputs.
         if tf_keras_private.is_building_a_model() or (
-            (self._steps.access.is_divided or self._steps.is_on_tpu)
+            (self._steps.access.is_divided or self._steps.has_ordered_steps)
             and tf_keras_private.is_only_for_shapes()
         ):
             return self._cast(self._steps.zeros(inputs))
