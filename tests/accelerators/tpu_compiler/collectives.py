@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.framework import function_pb2, node_def_pb2
 from tensorflow.python.framework import function_def_to_graph
 
-TARGET = "all_reduce"
+OP, TARGET = "XlaCustomCallV2", "all_reduce"
 _MERGES = ("Add", "Max", "Min", "Mul")
 # The input of each collective that contains its group of devices, and the name
 # of its output.
@@ -189,7 +189,9 @@ def _replace_node(
     value = node.input[0]
     cast = by_name.get(value.partition(":")[0])
     # DTensor converts the values to these dtypes on CPUs and GPUs only.
-    is_cast = cast is not None and cast.op == "Cast" and _DTENSOR in cast.name
+    is_cast = (
+        cast is not None and cast.op == "Cast" and _is_of_dtensor(cast.name)
+    )
     reduced = cast.attr["SrcT"].type if is_cast else dtype
     if is_cast and reduced in _KEPT_BY_TPUS:
         value = cast.input[0]
@@ -197,7 +199,7 @@ def _replace_node(
         reduced = dtype
     after = [one for one in node.input if one.startswith("^")]
     node.Clear()
-    node.name, node.op = name, "XlaCustomCallV2"
+    node.name, node.op = name, OP
     node.input.extend([value, *after])
     node.attr["call_target_name"].s = TARGET.encode()
     node.attr["backend_config"].s = json.dumps(
@@ -278,7 +280,9 @@ def with_device_id(function: function_pb2.FunctionDef) -> None:
         for index in range(len(function.signature.input_arg) + 1)
         if index != removed
     ]
-    copies = [type(one).FromString(one.SerializeToString()) for one in attributes]
+    copies = [
+        type(one).FromString(one.SerializeToString()) for one in attributes
+    ]
     function.arg_attr.clear()
     for index, one in enumerate(copies):
         function.arg_attr[index].CopyFrom(one)

@@ -132,7 +132,9 @@ def main() -> None:
         for name in names
     }
     for path in sorted(pathlib.Path(folder).glob("*.mlir.bc")):
-        facts_path = path.with_name(path.name.removesuffix(".mlir.bc") + ".json")
+        facts_path = path.with_name(
+            path.name.removesuffix(".mlir.bc") + ".json"
+        )
         facts = json.loads(facts_path.read_text())
         facts["compiled"] = {}
         for name, topology in by_name.items():

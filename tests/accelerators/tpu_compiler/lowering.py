@@ -46,6 +46,11 @@ def lower(
     num_nodes = len(function.node_def)
     groups = collectives.groups_of(function, num_devices)
     num_collectives = collectives.replace(function, groups)
+    num_int64 = sum(
+        tf.int64.as_datatype_enum in node.attr["operand_dtypes"].list.type
+        for node in function.node_def
+        if node.op == collectives.OP
+    )
     collectives.with_dynamic_updates(function)
     collectives.without_hints(function)
     collectives.with_device_id(function)
@@ -101,6 +106,7 @@ def lower(
     return program, {
         "nodes": num_nodes,
         "collectives": num_collectives,
+        "int64_collectives": num_int64,
         "variable_bytes": sum(
             math.prod(one.shape.as_list()) * one.dtype.size for one in variables
         ),

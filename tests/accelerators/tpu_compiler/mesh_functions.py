@@ -134,9 +134,7 @@ def run(case: models.Case, folder: pathlib.Path) -> None:
             "padding_mask": np.tile(is_prompt, [models.BATCH, 1]),
         }
         model.compile(sampler="greedy", jit_compile=False)
-        record(
-            "generate", lambda: model.generate(prompt, stop_token_ids=None)
-        )
+        record("generate", lambda: model.generate(prompt, stop_token_ids=None))
     assert libraries
     write_case(folder, plan, libraries)
 

@@ -16,10 +16,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 from tensorflow.core.framework import function_pb2, graph_pb2
-from tensorflow.python.ops import handle_data_util
 
 import tf_layoutmap as tlm
-from tests.accelerators.tpu_compiler import mesh_functions, models
+from tests.accelerators.tpu_compiler import (
+    definitions,
+    mesh_functions,
+    models,
+)
 from tests.embedding.tpu import traced_tpu
 
 NUM_CORES = 4
@@ -83,7 +86,10 @@ def traced_step(model: keras.Model, batch: int) -> Any:
 
         return program.get_concrete_function(
             tf.TensorSpec([batch, models.NUM_NUMBERS]),
-            {name: tf.TensorSpec([batch], tf.int32) for name in models.FEATURES},
+            {
+                name: tf.TensorSpec([batch], tf.int32)
+                for name in models.FEATURES
+            },
             tf.TensorSpec([batch, 1]),
         ).graph
 
@@ -139,17 +145,17 @@ def split_step(
             ]
         elif node.op in (_SEND, "TPUReplicatedOutput"):
             results += [one for one in node.input if one not in results]
-    return found, inputs, [
-        one for one in results if is_inside(by_name[node_name(one)])
-    ]
+    return (
+        found,
+        inputs,
+        [one for one in results if is_inside(by_name[node_name(one)])],
+    )
 
 
 def function_of_core(graph: Any) -> function_pb2.FunctionDef:
     """Returns the function that one core runs, from the graph of a step."""
     nodes, inputs, results = split_step(graph.as_graph_def())
-    captured = {
-        inner.name: outer for outer, inner in graph.captures
-    }
+    captured = {inner.name: outer for outer, inner in graph.captures}
     tensors = [
         graph.get_tensor_by_name(one if ":" in one else f"{one}:0")
         for one in inputs
@@ -176,27 +182,7 @@ def function_of_core(graph: Any) -> function_pb2.FunctionDef:
     concrete: Any = run.get_concrete_function(
         *(tf.TensorSpec(x.shape, x.dtype) for x in others)
     )
-    function = function_pb2.FunctionDef()
-    function.CopyFrom(concrete.function_def)
-    for index, x in enumerate(concrete.inputs):
-        attributes = function.arg_attr[index].attr
-        _set_shapes(attributes["_output_shapes"], [x])
-        if x.dtype == tf.resource:
-            handle: Any = handle_data_util.get_resource_handle_data(x)
-            (data,) = handle.shape_and_type
-            attributes["_handle_dtypes"].list.type[:] = [data.dtype]
-            del attributes["_handle_shapes"].list.shape[:]
-            attributes["_handle_shapes"].list.shape.add().CopyFrom(data.shape)
-    for node in function.node_def:
-        operation = concrete.graph.get_operation_by_name(node.name)
-        _set_shapes(node.attr["_output_shapes"], operation.outputs)
-    return function
-
-
-def _set_shapes(attribute: Any, tensors: Any) -> None:
-    del attribute.list.shape[:]
-    for x in tensors:
-        attribute.list.shape.add().CopyFrom(x.shape.as_proto())
+    return definitions.definition_of(concrete)
 
 
 def main() -> None:
