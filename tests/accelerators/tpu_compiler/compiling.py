@@ -3,8 +3,8 @@
     PYTHON compiling.py FOLDER NUM_DEVICES TOPOLOGY ...
 
 PYTHON is an interpreter of an environment with JAX and libtpu. TensorFlow is
-not imported, because it cannot be in a process with this version of libtpu. For
-each file `N.mlir.bc` of FOLDER, the program adds the result for each topology to
+not imported, because it cannot be in a process with this version of libtpu.
+For each file `N.mlir.bc` of FOLDER, the program adds the result for each TPU to
 `N.json`: the bytes of a device, or the error.
 """
 
