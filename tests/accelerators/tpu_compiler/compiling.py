@@ -14,9 +14,11 @@ import pathlib
 import sys
 from typing import Any
 
-# Without these variables, libtpu waits for the metadata server of a TPU VM, and
-# JAX searches for a TPU.
+# Without these variables, libtpu waits for the metadata server of a TPU VM,
+# raises an error if another process has loaded libtpu, and JAX searches for a
+# TPU.
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import numpy as np
