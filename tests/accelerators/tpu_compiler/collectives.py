@@ -104,13 +104,13 @@ def _values(
     )
     # Other nodes can refer to variables, which do not exist here.
     by_name = {node.name: node for node in graph_def.node}
-    needed = [flat_names[one].partition(":")[0] for one in sorted(names)]
+    outputs = {flat_names[one].partition(":")[0] for one in names}
+    needed = sorted(outputs)
     for name in needed:
-        needed += [
-            before
-            for one in by_name[name].input
-            if (before := one.lstrip("^").partition(":")[0]) not in needed
-        ]
+        for one in by_name[name].input:
+            before = one.lstrip("^").partition(":")[0]
+            if before not in needed:
+                needed.append(before)
     del graph_def.node[:]
     graph_def.node.extend(by_name[name] for name in needed)
     with tf.Graph().as_default() as graph:

@@ -117,6 +117,26 @@ def test_a_cross_replica_sum_has_its_groups_in_a_constant():
     }
 
 
+def test_a_key_can_use_a_value_twice():
+    def body(device, x):
+        with tf.name_scope("sum/DTensorAllReduceOp/"):
+            half = device // 2
+            key = half + half
+        return tf.raw_ops.CollectiveReduceV2(
+            input=x,
+            group_size=2,
+            group_key=key,
+            instance_key=1,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+        )
+
+    function = function_of(body, DEVICE, VALUES)
+    (groups,) = collectives.groups_of(function, 4).values()
+    assert groups == [[0, 1], [2, 3]]
+
+
 def test_other_collectives_raise():
     def body(device, x):
         del device
