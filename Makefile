@@ -177,6 +177,21 @@ test-gpu: build $(VENV)/.develop  ## Runs the fast tests with devices that Tenso
 	        tests/docs/test_snippets.py $(PYTEST_FLAGS); \
 	done
 
+# JAX and the newest libtpu compile for TPUs without a TPU. They are in an
+# environment without TensorFlow, which cannot import this libtpu.
+TPU_COMPILE := build/tpu_compile
+TPU_COMPILE_PACKAGES := jax==0.10.2 libtpu==0.0.52
+
+$(TPU_COMPILE)/.packages: Makefile
+	$(PYTHON) -m venv $(TPU_COMPILE)
+	$(TPU_COMPILE)/bin/python -m pip install -q $(TPU_COMPILE_PACKAGES)
+	touch $@
+
+.PHONY: tpu-compile
+tpu-compile: build $(VENV)/.develop $(TPU_COMPILE)/.packages  ## Compiles models for TPUs without a TPU; writes docs/tpu_compilation.md.
+	$(RUN) -m tests.accelerators.tpu_compiler \
+	    --jax_python=$(CURDIR)/$(TPU_COMPILE)/bin/python
+
 .PHONY: real
 real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.
 	mkdir -p build

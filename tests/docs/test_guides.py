@@ -77,6 +77,7 @@ def pages_of_trees(page: pathlib.Path) -> list[pathlib.Path]:
         "real_programs",
         "replaced_names",
         "scaling",
+        "tpu_compilation",
     ],
 )
 def test_a_page_about_internals_is_listed_as_such_only(name):

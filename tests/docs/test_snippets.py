@@ -10,19 +10,22 @@ import pytest
 import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The snippets of this page register kernels permanently, so tests/emulation
-# runs them in a separate process.
-EMULATION = ROOT / "docs" / "guides" / "emulation.md"
+# The snippets of these pages register kernels permanently, so tests/emulation
+# runs each page in a separate process.
+EMULATION = (
+    ROOT / "docs" / "guides" / "emulation.md",
+    ROOT / "docs" / "howto" / "run_on_a_cloud_tpu.md",
+)
 # The programs of this page must not import tf_layoutmap, and some of them end
 # the process, so test_upstream.py runs them in separate processes.
 UPSTREAM = ROOT / "docs" / "upstream.md"
 PAGES = (
-    [EMULATION]
+    [*EMULATION]
     if os.environ.get("TF_LAYOUTMAP_PROGRAM")
     else [
         page
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-        if page not in (EMULATION, UPSTREAM)
+        if page not in (*EMULATION, UPSTREAM)
     ]
 )
 # Snippets inside a list are indented.

@@ -144,8 +144,10 @@ def test_exhaustive_cases_of_programs_pass(names, marks, setting):
 
 
 @pytest.mark.slow
-def test_the_snippets_of_the_emulation_page_run():
-    runner.run("docs/test_snippets.py", "-k", "emulation")
+@pytest.mark.parametrize("page", ["emulation", "run_on_a_cloud_tpu"])
+@pytest.mark.covering(None)
+def test_the_snippets_of_a_page_with_a_tpu_run(page):
+    runner.run("docs/test_snippets.py", "-k", page)
 
 
 @pytest.mark.slow
