@@ -26,6 +26,8 @@ OPTIMIZERS = {
     "adagrad_momentum": lambda: TPU.AdagradMomentum(0.1, momentum=0.9),
     "adam": lambda: TPU.Adam(0.1),
     "ftrl": lambda: TPU.FTRL(0.1),
+    # This step calls `powf` of the C library.
+    "ftrl_with_power": lambda: TPU.FTRL(0.1, learning_rate_power=-0.3),
 }
 NUM_ROWS, DIM = 50, 21
 

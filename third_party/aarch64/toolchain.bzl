@@ -58,6 +58,9 @@ def _cross_toolchain_config_impl(ctx):
         "objdump": "objdump",
         "strip": "strip",
     }
+
+    # The stand-in for rules_cc, which Bazel 4 to 6 use, has no cc_common.
+    # buildifier: disable=native-cc-common
     return cc_common.create_cc_toolchain_config_info(
         ctx = ctx,
         toolchain_identifier = _TRIPLE,
