@@ -23,7 +23,7 @@ FUZZ_PARSER_SECONDS ?= $(FUZZ_SECONDS)
 
 # The package `tensorflow-cpu` exists only for x86-64. On other machines, the
 # package `tensorflow` is equivalent.
-TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
+TF_PACKAGE ?= $(if $(filter x86_64,$(HOST_ARCH)),tensorflow-cpu,tensorflow)
 # The minor versions of TensorFlow that the source supports. `make test TF=2.20`
 # uses one of them, and the default is the newest.
 TF_VERSIONS := $(shell sed -n 's/^TENSORFLOW = (\(.*\))$$/\1/p' \
@@ -39,10 +39,18 @@ HUB_PACKAGES := "keras-hub==0.32.*" regex tokenizers
 # Packages that contain models for tf_keras.
 RECOMMENDER_PACKAGES := "tensorflow-recommenders==0.7.*" "deepctr==0.9.*"
 
+# The architecture of the wheel. `make wheel ARCH=aarch64` builds on x86-64.
+HOST_ARCH := $(shell uname -m)
+ARCH ?= $(HOST_ARCH)
+ifeq ($(filter $(ARCH),$(HOST_ARCH) $(if $(filter x86_64,$(HOST_ARCH)),aarch64)),)
+$(error ARCH must be $(HOST_ARCH), or aarch64 on x86_64. Received: ARCH=$(ARCH))
+endif
+
 # Each version of TensorFlow has its own environment. The last build has written
 # the libraries in tf_layoutmap/.
 VENV := .venv$(if $(filter-out $(TF_NEWEST),$(TF)),-$(TF))
 BAZEL_OPTIONS := $(if $(filter-out $(TF_NEWEST),$(TF)),--config=tf$(TF))
+AARCH64_CONFIG := aarch64$(if $(filter-out $(TF_NEWEST),$(TF)),-tf$(TF))
 # Bazel, setup.py and the tests must use the same interpreter. Otherwise, Bazel
 # would configure the build again each time the interpreter changes.
 export PYTHON_BIN_PATH := $(CURDIR)/$(VENV)/bin/python
@@ -274,9 +282,33 @@ docs: build $(VENV)/.docs_packages  ## Builds the documentation into site/, and 
 	$(RUN) -m tools.page_widths site
 	@echo "Open site/index.html in a browser."
 
+# A wheel for another architecture contains no files of the build for this one.
+ifeq ($(ARCH),$(HOST_ARCH))
 .PHONY: wheel
-wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/; TF=2.20 selects TensorFlow.
+wheel: build $(VENV)/.develop  ## Builds a manylinux wheel in wheelhouse/; TF=2.20 and ARCH=aarch64 select others.
 	bash .ci/wheel $(RUN) $(TF)
+else
+wheel: $(ARCH)-wheel
+endif
+
+# An environment for aarch64, whose TensorFlow the build uses.
+AARCH64 := .tools/aarch64/$(TF)
+AARCH64_BUILD = TF_LAYOUTMAP_ARCH=aarch64 TF_LAYOUTMAP_BUILD_PACKAGES="$$(echo \
+    $(CURDIR)/$(AARCH64)/lib/python*/site-packages)"
+$(AARCH64)/.packages: $(VENV)/.develop .ci/aarch64_packages
+	bash .ci/aarch64_packages $(RUN) $(TF) $(AARCH64)
+	touch $@
+
+.PHONY: aarch64-wheel
+aarch64-wheel: $(AARCH64)/.packages
+	bash .ci/system_packages aarch64
+	$(AARCH64_BUILD) bash .ci/wheel $(RUN) $(TF)
+
+.PHONY: test-aarch64
+test-aarch64: aarch64-wheel build  ## Tests a wheel for aarch64 with QEMU; requires root.
+	bash .ci/system_packages test aarch64 emulator
+	$(AARCH64_BUILD) bash .ci/test_aarch64 $(RUN) $(TF) $(AARCH64) \
+	    $(BAZEL) --config=$(AARCH64_CONFIG)
 
 .PHONY: wheels
 wheels: build  ## Builds and tests a wheel for each TensorFlow and installed Python.
@@ -332,5 +364,5 @@ format: $(VENV)/.develop .tools/buildifier  ## Formats Python, C++ and BUILD fil
 .PHONY: clean
 clean:  ## Removes build outputs but not .venv (remove it with rm -r .venv).
 	-$(BAZEL) clean
-	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* .tools/tf2.* tf_layoutmap/*.so \
+	rm -rf build dist wheelhouse site jupyter_execute .tools/fuzz-* .tools/tf2.* .tools/aarch64-* tf_layoutmap/*.so \
 	    $(BUILT)

@@ -10,11 +10,15 @@ are already installed, and the result supports the installed TensorFlow:
 
 A build in a checkout adds the minor version of TensorFlow to the version of the
 package, as in 0.1.0+tf220, and to the requirements of the extras.
+
+With TF_LAYOUTMAP_ARCH=aarch64, the build is for aarch64 and uses the TensorFlow
+in the folder TF_LAYOUTMAP_BUILD_PACKAGES. `make wheel ARCH=aarch64` sets both.
 """
 
 import importlib.util
 import os
 import pathlib
+import platform
 import runpy
 import shutil
 import site
@@ -37,6 +41,11 @@ TENSORFLOW = REQUIREMENTS["TENSORFLOW"]
 # build environment to third_party/tf/probe.py. Bazel also runs that script.
 BUILD_PACKAGES = "TF_LAYOUTMAP_BUILD_PACKAGES"
 
+# The processor architecture for which the build is.
+ARCH = os.environ.get("TF_LAYOUTMAP_ARCH") or platform.machine()
+# Architectures for which a build on another architecture is supported.
+CROSS_ARCHES = ("aarch64",)
+
 NO_BAZEL = """\
 error: building tf_layoutmap's native parts requires Bazel, and neither \
 `bazel` nor `bazelisk` is on PATH. Install one of them:
@@ -47,7 +56,16 @@ or set the environment variable BAZEL to the binary."""
 WRONG_TF = """\
 error: this version of tf_layoutmap must be built against TensorFlow {wanted}. \
 Received: TensorFlow {found} in {python}. Install a supported version:
-  pip install "tensorflow-cpu=={newest}.*" """
+  pip install "{package}=={newest}.*" """
+
+WRONG_ARCH = """\
+error: TF_LAYOUTMAP_ARCH must be {supported} on x86_64, or the architecture of \
+this machine. Received: TF_LAYOUTMAP_ARCH={arch} on {machine}."""
+
+IN_PLACE = """\
+error: a build for another architecture cannot replace the libraries in \
+tf_layoutmap/, because this machine cannot load the new libraries. Build a \
+wheel: make wheel ARCH={arch}"""
 
 # Requirements that do not depend on TensorFlow, by the name of the extra.
 EXTRAS = {
@@ -207,6 +225,9 @@ def found_packages(environment: dict[str, str]) -> dict[str, str]:
         sys.exit(
             WRONG_TF.format(
                 wanted=" or ".join(TENSORFLOW),
+                package=(
+                    "tensorflow-cpu" if ARCH == "x86_64" else "tensorflow"
+                ),
                 newest=TENSORFLOW[-1],
                 found=found["TF_VERSION"],
                 python=environment["PYTHON_BIN_PATH"],
@@ -266,20 +287,49 @@ def extras(minor: str | None) -> dict[str, list[str]]:
     return found | EXTRAS
 
 
-def bazel_options(minor: str) -> list[str]:
-    """Returns the options of Bazel for a minor version of TensorFlow.
+def is_cross_build() -> bool:
+    """Returns whether the build is for another architecture."""
+    return platform.machine() != ARCH
 
-    Each version has a separate output tree, so that a build for one version
-    does not overwrite the results for another.
+
+def check_arch(in_place: bool) -> None:
+    """Exits if the build does not support the architecture."""
+    if not is_cross_build():
+        return
+    if ARCH not in CROSS_ARCHES or platform.machine() != "x86_64":
+        sys.exit(
+            WRONG_ARCH.format(
+                supported=" or ".join(CROSS_ARCHES),
+                arch=ARCH,
+                machine=platform.machine(),
+            )
+        )
+    if in_place:
+        sys.exit(IN_PLACE.format(arch=ARCH))
+
+
+def bazel_config(minor: str) -> str:
+    """Returns the name of the configuration of .bazelrc, which can be empty.
+
+    Each version of TensorFlow and each architecture has a separate output tree,
+    so that a build for one does not overwrite the results for another.
     """
-    return [] if minor == TENSORFLOW[-1] else [f"--config=tf{minor}"]
+    names = [ARCH] if is_cross_build() else []
+    if minor != TENSORFLOW[-1]:
+        names.append(f"tf{minor}")
+    return "-".join(names)
+
+
+def bazel_options(minor: str) -> list[str]:
+    """Returns the options of Bazel for a minor version of TensorFlow."""
+    config = bazel_config(minor)
+    return [f"--config={config}"] if config else []
 
 
 def bazel_outputs(minor: str) -> pathlib.Path:
     """Returns the link to Bazel's outputs, which .bazelrc configures."""
-    if minor == TENSORFLOW[-1]:
-        return HERE / "bazel-bin"
-    return HERE / ".tools" / f"tf{minor}-bin"
+    config = bazel_config(minor)
+    return HERE / ".tools" / f"{config}-bin" if config else HERE / "bazel-bin"
 
 
 def replace_file(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -301,6 +351,7 @@ class BazelBuild(build_ext.build_ext):
     """Builds //cc:native and copies the libraries into the package."""
 
     def run(self):
+        check_arch(self.inplace)
         bazel = find_bazel()
         environment = build_environment()
         found = found_packages(environment)
@@ -364,10 +415,13 @@ class NativeDistribution(setuptools.Distribution):
 
 
 MINOR = minor_built_against()
+# The tag of a wheel contains the architecture.
+WHEEL = {"plat_name": f"linux_{ARCH}"} if is_cross_build() else {}
 setuptools.setup(
     version=version(MINOR),
     license="Apache-2.0",
     extras_require=extras(MINOR),
+    options={"bdist_wheel": WHEEL},
     ext_modules=[setuptools.Extension(PACKAGE + "._native", sources=[])],
     cmdclass={"build_ext": BazelBuild},
     distclass=NativeDistribution,

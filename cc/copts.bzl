@@ -67,4 +67,7 @@ ISA_COPTS = {
         "-mfma",
     ],
     "base": [],
+    # The code for processors without intrinsics, such as aarch64. Tests compare
+    # it with the other instruction sets on each processor.
+    "portable": ["-U__SSE2__"],
 }

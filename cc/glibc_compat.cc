@@ -5,29 +5,36 @@
 // them new symbol versions. A library that is linked with glibc 2.34 requires
 // the new versions. Each function below replaces one of these functions inside
 // a shared library, and calls the oldest version of the same function, which
-// every glibc for x86-64 has. The replacements are hidden, so that other
-// libraries do not use them.
+// every glibc of the architecture has. The replacements are hidden, so that
+// other libraries do not use them.
 
 #include <errno.h>
 
 // <errno.h> defines __GLIBC__.
-#if defined(__x86_64__) && defined(__GLIBC__)
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__GLIBC__)
 #include <pthread.h>
 #include <time.h>
 
 #include <new>
 
 #define LAYOUTMAP_HIDDEN extern "C" __attribute__((visibility("hidden")))
-#define LAYOUTMAP_OLD(name, version) \
-  __asm__(".symver layoutmap_old_" #name ", " #name "@GLIBC_" version)
+// The first version of glibc that supported the architecture.
+#if defined(__x86_64__)
+#define LAYOUTMAP_FIRST_GLIBC "2.2.5"
+#else
+#define LAYOUTMAP_FIRST_GLIBC "2.17"
+#endif
+#define LAYOUTMAP_OLD(name)                         \
+  __asm__(".symver layoutmap_old_" #name ", " #name \
+          "@GLIBC_" LAYOUTMAP_FIRST_GLIBC)
 
-LAYOUTMAP_OLD(dlsym, "2.2.5");
-LAYOUTMAP_OLD(log, "2.2.5");
-LAYOUTMAP_OLD(pthread_mutex_trylock, "2.2.5");
-LAYOUTMAP_OLD(pthread_once, "2.2.5");
-LAYOUTMAP_OLD(pthread_rwlock_rdlock, "2.2.5");
-LAYOUTMAP_OLD(pthread_rwlock_unlock, "2.2.5");
-LAYOUTMAP_OLD(pthread_rwlock_wrlock, "2.2.5");
+LAYOUTMAP_OLD(dlsym);
+LAYOUTMAP_OLD(log);
+LAYOUTMAP_OLD(pthread_mutex_trylock);
+LAYOUTMAP_OLD(pthread_once);
+LAYOUTMAP_OLD(pthread_rwlock_rdlock);
+LAYOUTMAP_OLD(pthread_rwlock_unlock);
+LAYOUTMAP_OLD(pthread_rwlock_wrlock);
 
 extern "C" {
 void* layoutmap_old_dlsym(void* handle, const char* name);
@@ -145,4 +152,4 @@ void layoutmap_release(void** exception) {
   *exception = nullptr;
 }
 
-#endif  // defined(__x86_64__) && defined(__GLIBC__)
+#endif  // __GLIBC__

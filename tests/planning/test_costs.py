@@ -88,6 +88,36 @@ def test_damaged_and_older_files_are_measured_again(
     assert costs.read_cache(str(path), key) == TYPICAL
 
 
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        (
+            "processor\t: 0\nmodel name\t: A 1 @ 2\n\nprocessor\t: 1\n",
+            "A 1 @ 2",
+        ),
+        # Neoverse N1, as Linux on aarch64 describes it.
+        (
+            "BogoMIPS\t: 243.75\nCPU implementer\t: 0x41\n"
+            "CPU architecture: 8\nCPU variant\t: 0x3\nCPU part\t: 0xd0c\n"
+            "CPU revision\t: 1\n",
+            "0x41 0xd0c 0x3 1",
+        ),
+        ("unknown\n", "from Python"),
+        (None, "from Python"),
+    ],
+)
+def test_the_name_of_a_machine_contains_its_processor(
+    text, name, tmp_path, monkeypatch
+):
+    """Costs of one processor are not used on another one."""
+    file = tmp_path / "cpuinfo"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(costs, "_CPU_INFO", file)
+    monkeypatch.setattr(costs.platform, "processor", lambda: "from Python")
+    assert costs.machine_name().endswith(f" CPUs, {name}")
+
+
 def test_costs_of_other_machines_are_kept(tmp_path):
     path = tmp_path / "costs.json"
     path.write_text(costs.cache_text(str(path), "a", TYPICAL))

@@ -65,6 +65,19 @@ def test_each_version_of_tensorflow_has_its_environment_and_outputs(minor):
         assert f"build:tf{minor} " in (ROOT / ".bazelrc").read_text()
 
 
+def test_a_wheel_for_aarch64_uses_a_separate_environment():
+    ended = commands_of_make("wheel", "ARCH=aarch64", "TF=2.20").stdout
+    folder = ".tools/aarch64/2.20"
+    assert f"aarch64_packages .venv-2.20/bin/python 2.20 {folder}\n" in ended
+    assert "bash .ci/system_packages aarch64\n" in ended
+    last = ended.splitlines()[-1]
+    assert last.startswith("TF_LAYOUTMAP_ARCH=aarch64 ")
+    assert last.endswith("bash .ci/wheel .venv-2.20/bin/python 2.20")
+    assert f"/{folder}/lib/python*/site-packages" in last
+    ended = commands_of_make("wheel", "ARCH=riscv64").stderr
+    assert "ARCH must be" in ended and "Received: ARCH=riscv64" in ended
+
+
 def test_the_package_does_not_require_tensorflow():
     """With such a requirement, pip could overwrite `tensorflow-cpu`."""
     for requirement in PROJECT["dependencies"]:
@@ -129,6 +142,22 @@ def test_only_a_missing_package_is_reported_as_not_installed():
         f'pip install "tensorflow-cpu=={requirements.built_for()}.*" (or '
         "tensorflow)."
     )
+
+
+@pytest.mark.parametrize(
+    "machine, found",
+    [
+        ("x86_64", 'pip install "tensorflow-cpu=={}.*" (or tensorflow)'),
+        ("aarch64", 'pip install "tensorflow=={}.*"'),
+    ],
+)
+def test_the_install_command_names_a_package_for_the_machine(
+    machine, found, monkeypatch
+):
+    """tensorflow-cpu has no wheels for aarch64."""
+    monkeypatch.setattr(requirements.platform, "machine", lambda: machine)
+    expected = found.format(requirements.built_for())
+    assert requirements.remedy("tensorflow") == expected
 
 
 @pytest.mark.parametrize("version", ["3.15.1", "3.15.0-rc1", "3.15"])

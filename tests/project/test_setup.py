@@ -3,6 +3,8 @@
 import email
 import os
 import pathlib
+import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -113,12 +115,15 @@ def test_a_running_server_is_not_shut_down(checkout):
 def isolated(checkout, tmp_path):
     """Runs setup.py as pip before 26 does, with packages from PYTHONPATH."""
 
-    def run(version, *arguments, name="tensorflow-cpu", **environment):
+    def run(
+        version, *arguments, name="tensorflow-cpu", library=b"", **environment
+    ):
         folder = tmp_path / f"overlay-{version}"
         for module in ("tensorflow", "pybind11"):
             (folder / module / "include").mkdir(parents=True)
             (folder / module / "__init__.py").touch()
-        (folder / "tensorflow/libtensorflow_framework.so.2").touch()
+        path = folder / "tensorflow/libtensorflow_framework.so.2"
+        path.write_bytes(library)
         start = f"{name.replace('-', '_')}-{version}"
         metadata = folder / f"{start}.dist-info" / "METADATA"
         metadata.parent.mkdir()
@@ -170,6 +175,64 @@ def test_a_configured_interpreter_uses_its_own_packages(isolated, tmp_path):
     _, printed = isolated("2.19.7", PYTHON_BIN_PATH=sys.executable)
     assert "`bazel build //cc:native` failed" in printed
     assert (tmp_path / "calls.packages").read_text() == "\n"
+
+
+# The header of an ELF file contains the number of the architecture.
+AARCH64_LIBRARY = b"\x7fELF".ljust(18, b"\0") + b"\xb7\0"
+
+
+@pytest.mark.parametrize("minor", requirements.TENSORFLOW)
+def test_a_build_for_aarch64_has_its_own_outputs(minor, isolated, tmp_path):
+    _, printed = isolated(
+        f"{minor}.0", library=AARCH64_LIBRARY, TF_LAYOUTMAP_ARCH="aarch64"
+    )
+    assert "`bazel build //cc:native` failed" in printed
+    is_newest = minor == requirements.TENSORFLOW[-1]
+    config = "aarch64" if is_newest else f"aarch64-tf{minor}"
+    calls = (tmp_path / "calls").read_text()
+    assert f"build --config={config} " in calls
+    assert f"build:{config} " in (ROOT / ".bazelrc").read_text()
+
+
+def test_a_build_for_aarch64_requires_its_tensorflow(isolated):
+    _, printed = isolated(
+        "2.21.0", library=bytes(20), TF_LAYOUTMAP_ARCH="aarch64"
+    )
+    assert "requires a TensorFlow for aarch64. Received: " in printed
+    assert "make wheel ARCH=aarch64" in printed
+
+
+def test_debian_python_headers_are_used_for_another_architecture(tmp_path):
+    probe = runpy.run_path(str(ROOT / "third_party/tf/probe.py"))
+    include = tmp_path / "python3.11"
+    assert probe["python_config"](include, "other") == {}
+    folder = tmp_path / f"{platform.machine()}-linux-gnu/python3.11"
+    folder.mkdir(parents=True)
+    assert probe["python_config"](include, platform.machine()) == {}
+    assert probe["python_config"](include, "other") == {
+        "PYTHON_CONFIG": folder,
+        "PYTHON_CONFIG_NAME": "other-linux-gnu/python3.11",
+    }
+
+
+@pytest.mark.parametrize(
+    "arch, arguments, expected",
+    [
+        ("aarch64", ["build_ext", "--inplace"], "Build a wheel: make wheel"),
+        ("riscv64", ["build"], "must be aarch64 on x86_64, or"),
+    ],
+)
+def test_an_unsupported_build_for_another_architecture_raises(
+    arch, arguments, expected, isolated, tmp_path
+):
+    _, printed = isolated(
+        "2.21.0",
+        *arguments,
+        library=AARCH64_LIBRARY,
+        TF_LAYOUTMAP_ARCH=arch,
+    )
+    assert expected in printed
+    assert not (tmp_path / "calls").exists()
 
 
 def metadata(checkout):

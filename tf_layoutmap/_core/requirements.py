@@ -7,6 +7,7 @@ Keras.
 import importlib
 import importlib.metadata
 import os
+import platform
 import re
 import sys
 from typing import Any
@@ -51,6 +52,9 @@ def _pip_arguments(package: str) -> str:
         return f'"{_range("keras", KERAS)}"'
     version = built_for()
     if package == "tensorflow":
+        # tensorflow-cpu has wheels only for x86-64.
+        if platform.machine() != "x86_64":
+            return f'"tensorflow=={version}.*"'
         return f'"tensorflow-cpu=={version}.*" (or tensorflow)'
     # `--no-deps` is required for tf_keras, because its dependency `tensorflow`
     # overwrites the files of `tensorflow-cpu`.

@@ -24,6 +24,10 @@ VERSION = 2
 # Environment variable with the path of the cache file.
 CACHE_VARIABLE = "TF_LAYOUTMAP_COSTS"
 
+_CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# The lines that together identify a processor core of Arm.
+_ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
+
 
 @dataclasses.dataclass(frozen=True)
 class MachineCosts:
@@ -243,14 +247,19 @@ def machine_name() -> str:
 
 
 def _cpu_model() -> str:
+    """Returns a name of the processor, or an empty string if it is unknown."""
     try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        text = _CPU_INFO.read_text(encoding="utf-8")
     except OSError:
         return platform.processor()
-    for line in lines.splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    lines = [line.partition(":") for line in text.splitlines()]
+    # The lines repeat for each CPU.
+    found = {name.strip(): value.strip() for name, _, value in lines}
+    if "model name" in found:
+        return found["model name"]
+    # Linux on aarch64 reports numbers instead of a name.
+    numbers = [found[name] for name in _ARM_NAMES if name in found]
+    return " ".join(numbers) or platform.processor()
 
 
 def cache_path(path: str | os.PathLike[str] | None = None) -> str:

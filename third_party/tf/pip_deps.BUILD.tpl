@@ -46,8 +46,17 @@ cc_library(
 
 cc_library(
     name = "python_headers",
-    hdrs = glob(["python_include/**/*.h"]),
-    includes = ["python_include"],
+    hdrs = glob(
+        [
+            "python_config/**/*.h",
+            "python_include/**/*.h",
+        ],
+        allow_empty = True,
+    ),
+    includes = [
+        "python_config",
+        "python_include",
+    ],
 )
 
 cc_library(

@@ -5,6 +5,7 @@ headers and Python's headers from the environment of one interpreter. It uses
 the interpreter in PYTHON_BIN_PATH if this variable is set. Otherwise, it uses
 .venv of this checkout if it exists, and python3 on PATH if it does not exist.
 Folders in TF_LAYOUTMAP_BUILD_PACKAGES have priority (see probe.py).
+TF_LAYOUTMAP_ARCH selects another processor architecture.
 """
 
 def _interpreter(ctx):
@@ -32,13 +33,21 @@ def _pip_deps_impl(ctx):
     ctx.symlink(found["TF_LIB"], "libtensorflow_framework.so.2")
     ctx.symlink(found["PYBIND11_INCLUDE"], "pybind11_include")
     ctx.symlink(found["PYTHON_INCLUDE"], "python_include")
+
+    # Debian's pyconfig.h includes a file in a folder of each architecture.
+    if "PYTHON_CONFIG" in found:
+        ctx.symlink(found["PYTHON_CONFIG"], "python_config/" + found["PYTHON_CONFIG_NAME"])
     ctx.template("BUILD", ctx.attr.build_template)
     ctx.file("vars.bzl", "EXT_SUFFIX = %r\n" % found["EXT_SUFFIX"])
 
 pip_deps = repository_rule(
     implementation = _pip_deps_impl,
     doc = "Links headers and libraries that pip installed into one repository.",
-    environ = ["PYTHON_BIN_PATH", "TF_LAYOUTMAP_BUILD_PACKAGES"],
+    environ = [
+        "PYTHON_BIN_PATH",
+        "TF_LAYOUTMAP_ARCH",
+        "TF_LAYOUTMAP_BUILD_PACKAGES",
+    ],
     local = True,
     attrs = {
         "build_template": attr.label(

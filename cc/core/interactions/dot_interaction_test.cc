@@ -6,21 +6,13 @@
 
 #include "cc/core/base/parallel_for.h"
 #include "cc/core/base/parallel_for_test.h"
+#include "cc/core/simd/all_kernels_test.h"
 #include "cc/core/simd/dot_kernels.h"
 #include "cc/core/simd/row_kernels.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {
 namespace {
-
-std::vector<CpuLevel> Levels() {
-  std::vector<CpuLevel> levels;
-  for (CpuLevel level :
-       {CpuLevel::kBaseline, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (CpuHas(level)) levels.push_back(level);
-  }
-  return levels;
-}
 
 // A batch of features whose memory has exactly the required size, so that
 // sanitizers detect reads and writes outside of it.
@@ -49,11 +41,11 @@ class Batch {
     }
   }
 
-  void Run(CpuLevel level, const ParallelFor& parallel_for) {
-    DotInteraction(layout_, inputs_, num_samples_, DotKernelsFor(level),
-                   parallel_for, products_.data());
+  void Run(const DotKernels& kernels, const ParallelFor& parallel_for) {
+    DotInteraction(layout_, inputs_, num_samples_, kernels, parallel_for,
+                   products_.data());
     DotInteractionGrad(layout_, inputs_, gradients_.data(), num_samples_,
-                       DotKernelsFor(level), parallel_for, outputs_);
+                       kernels, parallel_for, outputs_);
   }
 
   const std::vector<float>& products() const { return products_; }
@@ -127,8 +119,8 @@ std::vector<DotLayout> Layouts() {
 TEST(DotInteractionTest, EqualsALoopOverPairsForAllLevels) {
   for (const DotLayout& layout : Layouts()) {
     Batch batch(layout, 19, true);
-    for (CpuLevel level : Levels()) {
-      batch.Run(level, SerialFor);
+    for (const NamedKernels& kernels : AllKernels()) {
+      batch.Run(kernels.dots, SerialFor);
       ASSERT_EQ(batch.products(), batch.ExpectedProducts())
           << layout.num_features << " x " << layout.dim;
       ASSERT_EQ(batch.results(), batch.ExpectedResults())
@@ -141,11 +133,11 @@ TEST(DotInteractionTest, ResultsAreBitwiseIdenticalForLevelsAndThreads) {
   for (const DotLayout& layout :
        {DotLayout{27, 15, true, false}, DotLayout{17, 33, false, true}}) {
     Batch expected(layout, 70, false);
-    expected.Run(CpuLevel::kBaseline, SerialFor);
-    for (CpuLevel level : Levels()) {
+    expected.Run(DotKernelsFor(CpuLevel::kBaseline), SerialFor);
+    for (const NamedKernels& kernels : AllKernels()) {
       for (int num_workers : {1, 3}) {
         Batch batch(layout, 70, false);
-        batch.Run(level, UnevenFor(num_workers));
+        batch.Run(kernels.dots, UnevenFor(num_workers));
         ASSERT_EQ(batch.products(), expected.products());
         ASSERT_EQ(batch.results(), expected.results());
       }
@@ -155,14 +147,14 @@ TEST(DotInteractionTest, ResultsAreBitwiseIdenticalForLevelsAndThreads) {
 
 TEST(DotInteractionTest, AnEmptyBatchCallsNoKernel) {
   Batch batch({3, 4, false, false}, 0, true);
-  batch.Run(CpuLevel::kBaseline, UnevenFor(2));
+  batch.Run(DotKernelsFor(CpuLevel::kBaseline), UnevenFor(2));
   EXPECT_TRUE(batch.products().empty());
 }
 
 TEST(DotInteractionTest, ALargeSampleIsABlockOfItsOwn) {
   Batch batch({40, 700, true, false}, 3, true);
-  for (CpuLevel level : Levels()) {
-    batch.Run(level, UnevenFor(2));
+  for (const NamedKernels& kernels : AllKernels()) {
+    batch.Run(kernels.dots, UnevenFor(2));
     ASSERT_EQ(batch.products(), batch.ExpectedProducts());
     ASSERT_EQ(batch.results(), batch.ExpectedResults());
   }

@@ -12,6 +12,7 @@
 #include "cc/core/base/status.h"
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/rows/row_partition.h"
+#include "cc/core/simd/all_kernels_test.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/core/tables/table_test.h"
@@ -104,15 +105,15 @@ void ReferenceApply(Optimizer optimizer, const Step& step, bool with_gains,
 }
 
 void Apply(Optimizer optimizer, const Step& step, bool with_gains,
-           CpuLevel level, const ParallelFor& parallel_for, Trained* trained) {
+           const RowKernels& kernels, const ParallelFor& parallel_for,
+           Trained* trained) {
   const std::vector<float> hyperparameters = {kRate};
   std::vector<ShardedView<float>> slots;
   if (NumSlots(optimizer) == 1) {
     slots.push_back(trained->accumulators.MutableView());
   }
   ApplyGradients(optimizer, hyperparameters, step.View(with_gains),
-                 trained->table.MutableView(), slots, RowKernelsFor(level),
-                 parallel_for);
+                 trained->table.MutableView(), slots, kernels, parallel_for);
 }
 
 void ExpectBitwiseEqual(const TestTable& actual, const TestTable& expected) {
@@ -137,15 +138,15 @@ void ExpectMatchesReference(const RowPartition& partition, int64_t dim,
     for (bool with_gains : {false, true}) {
       Trained expected(partition, dim, dim);
       ReferenceApply(optimizer, step, with_gains, &expected);
-      for (CpuLevel level : LevelsOfThisCpu()) {
+      for (const NamedKernels& kernels : AllKernels()) {
         for (int num_workers : {1, 2, 8}) {
           SCOPED_TRACE(testing::Message()
                        << "optimizer " << static_cast<int>(optimizer)
-                       << ", dim " << dim << ", " << CpuLevelName(level) << ", "
+                       << ", dim " << dim << ", " << kernels.name << ", "
                        << num_workers << " workers, gains " << with_gains);
           Trained trained(partition, dim, dim);
-          Apply(optimizer, step, with_gains, level, UnevenFor(num_workers, dim),
-                &trained);
+          Apply(optimizer, step, with_gains, kernels.rows,
+                UnevenFor(num_workers, dim), &trained);
           ExpectBitwiseEqual(trained.table, expected.table);
           ExpectBitwiseEqual(trained.accumulators, expected.accumulators);
         }
@@ -204,7 +205,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
       for (int64_t dim = 1; dim <= 130; dim += dim < 40 ? 1 : 9) {
         const Step step = RandomStep(29, 2, dim, dim);
         std::vector<std::vector<float>> expected;
-        for (CpuLevel level : LevelsOfThisCpu()) {
+        for (const NamedKernels& kernels : AllKernels()) {
           for (int num_workers : {1, 2, 8}) {
             std::vector<TestTable> tables;
             for (int j = 0; j <= NumSlots(c.optimizer); ++j) {
@@ -221,7 +222,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
               slots.push_back(tables[j].MutableView());
             }
             ApplyGradients(c.optimizer, hyperparameters, step.View(true),
-                           tables[0].MutableView(), slots, RowKernelsFor(level),
+                           tables[0].MutableView(), slots, kernels.rows,
                            UnevenFor(num_workers, dim));
             std::vector<std::vector<float>> found;
             for (TestTable& table : tables) {
@@ -232,7 +233,7 @@ TEST(ApplyTest, NoRuleDependsOnLevelOrNumberOfWorkers) {
             if (expected.empty()) expected = found;
             ASSERT_EQ(found, expected)
                 << "optimizer " << static_cast<int>(c.optimizer) << ", dim "
-                << dim << ", " << CpuLevelName(level) << ", " << num_workers
+                << dim << ", " << kernels.name << ", " << num_workers
                 << " workers";
           }
         }

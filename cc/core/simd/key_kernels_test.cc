@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/simd/all_kernels_test.h"
 #include "cc/core/simd/row_kernels.h"
 #include "gtest/gtest.h"
 
@@ -15,15 +16,6 @@ namespace layoutmap {
 namespace {
 
 constexpr int64_t kEmpty = std::numeric_limits<int64_t>::min();
-
-std::vector<const KeyKernels*> AllKernels() {
-  std::vector<const KeyKernels*> kernels;
-  for (CpuLevel level :
-       {CpuLevel::kBaseline, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (CpuHas(level)) kernels.push_back(&KeyKernelsFor(level));
-  }
-  return kernels;
-}
 
 // The test data has five buckets, and the index of the first bucket is 10. Most
 // lanes are in use, and there are few distinct steps.
@@ -61,9 +53,10 @@ class KeyKernelsTest : public testing::Test {
 };
 
 TEST_F(KeyKernelsTest, EachLevelHasSeparateKernels) {
-  const std::vector<const KeyKernels*> all = AllKernels();
-  EXPECT_EQ(std::set<const KeyKernels*>(all.begin(), all.end()).size(),
-            all.size());
+  const std::vector<NamedKernels> all = AllKernels();
+  std::set<const KeyKernels*> kernels;
+  for (const NamedKernels& one : all) kernels.insert(&one.keys);
+  EXPECT_EQ(kernels.size(), all.size());
 }
 
 TEST_F(KeyKernelsTest, FindReturnsKeysOnlyInTheBucketsOfTheirSearch) {
@@ -90,14 +83,14 @@ TEST_F(KeyKernelsTest, FindReturnsKeysOnlyInTheBucketsOfTheirSearch) {
     expected_probes += (looked_at + 7) / 8;
     if (found == kNoRelativeRow) expected_missed.push_back({i, has_space});
   }
-  for (const KeyKernels* kernels : AllKernels()) {
+  for (const NamedKernels& kernels : AllKernels()) {
     for (size_t size : {size_t{0}, size_t{1}, size_t{17}, places.size()}) {
       std::vector<uint32_t> rows(size);
       std::vector<MissedKey> missed(size);
       int64_t num_probes = 1000;
-      missed.resize(kernels->find(Range(), places.data(),
-                                  static_cast<int64_t>(size), rows.data(),
-                                  missed.data(), &num_probes));
+      missed.resize(kernels.keys.find(Range(), places.data(),
+                                      static_cast<int64_t>(size), rows.data(),
+                                      missed.data(), &num_probes));
       EXPECT_EQ(rows, std::vector<uint32_t>(expected.begin(),
                                             expected.begin() + size));
       size_t num_missed = 0;
@@ -151,7 +144,7 @@ TEST_F(KeyKernelsTest, SearchReturnsTheRowsOfKeysInAllSegments) {
     }
     for (int64_t& key : lanes[1]) key = key == kEmpty ? 1000000 : key;
     std::vector<uint32_t> expected(keys.size());
-    for (const KeyKernels* kernels : AllKernels()) {
+    for (const NamedKernels& kernels : AllKernels()) {
       for (size_t size :
            {size_t{0}, size_t{1}, size_t{64}, size_t{65}, keys.size()}) {
         int64_t num_visits = 0;
@@ -181,7 +174,7 @@ TEST_F(KeyKernelsTest, SearchReturnsTheRowsOfKeysInAllSegments) {
                            segments.data(),
                            rows.data(),
                            counts.data()};
-        const SearchResult result = kernels->search(args);
+        const SearchResult result = kernels.keys.search(args);
         EXPECT_FALSE(result.has_empty_key);
         EXPECT_EQ(result.num_probes, num_visits);
         EXPECT_EQ(counts, expected_counts);
@@ -195,10 +188,10 @@ TEST_F(KeyKernelsTest, SearchReturnsTheRowsOfKeysInAllSegments) {
       std::vector<uint8_t> segments(bad.size());
       std::vector<uint32_t> rows(bad.size()), counts(2);
       const int64_t* const first_lanes[] = {lanes[0].data(), lanes[1].data()};
-      EXPECT_TRUE(kernels
-                      ->search({bad.data(), static_cast<int64_t>(bad.size()), 2,
-                                kSize, num_probes, first_lanes, segments.data(),
-                                rows.data(), counts.data()})
+      EXPECT_TRUE(kernels.keys
+                      .search({bad.data(), static_cast<int64_t>(bad.size()), 2,
+                               kSize, num_probes, first_lanes, segments.data(),
+                               rows.data(), counts.data()})
                       .has_empty_key);
     }
   }
@@ -217,11 +210,11 @@ TEST_F(KeyKernelsTest, GroupReturnsTheRowsInAscendingOrder) {
       used[row / 64] |= uint64_t{1} << row % 64;
       expected[kFirstRow + row].push_back(3 * i);
     }
-    for (const KeyKernels* kernels : AllKernels()) {
+    for (const NamedKernels& kernels : AllKernels()) {
       std::vector<uint64_t> scratch = uses;
       std::vector<uint32_t> ranks(used.size()), next(size);
       std::vector<uint32_t> rows(size), starts(size), positions(size);
-      const int64_t num_rows = kernels->group(
+      const int64_t num_rows = kernels.keys.group(
           {scratch.data(), size, kFirstRow, used.data(),
            static_cast<int64_t>(used.size()), ranks.data(), next.data(),
            rows.data(), starts.data(), positions.data()});
@@ -245,13 +238,13 @@ TEST_F(KeyKernelsTest, FindFreeReturnsTheFirstEmptyLaneOrNone) {
     for (int64_t row : RowsFrom(bucket)) {
       if (expected == -1 && keys_[row - 8 * kFirst] == kEmpty) expected = row;
     }
-    for (const KeyKernels* kernels : AllKernels()) {
-      EXPECT_EQ(kernels->find_free(Range(), bucket), expected);
+    for (const NamedKernels& kernels : AllKernels()) {
+      EXPECT_EQ(kernels.keys.find_free(Range(), bucket), expected);
     }
   }
   for (int64_t& key : keys_) key = key == kEmpty ? 1 : key;
-  for (const KeyKernels* kernels : AllKernels()) {
-    EXPECT_EQ(kernels->find_free(Range(), kFirst + 3), -1);
+  for (const NamedKernels& kernels : AllKernels()) {
+    EXPECT_EQ(kernels.keys.find_free(Range(), kFirst + 3), -1);
   }
 }
 
@@ -266,8 +259,9 @@ TEST_F(KeyKernelsTest, FindLeastRecentReturnsTheFirstRowOfTheLowestStep) {
             expected == -1 ? step : last_step_[expected - 8 * kFirst];
         if (here < best || (here == best && row < expected)) expected = row;
       }
-      for (const KeyKernels* kernels : AllKernels()) {
-        EXPECT_EQ(kernels->find_least_recent(Range(), bucket, step), expected);
+      for (const NamedKernels& kernels : AllKernels()) {
+        EXPECT_EQ(kernels.keys.find_least_recent(Range(), bucket, step),
+                  expected);
       }
     }
   }
@@ -276,7 +270,7 @@ TEST_F(KeyKernelsTest, FindLeastRecentReturnsTheFirstRowOfTheLowestStep) {
 TEST_F(KeyKernelsTest, BucketsAndDrawsAreEqualForAllLevels) {
   // 16 segments of 63 buckets.
   constexpr int64_t kNumBuckets = 1008, kNumSegments = 16;
-  const KeyKernels& first = *AllKernels()[0];
+  const KeyKernels& first = AllKernels()[0].keys;
   std::vector<int64_t> keys(37);
   for (int64_t& key : keys) key = static_cast<int64_t>(random_()) << 31;
   const auto find_buckets = [&](const KeyKernels& kernels, int64_t size,
@@ -289,10 +283,10 @@ TEST_F(KeyKernelsTest, BucketsAndDrawsAreEqualForAllLevels) {
   };
   std::vector<uint32_t> expected, found;
   std::vector<uint8_t> segments;
-  for (const KeyKernels* kernels : AllKernels()) {
+  for (const NamedKernels& kernels : AllKernels()) {
     for (int64_t size : {0, 1, 8, 16, 37}) {
       EXPECT_FALSE(find_buckets(first, size, &expected, &segments));
-      EXPECT_FALSE(find_buckets(*kernels, size, &found, &segments));
+      EXPECT_FALSE(find_buckets(kernels.keys, size, &found, &segments));
       EXPECT_EQ(found, expected);
       for (int64_t i = 0; i < size; ++i) {
         EXPECT_LT(found[i], kNumBuckets);
@@ -300,11 +294,11 @@ TEST_F(KeyKernelsTest, BucketsAndDrawsAreEqualForAllLevels) {
       }
       std::vector<float> drawn(size), values(size);
       first.draw({-0.1, 0.3, 77, size, drawn.data()});
-      kernels->draw({-0.1, 0.3, 77, size, values.data()});
+      kernels.keys.draw({-0.1, 0.3, 77, size, values.data()});
       EXPECT_EQ(values, drawn);
     }
     keys[20] = kEmpty;
-    EXPECT_TRUE(find_buckets(*kernels, 37, &found, &segments));
+    EXPECT_TRUE(find_buckets(kernels.keys, 37, &found, &segments));
     keys[20] = 4;
   }
 }

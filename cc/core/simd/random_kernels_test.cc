@@ -4,20 +4,11 @@
 #include <cstring>
 #include <vector>
 
-#include "cc/core/simd/row_kernels.h"
+#include "cc/core/simd/all_kernels_test.h"
 #include "gtest/gtest.h"
 
 namespace layoutmap {
 namespace {
-
-std::vector<const RandomKernels*> AllKernels() {
-  std::vector<const RandomKernels*> kernels;
-  for (CpuLevel level :
-       {CpuLevel::kBaseline, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
-    if (CpuHas(level)) kernels.push_back(&RandomKernelsFor(level));
-  }
-  return kernels;
-}
 
 // Returns the four words of Philox 4x32-10 (Salmon et al., 2011) for one value
 // of the counter.
@@ -68,11 +59,11 @@ TEST(RandomKernels, ReferenceMatchesThePublishedVectors) {
 }
 
 TEST(RandomKernels, AllInstructionSetsReturnTheSameNumbers) {
-  for (const RandomKernels* kernels : AllKernels()) {
+  for (const NamedKernels& kernels : AllKernels()) {
     for (int64_t size : {0, 1, 3, 4, 15, 16, 63, 64, 65, 200, 1000}) {
       std::vector<float> numbers(size + 1, -1.0f);
       const PhiloxState state = {{7, 8, 9, 10}, {0x12345678, 0x9abcdef0}};
-      kernels->fill_uniform(state, 0.3f, -0.1f, size, numbers.data());
+      kernels.random.fill_uniform(state, 0.3f, -0.1f, size, numbers.data());
       EXPECT_EQ(numbers.back(), -1.0f) << "Wrote too many of " << size;
       numbers.pop_back();
       EXPECT_EQ(numbers, Expected(state, 0.3f, -0.1f, size));
@@ -86,10 +77,10 @@ TEST(RandomKernels, CountersCarryIntoAllWords) {
                                 {{kMost - 20, kMost, 2, 3}, {4, 5}},
                                 {{kMost, kMost, kMost, 3}, {4, 5}},
                                 {{kMost - 1, kMost, kMost, kMost}, {4, 5}}};
-  for (const RandomKernels* kernels : AllKernels()) {
+  for (const NamedKernels& kernels : AllKernels()) {
     for (const PhiloxState& state : states) {
       std::vector<float> numbers(333);
-      kernels->fill_uniform(state, 1.0f, 0.0f, 333, numbers.data());
+      kernels.random.fill_uniform(state, 1.0f, 0.0f, 333, numbers.data());
       EXPECT_EQ(numbers, Expected(state, 1.0f, 0.0f, 333));
     }
   }
