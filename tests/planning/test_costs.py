@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 import tf_layoutmap as tlm
 from tf_layoutmap.planning import budgets, costs, mesh_probe, planner, probe
 
