@@ -8,6 +8,9 @@ order of the program. Inputs and outputs of the program
 connect both parts.
 """
 
+import importlib.metadata
+
+import pytest
 import tensorflow as tf
 
 _PROGRAM = "_tpu_replicate"
@@ -134,6 +137,14 @@ class _Program:
         return program
 
 
+def _is_without_cpu_compiler():
+    try:
+        importlib.metadata.distribution("tensorflow-tpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def runner(concrete, num_replicas):
     """Returns a function that runs a traced function.
 
@@ -145,6 +156,8 @@ def runner(concrete, num_replicas):
       A function of the flat arguments of `concrete`, which returns the flat
       results.
     """
+    if _is_without_cpu_compiler():
+        pytest.skip("tensorflow-tpu has no XLA compiler for CPUs.")
     graph = concrete.graph
     program = _Program(graph)
     compiled = program.compiled()
