@@ -97,14 +97,6 @@ def check_emulation() -> None:
         )
 
 
-def has_tpu_runtime() -> bool:
-    try:
-        importlib.metadata.distribution("tensorflow-tpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def check_no_emulation() -> None:
     """Checks that tensorflow-tpu keeps its own kernels."""
     try:
@@ -120,10 +112,10 @@ def main() -> None:
     check_one_op()
     check_sharded_variable()
     check_embedding_step()
-    if has_tpu_runtime():
-        check_no_emulation()
-    else:
+    if requirements.installed_version("tensorflow-tpu") is None:
         check_emulation()
+    else:
+        check_no_emulation()
     print(
         f"The wheel of tf_layoutmap {tlm.__version__} passed: TensorFlow "
         f"{tf.__version__}, Python {sys.version.split()[0]}."

@@ -15,9 +15,9 @@ from tensorflow.python.framework import function_def_to_graph
 
 OP, TARGET = "XlaCustomCallV2", "all_reduce"
 _MERGES = ("Add", "Max", "Min", "Mul")
-# The input of each collective that contains its group of devices, and the name
-# of its output.
+# Index of the input that contains the group of devices, for each collective.
 _GROUP_INPUTS = {"CollectiveReduceV2": 2, "CrossReplicaSum": 1}
+# Name of the output of each collective.
 _OUTPUTS = {"CollectiveReduceV2": "data", "CrossReplicaSum": "output"}
 # Part of the names of nodes with which DTensor moves data.
 _DTENSOR = "/DTensor"

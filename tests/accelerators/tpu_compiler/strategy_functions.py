@@ -6,7 +6,7 @@ The strategy has cores that do not exist (`traced_tpu`), so the step is traced
 but does not run. The function of one core contains the ops between
 `RecvTPUEmbeddingActivations`, whose outputs become arguments, and
 `SendTPUEmbeddingGradients`, whose inputs become results. The embedding engine
-performs these two ops. The files are the same as those of `mesh_functions`.
+performs these two ops. The program writes the same files as `mesh_functions`.
 """
 
 import pathlib

@@ -1,17 +1,16 @@
 """Runs functions that TensorFlow's TPUStrategy has traced, without a TPU.
 
 The graph of such a function contains the TPU program once, and the ops on the
-host around it. `run` does what the runtime of a TPU does with this graph: the
+host around it. `runner` runs this graph as the runtime of a TPU does: the
 program runs once per replica, compiled by XLA (for the CPU, where one function
 contains the programs of all replicas). All other ops run on the host, in the
-order of the program. Inputs and outputs of the program
-connect both parts.
+order of the program. Inputs and outputs of the program connect both parts.
 """
-
-import importlib.metadata
 
 import pytest
 import tensorflow as tf
+
+from tf_layoutmap._core import requirements
 
 _PROGRAM = "_tpu_replicate"
 
@@ -137,14 +136,6 @@ class _Program:
         return program
 
 
-def _is_without_cpu_compiler():
-    try:
-        importlib.metadata.distribution("tensorflow-tpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 def runner(concrete, num_replicas):
     """Returns a function that runs a traced function.
 
@@ -156,7 +147,7 @@ def runner(concrete, num_replicas):
       A function of the flat arguments of `concrete`, which returns the flat
       results.
     """
-    if _is_without_cpu_compiler():
+    if requirements.installed_version("tensorflow-tpu") is not None:
         pytest.skip("tensorflow-tpu has no XLA compiler for CPUs.")
     graph = concrete.graph
     program = _Program(graph)

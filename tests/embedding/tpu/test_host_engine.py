@@ -170,9 +170,7 @@ _CASES = list(
         for number, case in enumerate(_CASES)
     ],
 )
-def test_steps_are_bitwise_those_of_a_mirrored_strategy(
-    kind, inside, pipelined
-):
+def test_steps_match_a_mirrored_strategy_bitwise(kind, inside, pipelined):
     options = {
         "is_open": kind == "strings",
         "pipeline_execution_with_tensor_core": pipelined,
@@ -486,6 +484,20 @@ def _layer(version, kind):
     return layer, lambda ids: layer({"a": ids})["a"]
 
 
+def _training_of(layer, call, optimizer):
+    """Returns a function that trains a layer with the ids of one replica."""
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(call(ids))
+        weights = layer.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights))
+        return loss
+
+    return replica
+
+
 def _train_layer(strategy, version, kind, run, creators):
     with strategy.scope(), tf.variable_creator_scope(creators):
         layer, call = _layer(version, kind)
@@ -494,17 +506,10 @@ def _train_layer(strategy, version, kind, run, creators):
         optimizer = version.optimizers.SGD(0.5)
         optimizer.build(layer.trainable_variables)
 
-        def replica(ids):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(call(ids))
-            weights = layer.trainable_variables
-            gradients = tape.gradient(loss, weights)
-            optimizer.apply_gradients(zip(gradients, weights))
-            return loss
-
         embedding = (
             layer._key_table.embedding if kind == "open" else layer.embedding
         )
+        replica = _training_of(layer, call, optimizer)
         run(in_replicas(strategy, replica), embedding)
     return embedding
 
@@ -583,15 +588,8 @@ def test_a_layer_with_tables_on_the_tpu_is_traced_once_for_all_replicas():
         optimizer = keras.optimizers.SGD(0.5)
         optimizer.build(layer.trainable_variables)
 
-    def replica(ids):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(layer(ids))
-        weights = layer.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        return loss
-
     graph = (
-        in_replicas(strategy, replica)
+        in_replicas(strategy, _training_of(layer, layer, optimizer))
         .get_concrete_function(*[tf.TensorSpec([BATCH], tf.int64)] * 2)
         .graph
     )

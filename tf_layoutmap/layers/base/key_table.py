@@ -226,28 +226,38 @@ class KeyTable:
                 "vocabulary cannot be trained in `tf.vectorized_map`; call the "
                 f"layer with all keys. Received: layer {self.layer_name!r}."
             )
-        self.access.check_can_train(self.layer_name)
-        record_gradients, found = self.access.open(self._samples(keys), None)
-        (rows,) = steps.connect_mark(
-            record_gradients,
-            tf.convert_to_tensor(marks_variable),
-            found,
-            self.num_replicas,
-        )
-        return self._shaped_like(keys, rows)
+        return self._start_step(self.access.open, keys, marks_variable)
 
     def _look_up_in_program(
         self, keys: Any, marks_variable: tf.Variable, is_trained: bool
     ) -> tf.Tensor:
         """Returns the rows of keys in a TPU program, which cannot read them."""
         assert self._ordered is not None
-        samples = self._samples(keys)
         if not is_trained or not steps.may_be_recorded(
             marks_variable, None, adds_keys=True
         ):
-            return self._shaped_like(keys, self._ordered.look_up(samples, None))
+            return self._shaped_like(
+                keys, self._ordered.look_up(self._samples(keys), None)
+            )
+        return self._start_step(self._ordered.start, keys, marks_variable)
+
+    def _start_step(
+        self,
+        start: Callable[[Any, None], tuple[Callable[..., Any], Any]],
+        keys: Any,
+        marks_variable: tf.Variable,
+    ) -> tf.Tensor:
+        """Returns the rows of a training step, connected to its mark.
+
+        Args:
+          start: Function that starts the step for samples without weights, and
+            returns the arguments `record_gradients` and `found` of
+            `steps.connect_mark`.
+          keys: Keys of any shape.
+          marks_variable: The mark weight, whose gradient identifies the step.
+        """
         self.access.check_can_train(self.layer_name)
-        record_gradients, found = self._ordered.start(samples, None)
+        record_gradients, found = start(self._samples(keys), None)
         (rows,) = steps.connect_mark(
             record_gradients,
             tf.convert_to_tensor(marks_variable),
