@@ -168,7 +168,7 @@ test-rest: build $(VENV)/.develop  ## Runs the exhaustive cases for at most EXHA
 
 # Folders whose tests run with one device of type GPU, and with four.
 GPU_TESTS := tests/embedding tests/layers tests/sharded tests/vocabulary \
-    tests/serving tests/serving_deltas tests/gradients tests/training \
+    tests/serving tests/deltas tests/gradients tests/training \
     tests/kernels tests/dtensor tests/freed tests/planning tests/*.py
 GPU_MESH_TESTS := tests/layout tests/distribution
 FAKE_GPU = TF_LAYOUTMAP_FAKE_GPU_LIBRARY="$$($(BAZEL) info $(BAZEL_OPTIONS) bazel-bin)/cc/testing/fake_gpu.so"
@@ -326,7 +326,7 @@ asan:  ## Runs the C++ tests under AddressSanitizer and UBSan.
 .PHONY: asan-ops
 asan-ops: build $(VENV)/.develop  ## Runs the op tests with an ASan build of the core inside TensorFlow.
 	bash .ci/asan_ops $(RUN) $(BAZEL) $(BY_FILES) \
-	    -m "not slow and not exhaustive" tests/kernels tests/embedding
+	    -m "not slow and not exhaustive" tests/kernels tests/embedding tests/deltas
 
 .PHONY: tsan
 tsan:  ## Runs the C++ tests under ThreadSanitizer.

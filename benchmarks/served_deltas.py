@@ -137,12 +137,12 @@ class _Reader:
 
 def measure(folder: pathlib.Path, num_rows: int) -> dict[str, Any]:
     """Returns the times of each storage type."""
-    package = pathlib.Path(__file__).parents[1] / "tf_layoutmap"
+    package = pathlib.Path(__file__).parents[1] / "tf_layoutmap" / "deltas"
     # With this entry, an import of tf_layoutmap fails as if the package were
     # not installed.
     sys.modules["tf_layoutmap"] = None  # pyright: ignore[reportArgumentType]
     sys.path.insert(0, str(package))
-    import serving_deltas  # pyright: ignore[reportMissingImports]
+    import served as served_deltas  # pyright: ignore[reportMissingImports]
 
     deltas = [
         folder / "deltas" / f"{number:08d}"
@@ -150,7 +150,7 @@ def measure(folder: pathlib.Path, num_rows: int) -> dict[str, Any]:
     ]
     found = {}
     for kind in KINDS:
-        served = serving_deltas.ServedModel(folder / kind)
+        served = served_deltas.ServedModel(folder / kind)
         with _Reader(served, num_rows):  # Warms up.
             time.sleep(1)
             served.apply(deltas[:1])

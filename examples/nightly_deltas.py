@@ -64,7 +64,7 @@ class Server:
 
         # The serving process requires only TensorFlow, NumPy and this folder.
         package = pathlib.Path(tlm.__file__).parent
-        shutil.copytree(package / "serving_deltas", folder / "serving_deltas")
+        shutil.copytree(package / "deltas" / "served", folder / "served_deltas")
         shutil.copy(_SERVER, folder)
         self._process = subprocess.Popen(
             [sys.executable, folder / _SERVER.name, model],

@@ -2,7 +2,7 @@
 
     python nightly_deltas_server.py MODEL
 
-Requires TensorFlow, NumPy and a copy of `tf_layoutmap/serving_deltas` in the
+Requires TensorFlow, NumPy and a copy of `tf_layoutmap/deltas/served` in the
 folder of this file. Reads one request per line from the standard input, and
 writes one answer per line. Requests and answers are JSON.
 """
@@ -52,9 +52,9 @@ def answer(served: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 def main(model: str) -> None:
     """Answers requests until the standard input ends."""
-    import serving_deltas
+    import served_deltas
 
-    served = serving_deltas.ServedModel(model)
+    served = served_deltas.ServedModel(model)
     for line in sys.stdin:
         print(json.dumps(answer(served, json.loads(line))), flush=True)
 

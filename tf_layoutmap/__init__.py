@@ -66,12 +66,12 @@ _HOMES = {
     "layers": "tf_layoutmap.layers",
     "OpenVocabulary": "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
     "KeyExpiry": "tf_layoutmap.vocabulary.key_expiry:KeyExpiry",
-    "DeltaWriter": "tf_layoutmap.embedding.deltas.writer:DeltaWriter",
-    "apply_deltas": "tf_layoutmap.embedding.deltas.apply:apply_deltas",
-    "merge_deltas": "tf_layoutmap.embedding.deltas.merge:merge_deltas",
-    "prune_deltas": "tf_layoutmap.embedding.deltas.merge:prune_deltas",
-    "ServedModel": "tf_layoutmap.serving_deltas.served_model:ServedModel",
-    "update_export": "tf_layoutmap.serving_deltas.on_disk:update_export",
+    "DeltaWriter": "tf_layoutmap.deltas.writer:DeltaWriter",
+    "apply_deltas": "tf_layoutmap.deltas.apply:apply_deltas",
+    "merge_deltas": "tf_layoutmap.deltas.merge:merge_deltas",
+    "prune_deltas": "tf_layoutmap.deltas.merge:prune_deltas",
+    "ServedModel": "tf_layoutmap.deltas.served.served_model:ServedModel",
+    "update_export": "tf_layoutmap.deltas.served.on_disk:update_export",
     "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
     "import_rows": "tf_layoutmap.vocabulary.import_rows:import_rows",
     "KeyBlock": "tf_layoutmap.vocabulary.key_rows:KeyBlock",
@@ -99,9 +99,11 @@ if TYPE_CHECKING:
     import tf_layoutmap.partition as partitioners
     import tf_layoutmap.ps as ps
     from tf_layoutmap._core.patches import patches
-    from tf_layoutmap.embedding.deltas.apply import apply_deltas
-    from tf_layoutmap.embedding.deltas.merge import merge_deltas, prune_deltas
-    from tf_layoutmap.embedding.deltas.writer import DeltaWriter
+    from tf_layoutmap.deltas.apply import apply_deltas
+    from tf_layoutmap.deltas.merge import merge_deltas, prune_deltas
+    from tf_layoutmap.deltas.served.on_disk import update_export
+    from tf_layoutmap.deltas.served.served_model import ServedModel
+    from tf_layoutmap.deltas.writer import DeltaWriter
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -114,8 +116,6 @@ if TYPE_CHECKING:
     from tf_layoutmap.planning.planner import plan
     from tf_layoutmap.process_report import describe_process
     from tf_layoutmap.serving.export import export
-    from tf_layoutmap.serving_deltas.on_disk import update_export
-    from tf_layoutmap.serving_deltas.served_model import ServedModel
     from tf_layoutmap.sharded import (
         ShardedVariable,
         ShardedVariableMixin,

@@ -332,7 +332,7 @@ MUTATIONS = [
     Mutation(
         "wrong order: on other file systems, the file that readers require is "
         "removed after other files",
-        "embedding/deltas/merge.py",
+        "deltas/merge.py",
         "storage.remove_tree(path, chain.META_FILE)",
         "storage.remove_tree(path)",
         ("tests/files/test_faulty_store.py",),
@@ -389,14 +389,14 @@ MUTATIONS = [
     ),
     Mutation(
         "swapped nibbles: codes of int4",
-        "serving_deltas/packing.py",
+        "deltas/served/packing.py",
         "[codes & 15, codes >> 4]",
         "[codes >> 4, codes & 15]",
         ("tests/serving/test_packing.py", "-k", "not graph"),
     ),
     Mutation(
         "wrong rounding: codes of int8",
-        "serving_deltas/packing.py",
+        "deltas/served/packing.py",
         "np.rint(",
         "np.floor(",
         ("tests/serving/test_packing.py", "-k", "not graph"),
@@ -406,7 +406,7 @@ MUTATIONS = [
         "embedding/stock_lookup.py",
         "(clipped - lower) / quantum + 0.5",
         "(clipped - lower) / quantum",
-        ("tests/embedding/spec/test_quantization.py",),
+        ("tests/embedding/configs/test_quantization.py",),
     ),
     Mutation(
         "lost layout: a consumer shards the dimension of a concatenation",
@@ -433,17 +433,17 @@ MUTATIONS = [
     ),
     Mutation(
         "off by one: one delta less is kept",
-        "embedding/deltas/merge.py",
+        "deltas/merge.py",
         "one.meta.sequence <= last - keep]",
         "one.meta.sequence <= last - keep + 1]",
-        ("tests/embedding/deltas/test_merge.py",),
+        ("tests/deltas/test_merge.py",),
     ),
     Mutation(
         "lost change: a weight that the last delta does not change",
-        "embedding/deltas/merge.py",
+        "deltas/merge.py",
         'described["is_changed"] or before["is_changed"],',
         'described["is_changed"],',
-        ("tests/serving_deltas/test_weights.py",),
+        ("tests/deltas/served/test_weights.py",),
     ),
     Mutation(
         "lost offset: steps of written keys do not count from their block",

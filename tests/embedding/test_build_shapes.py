@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap.embedding import build_shapes
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 FEATURES = [
     config.FeatureSpec(name, 0, length)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap.embedding import inputs
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 BAG = config.FeatureSpec("ads/clicks", 0, 0)
 SEQUENCE = config.FeatureSpec("ads/history", 0, 2)

@@ -13,7 +13,7 @@ import tf_layoutmap as tlm
 from tests.reference import packed as reference
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import packing
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary import key_tensors
 
 InvalidArgument = tf.errors.InvalidArgumentError

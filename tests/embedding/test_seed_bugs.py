@@ -49,7 +49,7 @@ def test_mean_of_an_empty_ragged_sample_is_zero():
 
 PRINT_ORDER = """
 import tensorflow as tf
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding import inputs
 tpu = tf.tpu.experimental.embedding
 tables = [tpu.TableConfig(4, 2, name=f"t{i}") for i in range(12)]

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tf_layoutmap.embedding import inputs, tables
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.partition import FixedShardsPartitioner
 from tf_layoutmap.sharded import ShardedVariable
 

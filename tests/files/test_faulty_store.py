@@ -19,13 +19,13 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.deltas.served import cases
 from tests.files import faulty_store
-from tests.serving_deltas import cases
 from tf_layoutmap._core import files
-from tf_layoutmap.embedding.deltas import delta_files
+from tf_layoutmap.deltas import delta_files
+from tf_layoutmap.deltas.served import chain, export_state, packing, storage
 from tf_layoutmap.ps import checkpoints, folder_locks
 from tf_layoutmap.serving import export
-from tf_layoutmap.serving_deltas import chain, export_state, packing, storage
 from tf_layoutmap.vocabulary import checkpoint_files, key_rows, row_files
 
 # Bazel builds the file system.

@@ -6,12 +6,12 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests.deltas.served import cases, test_mark_export
 from tests.planning.test_plan import tables_plan
-from tests.serving_deltas import cases, test_mark_export
 from tf_layoutmap._core import files
+from tf_layoutmap.deltas.served import on_disk, storage
 from tf_layoutmap.planning import costs as machine_costs
 from tf_layoutmap.ps import checkpoints
-from tf_layoutmap.serving_deltas import on_disk, storage
 from tf_layoutmap.vocabulary import foreign_rows
 
 tpu = tf.tpu.experimental.embedding

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap._core import files
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.serving import export
-from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import checkpoint_files, row_files
 
 

@@ -12,7 +12,7 @@ import tf_layoutmap as tlm
 from tests.embedding.servers import local
 from tests.planning.resident_variables import variables_of
 from tf_layoutmap.embedding import inputs, tables
-from tf_layoutmap.embedding.spec import config, open_tables, table_dtypes
+from tf_layoutmap.embedding.configs import config, open_tables, table_dtypes
 from tf_layoutmap.planning import search, table_choices
 from tf_layoutmap.planning.table_choices import Lookups
 from tf_layoutmap.vocabulary import first_values

@@ -1,4 +1,4 @@
-"""Tests `tf_layoutmap.serving_deltas.packing`, which stores rows as bytes."""
+"""Tests `tf_layoutmap.deltas.served.packing`, which stores rows as bytes."""
 
 import hypothesis.extra.numpy
 import numpy as np
@@ -7,9 +7,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_layoutmap.deltas.served import packing
+from tf_layoutmap.deltas.served.packing import RowFormat
 from tf_layoutmap.serving import stored_tables
-from tf_layoutmap.serving_deltas import packing
-from tf_layoutmap.serving_deltas.packing import RowFormat
 
 ROWS = st.integers(1, 9).flatmap(
     lambda dim: hypothesis.extra.numpy.arrays(

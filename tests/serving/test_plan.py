@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tf_layoutmap.deltas.served.packing import RowFormat
 from tf_layoutmap.serving.stored_tables import make_plan
-from tf_layoutmap.serving_deltas.packing import RowFormat
 
 TABLES = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
 """Staging folders, and atomic replacement of files and folders.
 
 Paths may be local or on another file system that TensorFlow supports. Errors
-are raised as `OSError`. `serving_deltas/storage.py` contains the basic
+are raised as `OSError`. `deltas/served/storage.py` contains the basic
 operations, and documents the guarantees of other file systems.
 
 On the local file system, `replacing_file` and `replacing_folder` yield a path
@@ -28,8 +28,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, paths
-from tf_layoutmap.serving_deltas import storage
-from tf_layoutmap.serving_deltas.storage import error_number
+from tf_layoutmap.deltas.served import storage
+from tf_layoutmap.deltas.served.storage import error_number
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tf_layoutmap.serving_deltas.storage import is_local, local_path
+from tf_layoutmap.deltas.served.storage import is_local, local_path
 
 
 def resolve(path: str) -> str:

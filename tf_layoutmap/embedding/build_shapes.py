@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 Shape = tuple[int | None, ...]
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.spec import open_tables
+from tf_layoutmap.deltas.served import storage
+from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import shared, state
 
 

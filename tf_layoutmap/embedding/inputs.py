@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding import build_shapes
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary import key_tensors, stored_keys
 
 # Dtypes whose values all fit into int64.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from tf_layoutmap.embedding.spec.optimizer_specs import (
+from tf_layoutmap.embedding.configs.optimizer_specs import (
     HostOptimizer,
     HostOptions,
     LearningRate,

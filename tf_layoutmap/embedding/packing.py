@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import key_tensors
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_layoutmap._core import literals
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary.state import Vocabulary
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_layoutmap._core import literals, tf_private
 from tf_layoutmap.embedding import inputs, replicas
 from tf_layoutmap.embedding.backend import Backend, EngineBackend
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features

@@ -25,7 +25,7 @@ from absl import logging
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 
 def read_gradient(

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap.embedding import inputs
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import key_tensors
 

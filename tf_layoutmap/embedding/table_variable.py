@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded import initial_value as sharded_initial_value
 from tf_layoutmap.sharded.routing import routing

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import checks, freed_gradients, tf_private
 from tf_layoutmap.embedding import table_variable
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.table_variable import HOST, shards_of
 from tf_layoutmap.sharded import ShardedVariable, new_rows
 from tf_layoutmap.vocabulary import bucket_layout, state

@@ -23,13 +23,13 @@ from tf_layoutmap.embedding import (
     tables,
 )
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
+from tf_layoutmap.embedding.configs import config, open_tables, optimizer_specs
+from tf_layoutmap.embedding.configs import table_dtypes as dtypes
 from tf_layoutmap.embedding.divided import backend as divided_backend
 from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
 from tf_layoutmap.embedding.host import tpu_backend as host_tpu_backend
 from tf_layoutmap.embedding.servers import backend as servers_backend
-from tf_layoutmap.embedding.spec import config, open_tables, optimizer_specs
-from tf_layoutmap.embedding.spec import table_dtypes as dtypes
 from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
 from tf_layoutmap.embedding.table_access import LayerAccess, TableAccess
 from tf_layoutmap.embedding.tpu import backend as tpu_backend

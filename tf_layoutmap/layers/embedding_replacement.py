@@ -32,7 +32,7 @@ from tf_layoutmap.layers.keras3.stock_embedding import Keras3Replacer
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import KerasLayer
-    from tf_layoutmap.embedding.spec.optimizer_specs import TableOptimizer
+    from tf_layoutmap.embedding.configs.optimizer_specs import TableOptimizer
 
 _GROUPS = {
     "keras": "keras3_embedding_creation",

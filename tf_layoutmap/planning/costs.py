@@ -15,7 +15,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 
 # Changes if the fields of `MachineCosts` or the measurements change. A file
 # with another version is measured again.

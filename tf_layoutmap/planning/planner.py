@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         KerasLayer,
         TableKey,
     )
+    from tf_layoutmap.embedding.configs.optimizer_specs import TableOptimizer
     from tf_layoutmap.embedding.inspection.inspect_ids import IdReport
-    from tf_layoutmap.embedding.spec.optimizer_specs import TableOptimizer
     from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # Number of samples in a step of a Keras model.

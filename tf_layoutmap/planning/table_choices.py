@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tf_layoutmap import partition
-from tf_layoutmap.embedding.spec import config, optimizer_specs
+from tf_layoutmap.embedding.configs import config, optimizer_specs
 from tf_layoutmap.planning import search
 from tf_layoutmap.planning.costs import MachineCosts
 from tf_layoutmap.planning.problem import Choice, Item, Problem

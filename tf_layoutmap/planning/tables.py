@@ -13,8 +13,8 @@ from typing import Any
 
 from tf_layoutmap._core import checks
 from tf_layoutmap.embedding import inputs
-from tf_layoutmap.embedding.spec import config, open_tables
-from tf_layoutmap.embedding.spec import table_dtypes as dtypes
+from tf_layoutmap.embedding.configs import config, open_tables
+from tf_layoutmap.embedding.configs import table_dtypes as dtypes
 from tf_layoutmap.planning import budgets as memory_budgets
 from tf_layoutmap.planning import search, table_choices
 from tf_layoutmap.planning.costs import MachineCosts

@@ -25,8 +25,8 @@ from absl import logging
 from google.protobuf import message
 
 from tf_layoutmap._core import files, tf_private
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.ps import folder_locks, messages
-from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.vocabulary import checkpoint_files
 
 # The name contains the number of closures. If the same number is saved again,

@@ -19,7 +19,7 @@ import weakref
 from absl import logging
 
 from tf_layoutmap._core import files
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 
 # Suffix of the lock file, which is next to the folder. On other file systems
 # than local ones, the folder contains a file with this name.

@@ -8,16 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.deltas import mark
+from tf_layoutmap.deltas.served import export_state, storage
+from tf_layoutmap.deltas.served.chain import Position
+from tf_layoutmap.deltas.weights import name_of
+from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.deltas import mark
-from tf_layoutmap.embedding.deltas.weights import name_of
-from tf_layoutmap.embedding.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.serving import stored_tables
 from tf_layoutmap.serving.sources import Source
 from tf_layoutmap.serving.subjects import Holder
-from tf_layoutmap.serving_deltas import export_state, storage
-from tf_layoutmap.serving_deltas.chain import Position
 
 
 def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:

@@ -25,7 +25,8 @@ from tf_layoutmap._core import (
     placeholders,
     tf_private,
 )
-from tf_layoutmap.embedding.deltas.writer import DeltaWriter
+from tf_layoutmap.deltas.served import export_state, on_disk, packing, storage
+from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.serving import (
     delta_state,
     endpoints,
@@ -41,7 +42,6 @@ from tf_layoutmap.serving.stored_variable import (
     StoredVariable,
     merge_parts,
 )
-from tf_layoutmap.serving_deltas import export_state, on_disk, packing, storage
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import checkpoint_files
 

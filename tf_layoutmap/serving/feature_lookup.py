@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.serving import stored_tables
 from tf_layoutmap.serving.stored_tables import (
     Found,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap.embedding.deltas.writer import DeltaWriter
+from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding

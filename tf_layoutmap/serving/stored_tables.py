@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.deltas.served.packing import RowFormat
 from tf_layoutmap.serving import id_checks
 from tf_layoutmap.serving.stored_variable import StoredVariable
-from tf_layoutmap.serving_deltas.packing import RowFormat
 from tf_layoutmap.vocabulary import (
     bucket_layout,
     key_tensors,

@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import files, slice_specs, tf_private
+from tf_layoutmap.deltas.served import packing
+from tf_layoutmap.deltas.served.packing import RowFormat
 from tf_layoutmap.serving.report import TableReport
 from tf_layoutmap.serving.sources import Source
-from tf_layoutmap.serving_deltas import packing
-from tf_layoutmap.serving_deltas.packing import RowFormat
 
 # A function that yields consecutive rows, starting with the first row.
 Blocks = Callable[[], Iterator["np.ndarray[Any, Any]"]]

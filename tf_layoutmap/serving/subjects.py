@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
-from tf_layoutmap.embedding.spec import open_tables
+from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore

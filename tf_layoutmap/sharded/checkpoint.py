@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import slice_specs, tf_private
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.sharded import indexing
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_sizes

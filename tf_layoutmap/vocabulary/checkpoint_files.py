@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from tf_layoutmap._core import files, paths
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 
 
 def prefix_of(path: str | os.PathLike[str]) -> str:

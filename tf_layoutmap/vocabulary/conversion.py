@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
-from tf_layoutmap.embedding.spec import optimizer_specs
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
+from tf_layoutmap.embedding.configs import optimizer_specs
 from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,

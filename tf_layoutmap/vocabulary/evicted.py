@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import files, paths
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 
 if TYPE_CHECKING:
     from tf_layoutmap.vocabulary.kept_strings import KeptStrings

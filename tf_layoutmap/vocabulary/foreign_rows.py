@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.vocabulary import key_rows, vector_files
 
 Array = np.ndarray[Any, Any]

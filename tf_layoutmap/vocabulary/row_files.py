@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, files, paths
-from tf_layoutmap.serving_deltas import storage
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.vocabulary import kept_strings, key_rows, key_tensors
 
 FORMATS = ("numpy", "parquet")

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.divided import checkpoints
-from tf_layoutmap.embedding.deltas import parts
+from tf_layoutmap.deltas import parts
 
 tpu = tf.tpu.experimental.embedding
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes
-from tests.embedding.deltas import cases
+from tests.deltas import cases
 from tests.embedding.divided import deltas_program as program
-from tf_layoutmap.serving_deltas import chain
+from tf_layoutmap.deltas.served import chain
 
 # Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 180

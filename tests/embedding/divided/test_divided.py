@@ -11,8 +11,8 @@ from tests import covering, processes, strategies
 from tests.embedding import stock_class
 from tests.embedding.divided import faults, program, stock_program
 from tests.embedding.host import multi_process_program as plan
+from tf_layoutmap.embedding.configs import config, optimizer_specs
 from tf_layoutmap.embedding.divided import step_exchange
-from tf_layoutmap.embedding.spec import config, optimizer_specs
 
 NUM_STEPS = 5
 # Starting the processes takes most of the time of a test.

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes, strategies
-from tests.embedding.deltas import cases
+from tests.deltas import cases
 from tests.embedding.divided import deltas_program as plan
 from tests.embedding.divided import tables_program as program
 

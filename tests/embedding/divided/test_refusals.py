@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import backend
-from tf_layoutmap.embedding.spec import config
 
 tpu = tf.tpu.experimental.embedding
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes
-from tests.embedding.deltas import cases
+from tests.deltas import cases
 from tests.embedding.divided import keys_program
 from tests.embedding.divided import resizing_program as program
 from tests.embedding.host import open_tables_program as plan

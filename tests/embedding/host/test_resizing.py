@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.deltas.cases import save, tensors
+from tests.deltas.cases import save, tensors
 from tests.embedding.host import open_table_cases as cases
 from tf_layoutmap.embedding.host import engine
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tests.embedding.deltas.cases import save, tensors
+from tests.deltas.cases import save, tensors
 from tests.embedding.host import open_table_cases as cases
 from tests.embedding.host import shared_vocabulary_cases as shared_cases
 from tests.embedding.host.shared_vocabulary_cases import (

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.deltas import cases
-from tests.embedding.deltas.test_writer import check
+from tests.deltas import cases
+from tests.deltas.test_writer import check
 from tests.embedding.servers import local
 from tests.files import full_disk
+from tf_layoutmap.deltas import base as base_file
+from tf_layoutmap.deltas import server_parts
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.deltas import base as base_file
-from tf_layoutmap.embedding.deltas import server_parts
 
 tpu = tf.tpu.experimental.embedding
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.deltas.cases import save
+from tests.deltas.cases import save
 from tests.embedding.host import shared_vocabulary_cases as shared_cases
 from tests.embedding.host.shared_vocabulary_cases import (
     DIMS,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_layoutmap.embedding.configs import optimizer_specs
 from tf_layoutmap.embedding.servers import bundles, closures
-from tf_layoutmap.embedding.spec import optimizer_specs
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
 

@@ -26,6 +26,7 @@ from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import (
     key_exchange,
     resizing,
@@ -46,7 +47,6 @@ from tf_layoutmap.embedding.host import (
 from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import key_rows, key_tensors, state
 
 

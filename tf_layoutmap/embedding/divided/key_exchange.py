@@ -21,11 +21,11 @@ import tensorflow as tf
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.divided import shard_keys
 from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.host import engine, open_tables, process_checks
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import key_tensors, state
 from tf_layoutmap.vocabulary.sharded_numbers import KIND

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import open_tables
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.vocabulary import bucket_layout, key_rows
 
 Array = np.ndarray[Any, Any]

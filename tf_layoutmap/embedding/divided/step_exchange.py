@@ -28,11 +28,11 @@ from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import steps
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import key_exchange
 from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import engine, multi_process, process_checks
-from tf_layoutmap.embedding.spec import config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,14 +25,14 @@ import tensorflow as tf
 
 from tf_layoutmap import partition
 from tf_layoutmap._core import files, patches, paths, slice_specs, tf_private
+from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided.group import (
     Group,
     RowTransfer,
     replaced_message,
 )
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.serving_deltas import storage
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
 

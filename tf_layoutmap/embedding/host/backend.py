@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
     batches,
     changes,
@@ -27,7 +28,6 @@ from tf_layoutmap.embedding.host import (
 )
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 

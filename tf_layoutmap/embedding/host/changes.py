@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 # Names of the counters of a feature, in the order in which the op returns them.
 _FEATURE_COUNTS = (

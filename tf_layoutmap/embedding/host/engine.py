@@ -14,8 +14,8 @@ import tensorflow as tf
 from tf_layoutmap._core import freed_gradients, ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import counts, open_tables
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import kept_strings, key_rows

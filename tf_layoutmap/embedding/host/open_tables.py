@@ -18,9 +18,9 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import step_strings
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import (
     evicted,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 
 def check_ids(

@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.sharded.routing import checks
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
 from tf_layoutmap.vocabulary import state

@@ -19,7 +19,7 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import build_shapes, packing, steps
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding.build_shapes import Shape, is_known
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary import key_tensors
 
 

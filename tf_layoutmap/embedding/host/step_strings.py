@@ -12,7 +12,7 @@ from typing import Any
 
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.spec import config, open_tables
+from tf_layoutmap.embedding.configs import config, open_tables
 from tf_layoutmap.vocabulary import kept_strings, key_tensors, state
 
 

@@ -22,9 +22,9 @@ import tensorflow as tf
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding import tpu_program
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import batches
 from tf_layoutmap.embedding.host.backend import HostBackend
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.tpu_program import ReplicatedProgram
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import inputs
+from tf_layoutmap.embedding.configs import config, optimizer_specs
 from tf_layoutmap.embedding.inspection import html_report, id_counts
-from tf_layoutmap.embedding.spec import config, optimizer_specs
 from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary

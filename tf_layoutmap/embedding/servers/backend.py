@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import batches, engine
 from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host import shapes as host_shapes
@@ -28,7 +29,6 @@ from tf_layoutmap.embedding.servers import (
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 

@@ -2,7 +2,7 @@
 
 Each server records which of its rows change. The coordinator receives the
 numbers of these rows. The values stay on the server, which writes them to a
-part of a delta; see `tf_layoutmap/embedding/deltas/server_parts.py`.
+part of a delta; see `tf_layoutmap/deltas/server_parts.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host.changes import LANES, WHOLE, TableChanges
 from tf_layoutmap.embedding.servers import step_ops
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.servers import step_ops
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.vocabulary import evicted
 
 # Approximate size of the keys and rows that one call of a server returns.

@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closures, lookups, step_ops
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, key_rows
 from tf_layoutmap.vocabulary import state as vocabulary_state

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import resizing
 from tf_layoutmap.embedding.servers import step_ops
 from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec import open_tables as open_specs
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import engine
 from tf_layoutmap.embedding.servers import (
     bundles,
@@ -26,7 +27,6 @@ from tf_layoutmap.embedding.servers import (
     prefetching,
     resource_order,
 )
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.sharded.routing.checks import known_size
 
 

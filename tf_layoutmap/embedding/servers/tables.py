@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import strategies, tf_private
 from tf_layoutmap.embedding import table_variable, tables
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary

@@ -23,7 +23,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap.embedding import inputs, packing, replicas, tpu_program
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 from tf_layoutmap.sharded.routing import assertions

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf.tpu import tpu_embedding_configuration_pb2
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.spec import config, optimizer_specs
+from tf_layoutmap.embedding.configs import config, optimizer_specs
 
 # Values of the proto enum `GradientAccumulationStatus`.
 _ENABLED, _DISABLED = 1, 2

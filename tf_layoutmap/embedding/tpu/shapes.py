@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.build_shapes import Shape
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 
 class OutputShapes:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.spec import config as spec_config
+from tf_layoutmap.embedding.configs import config as spec_config
 from tf_layoutmap.embedding.table_variable import bind_shape
 from tf_layoutmap.embedding.tables import PARAMETERS
 from tf_layoutmap.embedding.tpu import config_proto

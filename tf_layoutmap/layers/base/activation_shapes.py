@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 Shape = tuple[int | None, ...]
 

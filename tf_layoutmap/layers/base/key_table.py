@@ -17,8 +17,8 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import strategies
 from tf_layoutmap._core.strategies import on_host
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (

@@ -16,7 +16,10 @@ from typing import Any, NoReturn, cast
 import tensorflow as tf
 
 from tf_layoutmap._core import user_warnings
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import (
+    OptimizerSpec,
+    SlotSpec,
+)
 from tf_layoutmap.layers.base import model_rules, tables
 from tf_layoutmap.layers.base.model_rules import ModelRule
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates

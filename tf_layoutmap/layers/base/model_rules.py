@@ -16,7 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import strategies
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import (
+    OptimizerSpec,
+    SlotSpec,
+)
 
 # Value of the argument `optimizer` of a layer that follows the optimizer of its
 # model.

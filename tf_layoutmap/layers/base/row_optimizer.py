@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import strategies
 from tf_layoutmap.embedding import backend
-from tf_layoutmap.embedding.spec.optimizer_specs import (
+from tf_layoutmap.embedding.configs.optimizer_specs import (
     HostOptimizer,
     OptimizerSpec,
     SlotSpec,

@@ -26,8 +26,8 @@ from tf_layoutmap._core import (
 )
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, stock_lookup
+from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
-from tf_layoutmap.embedding.spec import config
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (

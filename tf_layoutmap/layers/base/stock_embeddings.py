@@ -15,7 +15,10 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import strategies
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import (
+    OptimizerSpec,
+    SlotSpec,
+)
 from tf_layoutmap.layers.base import model_rules, tables
 from tf_layoutmap.layers.base.embedding_report import (
     STOCK,

@@ -23,13 +23,13 @@ from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import ops, strategies, tf_private
 from tf_layoutmap._core.strategies import HOST, on_host
 from tf_layoutmap.embedding import inputs, tables
-from tf_layoutmap.embedding.servers import closures, step_ops
-from tf_layoutmap.embedding.spec import config
-from tf_layoutmap.embedding.spec.optimizer_specs import (
+from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.configs.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
     read_optimizer,
 )
+from tf_layoutmap.embedding.servers import closures, step_ops
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import server_tensor
 from tf_layoutmap.partition import RowPartition

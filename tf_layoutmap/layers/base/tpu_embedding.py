@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import tensorflow as tf
 
 from tf_layoutmap._core import literals
-from tf_layoutmap.embedding.spec import open_tables
+from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.layers.base import (
     feature_config_serialization,
     steps,

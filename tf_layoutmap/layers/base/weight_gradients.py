@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
-from tf_layoutmap.embedding.spec import config
+from tf_layoutmap.embedding.configs import config
 
 # Returns the row of each id, `[num_ids, dim]`, for the features whose ids are
 # not None.

@@ -8,7 +8,10 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec, SlotSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import (
+    OptimizerSpec,
+    SlotSpec,
+)
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.row_optimizer import rows_of_gradient
 from tf_layoutmap.layers.keras3.mesh_accumulation import MeshAccumulators

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import accumulation, keras_private, patches
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import OptimizerSpec
 from tf_layoutmap.layers.base import model_optimizer, tables
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep

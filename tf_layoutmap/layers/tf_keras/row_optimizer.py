@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap._core import tf_keras_private
-from tf_layoutmap.embedding.spec.optimizer_specs import OptimizerSpec
+from tf_layoutmap.embedding.configs.optimizer_specs import OptimizerSpec
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 from tf_layoutmap.layers.base.tables import HOST

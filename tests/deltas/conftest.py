@@ -1,0 +1,3 @@
+"""Splits the CPU before a test in this folder runs TensorFlow's first op."""
+
+from tests import strategies  # noqa: F401

@@ -1,0 +1,329 @@
+"""Deltas that several processes write together.
+
+Each process writes the rows that it owns into a part: a TensorFlow checkpoint
+with slices of the delta's tensors. The first process merges the indices of the
+parts, so that a delta of several processes has the same format as the delta of
+one process. `meta.json` contains the checksums of all parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_layoutmap._core import files, slice_specs, tf_private
+from tf_layoutmap.deltas import base as base_file
+from tf_layoutmap.deltas.served import chain, storage
+from tf_layoutmap.deltas.served.chain import Delta, Meta, Position
+from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding.host.changes import TableChanges
+
+Array = np.ndarray[Any, Any]
+
+_CALL = "DeltaWriter.write"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PartTensor:
+    """A tensor of a delta, or a slice of it.
+
+    Attributes:
+      value: Values of the slice.
+      spec: Slice spec of TensorFlow's checkpoints; empty for a full tensor.
+    """
+
+    value: Array
+    spec: str = ""
+
+
+class ProcessesDelta:
+    """A delta that all processes write together.
+
+    All processes call the constructor and `finish`. `write_part` does not
+    communicate, and can therefore run in a thread while steps run.
+    """
+
+    def __init__(
+        self,
+        group: processes.Processes,
+        path: str,
+        staging: str,
+        position: Position,
+        found: Mapping[str, TableChanges],
+        sharded: Mapping[str, bool],
+        error: Exception | None,
+    ):
+        """Creates the staging folder, and exchanges the numbers of rows.
+
+        Args:
+          group: The processes.
+          path: Path of the delta, which must be on a file system that all
+            processes share.
+          staging: Target of the staging folder; see `files.staged`.
+          position: The last delta. It must be equal in all processes.
+          found: Changed rows by table.
+          sharded: Whether each process has only its own rows, by table.
+          error: Error of this process before the call, or None.
+
+        Raises:
+          Exception: `error`, if it is not None.
+          OSError: If the staging folder cannot be created, or if another
+            process has an error.
+          ValueError: If the processes are at different deltas.
+        """
+        self._group = group
+        self._path = path
+        self._stack = contextlib.ExitStack()
+        self._sharded = sharded
+        folder = ""
+        if group.is_first and error is None:
+            try:
+                folder = self._stack.enter_context(files.staged(staging))
+                files.new_folder(folder, path, chain.META_FILE)
+            except OSError as caught:
+                error = caught
+        messages = [
+            json.loads(text)
+            for text in group.gather_texts(
+                json.dumps(
+                    {
+                        "error": processes.describe_error(error),
+                        "folder": folder,
+                        "rows": {
+                            table: len(one.rows) for table, one in found.items()
+                        },
+                        "position": dataclasses.astuple(position),
+                        "path": path,
+                    }
+                )
+            )
+        ]
+        with self._closing_on_error():
+            processes.raise_errors(
+                _CALL,
+                error,
+                [one["error"] for one in messages],
+                self._make_error,
+            )
+            for number, one in enumerate(messages):
+                for name in ("position", "path"):
+                    if one[name] != messages[0][name]:
+                        raise ValueError(
+                            "All processes must write the same delta of the "
+                            f"same base. Received: {name} {messages[0][name]} "
+                            f"in process 0, {one[name]} in process {number}."
+                        )
+        self._folder = messages[0]["folder"]
+        self._num_rows = {
+            table: [one["rows"][table] for one in messages]
+            for table in messages[0]["rows"]
+        }
+
+    def num_rows(self, table: str) -> int:
+        """Returns the number of rows of a table in the delta."""
+        counts = self._num_rows[table]
+        return sum(counts) if self._sharded[table] else counts[0]
+
+    def tensors_of(
+        self, table: str, name: str, value: Array
+    ) -> PartTensor | None:
+        """Returns the part of a tensor that this process writes, or None.
+
+        If TensorFlow cannot read slices of the dtype, the values of all
+        processes are gathered, and the first process writes the tensor. All
+        processes must therefore call this method with the same tensors in the
+        same order.
+
+        Args:
+          table: Name of the table.
+          name: Name of the tensor in the table.
+          value: Values in this process.
+        """
+        counts = self._num_rows[table]
+        # All processes have the full sketch, and the numbers of its changed
+        # cells, which differ from the rows of the table.
+        is_part = (
+            self._sharded[table]
+            and base_file.has_rows(name)
+            and name != base_file.SKETCH_ROWS
+        )
+        if not is_part or not sum(counts):
+            return PartTensor(value) if self._group.is_first else None
+        if tf.as_dtype(value.dtype) not in tf_private.SLICEABLE_DTYPES:
+            gathered = self._group.gather_rows(value)
+            return PartTensor(gathered) if self._group.is_first else None
+        if not len(value):
+            return None
+        first = sum(counts[: self._group.rank])
+        return PartTensor(
+            value,
+            slice_specs.of_rows(
+                [sum(counts), *value.shape[1:]], first, len(value)
+            ),
+        )
+
+    def write_part(
+        self, tensors: Mapping[str, PartTensor]
+    ) -> dict[str, Any] | None:
+        """Writes the part of this process.
+
+        Args:
+          tensors: Tensors of the part by name in the delta.
+
+        Returns:
+          Size and checksum of the part, or None if this process has no tensor.
+
+        Raises:
+          OSError: If the part cannot be written.
+        """
+        if not tensors:
+            return None
+        if storage.is_local(self._folder) and not os.path.isdir(self._folder):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the directory of the deltas must be on a file system that "
+                "all processes share; the folder of process 0 does not exist "
+                f"in process {self._group.rank}",
+                self._folder,
+            )
+        prefix = self._prefix_of(self._group.rank)
+        with tf.device("CPU:0"), files.os_errors(prefix):
+            tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=list(tensors),
+                shape_and_slices=[one.spec for one in tensors.values()],
+                tensors=[one.value for one in tensors.values()],
+            )
+        path = f"{prefix}.data-00000-of-00001"
+        for one in (path, f"{prefix}.index"):
+            files.sync(one)
+        return _describe(path)
+
+    def finish(
+        self,
+        wait: Callable[[], dict[str, Any] | None],
+        make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+    ) -> Delta:
+        """Waits for the parts of all processes, and completes the delta.
+
+        Args:
+          wait: Function that returns the result of `write_part`.
+          make_meta: Function that takes a value for the attribute `files` of
+            `Meta`, and returns the `Meta` of the delta.
+
+        Raises:
+          OSError: If a process could not write its part, or the delta cannot be
+            completed. All processes raise an error.
+        """
+        part, error = None, None
+        try:
+            part = wait()
+        except Exception as caught:
+            error = caught
+        with self._closing_on_error():
+            messages = self._exchange(error, part)
+            content = ""
+            if self._group.is_first:
+                try:
+                    content = self._merge(messages, make_meta)
+                except Exception as caught:
+                    error = caught
+            content = self._exchange(error, content)[0]
+        self._stack.close()
+        return Delta(
+            self._path,
+            chain.meta_from_json(
+                content, os.path.join(self._path, chain.META_FILE)
+            ),
+        )
+
+    def _exchange(self, error: Exception | None, value: Any) -> list[Any]:
+        """Returns the value of each process; raises the error of a process."""
+        found = [
+            json.loads(text)
+            for text in self._group.gather_texts(
+                json.dumps([processes.describe_error(error), value])
+            )
+        ]
+        processes.raise_errors(
+            _CALL, error, [text for text, _ in found], self._make_error
+        )
+        return [one for _, one in found]
+
+    def _merge(
+        self,
+        parts: list[dict[str, Any] | None],
+        make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+    ) -> str:
+        """Merges the parts, and gives the delta its name.
+
+        Returns:
+          The contents of `meta.json`.
+        """
+        new = (
+            os.path.join(self._folder, "new")
+            if storage.is_local(self._path)
+            else self._path
+        )
+        prefix = os.path.join(new, chain.TENSORS)
+        written = [number for number, one in enumerate(parts) if one]
+        with tf.device("CPU:0"), files.os_errors(self._path):
+            tf.raw_ops.MergeV2Checkpoints(
+                checkpoint_prefixes=[self._prefix_of(one) for one in written],
+                destination_prefix=prefix,
+                delete_old_dirs=False,
+            )
+        described = {
+            f"{chain.TENSORS}.index": _describe(f"{prefix}.index"),
+            # TensorFlow numbers the data files in the order of the parts.
+            **{
+                f"{chain.TENSORS}.data-{index:05d}-of-{len(written):05d}": part
+                for index, part in enumerate(parts[one] for one in written)
+                if part is not None
+            },
+        }
+        for name, one in described.items():
+            size = storage.size(os.path.join(new, name))
+            if size != one["num_bytes"]:
+                raise OSError(
+                    errno.EIO,
+                    f"the file must have {one['num_bytes']} bytes, which its "
+                    f"process has written. Received: {size}",
+                    name,
+                )
+        content = make_meta(dict(sorted(described.items()))).to_json()
+        files.publish_folder(
+            self._folder, new, self._path, chain.META_FILE, content
+        )
+        return content
+
+    def _prefix_of(self, process: int) -> str:
+        return os.path.join(self._folder, f"part-{process}")
+
+    def _make_error(self, message: str) -> OSError:
+        return OSError(errno.EIO, message, self._path)
+
+    @contextlib.contextmanager
+    def _closing_on_error(self):
+        """Removes the staging folder if the block raises an error."""
+        try:
+            yield
+        except BaseException:
+            self._stack.close()
+            raise
+
+
+def _describe(path: str) -> dict[str, Any]:
+    """Returns the entry of a file in `Meta.files`."""
+    return {
+        "num_bytes": storage.size(path),
+        "sha256": chain.checksum(path),
+    }
