@@ -234,7 +234,7 @@ def export():
         rows, scores = stock.serve(IDS)
         found["exact_export_rows"] = rows.numpy()
         found["close_export_scores"] = scores.numpy()
-        tlm.export(model, f"{folder}/small", rows="int8")
+        tlm.export(model, f"{folder}/small", row_format="int8")
         small = tf.saved_model.load(f"{folder}/small")
         rows, _ = small.serve(IDS)
         found["exact_export_int8_rows"] = rows.numpy()

@@ -32,9 +32,9 @@ def table_of(rows, name, **kwargs):
     )
 
 
-def export(subject, path, rows="float32", **kwargs):
+def export(subject, path, row_format="float32", **kwargs):
     """Exports `subject` and returns the report and the loaded model."""
-    report = tlm.export(subject, str(path / "model"), rows, **kwargs)
+    report = tlm.export(subject, str(path / "model"), row_format, **kwargs)
     return report, tf.saved_model.load(report.path)
 
 

@@ -28,10 +28,14 @@ def embedding_of(rows, **kwargs):
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        (dict(rows="int3"), ValueError, "`rows` must be one of .*'int3'"),
-        (dict(rows={"words": "int2"}), ValueError, "of table 'words'"),
         (
-            dict(rows={"sentences": "int8"}),
+            dict(row_format="int3"),
+            ValueError,
+            "`row_format` must be one of .*'int3'",
+        ),
+        (dict(row_format={"words": "int2"}), ValueError, "of table 'words'"),
+        (
+            dict(row_format={"sentences": "int8"}),
             ValueError,
             r"must name tables of \['words'\]. Received: "
             r"\['sentences'\]",

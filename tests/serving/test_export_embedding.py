@@ -69,7 +69,7 @@ def test_pooled_activations_are_within_the_reported_error(
     )
     difference = np.abs(found - matrix.astype(np.float64) @ ROWS)
     assert (difference <= bound(report, matrix)).all()
-    assert report.tables[0].rows == kind
+    assert report.tables[0].row_format == kind
 
 
 @pytest.mark.covering(1)
@@ -155,7 +155,7 @@ def test_16_bit_rows_are_exported_unchanged(dtype, tmp_path):
     report, served = helpers.export(embedding, tmp_path)
     ids = {"x": tf.ragged.constant(BAGS, dtype=tf.int64)}
     np.testing.assert_array_equal(served.serve(ids)["x"], embedding(ids)["x"])
-    assert report.tables[0].rows == dtype
+    assert report.tables[0].row_format == dtype
     assert report.tables[0].num_bytes == 10 * DIM * 2
 
 
@@ -257,7 +257,7 @@ def test_row_types_can_be_set_by_table(tmp_path):
     report, _ = helpers.export(
         embedding, tmp_path, {"t2": "int4", config: "int8"}
     )
-    assert [table.rows for table in report.tables] == [
+    assert [table.row_format for table in report.tables] == [
         "int8",
         "float32",
         "int4",

@@ -182,7 +182,7 @@ def test_tables_with_equal_names_are_named_after_their_layers(tmp_path):
     report, _ = helpers.export(
         keras.Model(inputs, parts), tmp_path, {"one/t": "int8"}
     )
-    assert [(table.name, table.rows) for table in report.tables] == [
+    assert [(table.name, table.row_format) for table in report.tables] == [
         ("one/t", "int8"),
         ("two/t", "float32"),
     ]

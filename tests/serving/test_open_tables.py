@@ -75,7 +75,7 @@ def test_exported_keys_match_training(
     assert not np.array_equal(expected["title"][0], expected["title"][1])
     for name, rows, error in (("all", "float32", 0), ("packed", "int8", 0.02)):
         folder = str(tmp_path / name)
-        tlm.export(embedding, folder, rows=rows)
+        tlm.export(embedding, folder, row_format=rows)
         served = tf.saved_model.load(folder)
         found = served.serve(inputs(served_ids))
         for feature, activations in expected.items():

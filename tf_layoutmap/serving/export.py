@@ -184,7 +184,7 @@ def saved_model_bytes(folder: str) -> int:
 def export(
     model_or_embedding: KerasLayer | AnyEmbedding,
     path: str | os.PathLike[str],
-    rows: literals.RowFormatName
+    row_format: literals.RowFormatName
     | Mapping[TableOrLayer, literals.RowFormatName] = "float32",
     fuse: bool = True,
     *,
@@ -208,8 +208,8 @@ def export(
     ...     3, 4, initializer=tf.ones, combiner="sum", name="words")
     >>> feature = tf.tpu.experimental.embedding.FeatureConfig(table)
     >>> embedding = tlm.TPUEmbedding({"title": feature}, None)
-    >>> report = tlm.export(embedding, tempfile.mkdtemp(), rows="int8")
-    >>> report.tables[0].rows, report.tables[0].largest_error
+    >>> report = tlm.export(embedding, tempfile.mkdtemp(), row_format="int8")
+    >>> report.tables[0].row_format, report.tables[0].largest_error
     ('int8', 0.0)
     >>> served = tf.saved_model.load(report.path)
     >>> ids = tf.ragged.constant([[0, 1], []], dtype=tf.int64)
@@ -235,7 +235,7 @@ def export(
         existing SavedModel. An existing SavedModel is replaced atomically when
         the new SavedModel is complete. If `path` is a link, the target folder
         of the link is replaced and the link remains.
-      rows: Storage type of the rows: `"float32"` (rows are not packed),
+      row_format: Storage type of the rows: `"float32"` (rows are not packed),
         `"float16"`, `"int8"` or `"int4"`; or a dict from tables to storage
         types. A key is a `TableConfig`, a `ShardedEmbedding`, or the name of a
         table or layer. Tables that are not in the dict are not packed.
@@ -266,10 +266,10 @@ def export(
 
     Raises:
       TypeError: If `model_or_embedding` has an unsupported type.
-      ValueError: If an argument is invalid, `rows` contains an unknown table, a
-        row of a packed table is not finite, `dataset` is passed for an object
-        without metrics, or `deltas` is a writer of other tables. `path` is
-        unchanged.
+      ValueError: If an argument is invalid, `row_format` contains an unknown
+        table, a row of a packed table is not finite, `dataset` is passed for an
+        object without metrics, or `deltas` is a writer of other tables. `path`
+        is unchanged.
       RuntimeError: If the tables are on a TPU, or another thread writes a delta
         during the export. `path` is unchanged.
       OSError: If the SavedModel cannot be written. `path` is unchanged. On a
@@ -300,7 +300,7 @@ def export(
             model_or_embedding,
             path,
             holders,
-            _kinds(rows, holders),
+            _kinds(row_format, holders),
             fuse,
             input_signature,
             dataset,
@@ -456,15 +456,15 @@ def _prepare(
     return _Prepared(module, signatures, placed, variables, blocks, tables)
 
 
-def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
+def _kinds(row_format: Any, holders: Sequence[subjects.Holder]) -> list[str]:
     """Returns the storage type of each table.
 
     Raises:
-      ValueError: If a storage type or a table in `rows` is not known.
+      ValueError: If a storage type or a table in `row_format` is not known.
     """
     sources = [source for holder in holders for source in holder.sources]
-    if not isinstance(rows, Mapping):
-        kind = checks.check_one_of("rows", rows, packing.KINDS)
+    if not isinstance(row_format, Mapping):
+        kind = checks.check_one_of("row_format", row_format, packing.KINDS)
         return [kind] * len(sources)
     names = {
         id(alias): source.name
@@ -474,16 +474,16 @@ def _kinds(rows: Any, holders: Sequence[subjects.Holder]) -> list[str]:
     }
     wanted = {
         names.get(id(key), key): checks.check_one_of(
-            "rows", kind, packing.KINDS, where=f"of table {key!r}"
+            "row_format", kind, packing.KINDS, where=f"of table {key!r}"
         )
-        for key, kind in rows.items()
+        for key, kind in row_format.items()
     }
     unknown = [
         key for key in wanted if key not in [source.name for source in sources]
     ]
     if unknown:
         raise ValueError(
-            "Argument `rows` must name tables of "
+            "Argument `row_format` must name tables of "
             f"{[source.name for source in sources]}. Received: {unknown}."
         )
     return [wanted.get(source.name, "float32") for source in sources]

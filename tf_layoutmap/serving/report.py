@@ -16,8 +16,8 @@ class TableReport:
       name: Name of the table.
       num_rows: Number of rows.
       dim: Number of columns.
-      rows: Storage type of the rows: `"float32"`, `"float16"`, `"bfloat16"`,
-        `"int8"` or `"int4"`.
+      row_format: Storage type of the rows: `"float32"`, `"float16"`,
+        `"bfloat16"`, `"int8"` or `"int4"`.
       num_bytes: Size of the stored rows in bytes.
       float32_bytes: Size that the rows would have in float32, in bytes.
       largest_error: The largest absolute difference between a value and the
@@ -28,7 +28,7 @@ class TableReport:
     name: str
     num_rows: int
     dim: int
-    rows: str
+    row_format: str
     num_bytes: int
     float32_bytes: int
     largest_error: float
@@ -74,7 +74,7 @@ class ExportReport:
         table.add_column("table", overflow="fold")
         for column in (
             "shape",
-            "rows",
+            "row format",
             "bytes",
             "of float32",
             "largest error",
@@ -85,7 +85,7 @@ class ExportReport:
             table.add_row(
                 one.name,
                 f"{one.num_rows:,} x {one.dim}",
-                one.rows,
+                one.row_format,
                 f"{one.num_bytes:,}",
                 f"{one.num_bytes / one.float32_bytes:.2f}",
                 f"{one.largest_error:.3g}",

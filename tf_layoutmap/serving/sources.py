@@ -26,14 +26,14 @@ class Source:
     """A table to export.
 
     Attributes:
-      name: Name of the table in `rows=`, messages and the report.
+      name: Name of the table in `row_format=`, messages and the report.
       num_rows: Number of rows.
       dim: Number of columns.
       dtype: Name of the dtype of the rows.
       variable: Function that returns the variable with the rows: a
         `tf.Variable`, a `ShardedVariable`, a variable on a mesh, or a table
         that is sharded over processes.
-      aliases: Objects that identify the table in `rows=`.
+      aliases: Objects that identify the table in `row_format=`.
       weight: Function that returns the object that a model reads without a
         lookup, or None if this object is the variable.
     """

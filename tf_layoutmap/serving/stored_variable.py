@@ -230,7 +230,7 @@ class MeasuredBlocks:
                     raise ValueError(
                         f"Table {source.name!r} cannot be stored as "
                         f"{self._form.kind}: row {start + error.row} "
-                        f'{error.reason}. Use rows="float32" for it.',
+                        f'{error.reason}. Use row_format="float32" for it.',
                     ) from error
                 if str(rows.dtype) != self._form.kind:
                     errors = _errors(rows, stored, self._form)
@@ -247,7 +247,7 @@ class MeasuredBlocks:
                 name=source.name,
                 num_rows=source.num_rows,
                 dim=source.dim,
-                rows=self._form.kind,
+                row_format=self._form.kind,
                 num_bytes=source.num_rows * self._form.row_bytes,
                 float32_bytes=source.num_rows * source.dim * 4,
                 largest_error=largest,

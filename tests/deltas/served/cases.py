@@ -104,9 +104,11 @@ def inputs(strings=False):
     }
 
 
-def export(one, path, rows="float32", *, strings=False, **arguments):
+def export(one, path, row_format="float32", *, strings=False, **arguments):
     """Exports the embedding and returns the path as a str."""
-    tlm.export(one, path, rows, input_signature=signature(strings), **arguments)
+    tlm.export(
+        one, path, row_format, input_signature=signature(strings), **arguments
+    )
     return str(path)
 
 

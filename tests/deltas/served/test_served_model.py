@@ -39,7 +39,7 @@ def test_applied_deltas_equal_a_new_export(
     for step in range(4):
         cases.train(one, step, strings)
     _, deltas = cases.base_and_writer(one, tmp_path)
-    arguments = dict(rows=rows, fuse=fuse, strings=strings)
+    arguments = dict(row_format=rows, fuse=fuse, strings=strings)
     path = cases.export(one, tmp_path / "1", deltas=deltas, **arguments)
     served = tlm.ServedModel(path)
     kept = tlm.ServedModel(path)

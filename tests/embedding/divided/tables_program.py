@@ -95,7 +95,9 @@ def errors_of(one, folder, worker):
         (blocked / "a file of the user").touch()
     calls = {
         "bad id": lambda: words.sparse_read([1, 19 if worker else 2]),
-        "not finite": lambda: tlm.export(one, str(folder / "nan"), rows="int8"),
+        "not finite": lambda: tlm.export(
+            one, str(folder / "nan"), row_format="int8"
+        ),
         "blocked": lambda: tlm.export(one, str(blocked)),
         "in a function": tf.function(words.numpy),
         "implicit": lambda: tf.convert_to_tensor(words),
@@ -138,7 +140,7 @@ def main(folder):
         rows: [
             dataclasses.asdict(table)
             for table in tlm.export(
-                one, str(folder / rows), rows=rows, deltas=writer
+                one, str(folder / rows), row_format=rows, deltas=writer
             ).tables
         ]
         for rows in FORMATS

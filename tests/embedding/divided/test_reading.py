@@ -99,7 +99,7 @@ def test_all_processes_read_the_rows_of_a_checkpoint(folder):
 @pytest.mark.parametrize("rows", program.FORMATS)
 def test_exports_equal_an_export_of_one_process(folder, tmp_path, rows):
     one = trained_here(folder, 2)
-    report = tlm.export(one, str(tmp_path / "here"), rows=rows)
+    report = tlm.export(one, str(tmp_path / "here"), row_format=rows)
     for worker in workers_of(folder):
         reports = json.loads((folder / f"reports_{worker}.json").read_text())
         for found, table in zip(reports[rows], report.tables, strict=True):
@@ -134,7 +134,7 @@ def test_served_models_apply_deltas_of_all_processes(folder, tmp_path, rows):
     assert served.apply(str(folder / "deltas")) == 2
     after = served.model.serve(features)
     one = restored(folder / "after_delta")
-    tlm.export(one, str(tmp_path / "wanted"), rows=rows)
+    tlm.export(one, str(tmp_path / "wanted"), row_format=rows)
     loaded = tf.saved_model.load(str(tmp_path / "wanted"))
     wanted = loaded.serve(features)
     for name in features:

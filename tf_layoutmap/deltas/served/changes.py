@@ -445,5 +445,5 @@ def _pack_rows(
         raise ValueError(
             f"Table {name!r} of the model is stored as {form.kind}, and "
             f"row {rows[error.row]} of the deltas {error.reason}. Export the "
-            'table with rows="float32".'
+            'table with row_format="float32".'
         ) from error
