@@ -353,14 +353,16 @@ def test_a_class_with_another_call_is_kept(version):
     assert "Doubled overrides ['call']" in reason_of(layer)
 
 
-def test_rules_by_row_replaces_layers_with_rules(version):
+def test_replace_regularized_replaces_layers_with_rules(version):
     model = made(
         functional,
         version,
         embeddings_regularizer="l2",
         embeddings_constraint=version.constraints.NonNeg(),
     )
-    report = tlm.layers.shard_embeddings(model, min_rows=10, rules_by_row=True)
+    report = tlm.layers.shard_embeddings(
+        model, min_rows=10, replace_regularized=True
+    )
     assert "embeddings_regularizer is applied to the rows" in str(report)
     fit(model, version, "SGD")
     rows = model.get_layer("words").embeddings.numpy()
@@ -373,7 +375,7 @@ def test_rules_of_columns_are_kept_in_any_case(version):
         version,
         embeddings_constraint=version.constraints.MaxNorm(1.0, axis=0),
     )
-    assert "norms of columns" in reason_of(model, rules_by_row=True)
+    assert "norms of columns" in reason_of(model, replace_regularized=True)
 
 
 def test_a_dry_run_changes_nothing(version):

@@ -46,7 +46,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "2048).",
     )
     parser.add_argument(
-        "--rules-by-row",
+        "--replace-regularized",
         action="store_true",
         help="Also replaces layers with a regularizer or a constraint, which "
         "is then applied to the rows of a batch.",
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
         create(),
         min_rows=options.min_rows,
         optimizer=options.optimizer,
-        rules_by_row=options.rules_by_row,
+        replace_regularized=options.replace_regularized,
         batch_ids=options.batch_ids,
         is_dry_run=True,
     )

@@ -73,7 +73,7 @@ def shard_embeddings(
     min_rows: int = 1_000,
     optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
-    rules_by_row: bool = False,
+    replace_regularized: bool = False,
     batch_ids: int = 2048,
     is_dry_run: bool = False,
     memory: str | int | None = None,
@@ -137,9 +137,9 @@ def shard_embeddings(
         `"adagrad"` with the defaults of Keras, whose learning rates of 0.01 and
         0.001 are small for embeddings.
       num_shards: Maximum number of shards of a table.
-      rules_by_row: Whether layers with a regularizer or a constraint are also
-        replaced. Both are then applied to the rows of a batch instead of the
-        full table.
+      replace_regularized: Whether layers with a regularizer or a constraint are
+        also replaced. Both are then applied to the rows of a batch instead of
+        the full table.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times of the report.
       is_dry_run: Whether to compute only the report, without changes.
@@ -159,7 +159,7 @@ def shard_embeddings(
         model's optimizer, if this optimizer already has slot variables for the
         tables, or if no plan fits.
     """
-    settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
+    settings = Settings(min_rows, optimizer, num_shards, replace_regularized)
     if memory is None and pins:
         raise ValueError(
             _core_checks.message("pins", "None without `memory`", pins)
@@ -180,7 +180,7 @@ def sharded_embeddings(
     min_rows: int = 1_000,
     optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
-    rules_by_row: bool = False,
+    replace_regularized: bool = False,
     batch_ids: int = 2048,
 ) -> Iterator[EmbeddingReport]:
     """Replaces the large `Embedding` layers that are created inside `with`.
@@ -204,8 +204,8 @@ def sharded_embeddings(
         The optimizer must not belong to one Keras version if layers of the
         other version are created.
       num_shards: Maximum number of shards of a table.
-      rules_by_row: Whether layers with a regularizer or a constraint are also
-        replaced; see `shard_embeddings`.
+      replace_regularized: Whether layers with a regularizer or a constraint are
+        also replaced; see `shard_embeddings`.
       batch_ids: Number of ids that a step looks up in each table, for the
         expected times of the report.
 
@@ -215,7 +215,7 @@ def sharded_embeddings(
     Raises:
       TypeError, ValueError: If an argument is invalid.
     """
-    settings = Settings(min_rows, optimizer, num_shards, rules_by_row)
+    settings = Settings(min_rows, optimizer, num_shards, replace_regularized)
     _core_checks.check_int("batch_ids", batch_ids, lowest=1)
     tf_keras = _tf_keras()
     if tf_keras is not None and isinstance(

@@ -66,14 +66,14 @@ class Settings:
       min_rows: Tables with fewer rows are not replaced.
       optimizer: Optimizer of the replaced tables.
       num_shards: Maximum number of shards of a table.
-      rules_by_row: Whether layers with a regularizer or a constraint are
+      replace_regularized: Whether layers with a regularizer or a constraint are
         replaced, which then only see the rows of a batch.
     """
 
     min_rows: int
     optimizer: Any
     num_shards: int
-    rules_by_row: bool
+    replace_regularized: bool
 
     def __post_init__(self):
         _core_checks.check_int("min_rows", self.min_rows, lowest=1)
@@ -305,10 +305,10 @@ class Replacer:
             rule = getattr(layer, f"embeddings_{name}")
             if rule is None or self.is_without_effect(rule):
                 continue
-            if not self.settings.rules_by_row:
+            if not self.settings.replace_regularized:
                 return (
                     f"its embeddings_{name} reads the full table at every "
-                    "step; with rules_by_row=True the layer is replaced, and "
+                    "step; with replace_regularized=True the layer is replaced, and "
                     f"the {name} is applied to the rows of a batch"
                 )
             if name == "constraint":
