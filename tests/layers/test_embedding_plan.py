@@ -38,7 +38,7 @@ def sharded(model):
 def test_only_layers_that_become_faster_are_replaced(version):
     model = model_of(version)
     model.compile("adam", "mse")
-    report = tlm.layers.shard_embeddings(model, memory="1GiB", batch_ids=8)
+    report = tlm.layers.shard_embeddings(model, memory="1GiB", ids_per_step=8)
     assert report.plan.choices == {"words": "sharded", "users": "stock"}
     assert sharded(model) == ["words"]
     (kept,) = report.not_replaced
@@ -51,7 +51,7 @@ def test_layers_are_replaced_if_the_slot_variables_would_not_fit(version):
     # variable, they need 6.4 MB and 32 kB.
     model = model_of(version)
     model.compile("adam", "mse")
-    options = {"optimizer": "adagrad", "batch_ids": 8}
+    options = {"optimizer": "adagrad", "ids_per_step": 8}
     report = tlm.layers.shard_embeddings(model, memory=6_432_000, **options)
     assert sharded(model) == ["words", "users"]
     assert report.plan.bytes_per_device == [6_432_000]

@@ -39,7 +39,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "of the model).",
     )
     parser.add_argument(
-        "--batch-ids",
+        "--ids-per-step",
         type=int,
         default=2048,
         help="Number of ids that a step looks up in each table (default: "
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         min_rows=options.min_rows,
         optimizer=options.optimizer,
         replace_regularized=options.replace_regularized,
-        batch_ids=options.batch_ids,
+        ids_per_step=options.ids_per_step,
         is_dry_run=True,
     )
     if options.json:

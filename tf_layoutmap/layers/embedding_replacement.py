@@ -74,7 +74,7 @@ def shard_embeddings(
     optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
     replace_regularized: bool = False,
-    batch_ids: int = 2048,
+    ids_per_step: int = 2048,
     is_dry_run: bool = False,
     memory: str | int | None = None,
     pins: Mapping[str, str] | None = None,
@@ -140,7 +140,7 @@ def shard_embeddings(
       replace_regularized: Whether layers with a regularizer or a constraint are
         also replaced. Both are then applied to the rows of a batch instead of
         the full table.
-      batch_ids: Number of ids that a step looks up in each table, for the
+      ids_per_step: Number of ids that a step looks up in each table, for the
         expected times of the report.
       is_dry_run: Whether to compute only the report, without changes.
       memory: Bytes that the tables of all `Embedding` layers and their slot
@@ -167,7 +167,9 @@ def shard_embeddings(
     return _replacer_of(model, settings).replace(
         model,
         is_dry_run=is_dry_run,
-        batch_ids=_core_checks.check_int("batch_ids", batch_ids, lowest=1),
+        ids_per_step=_core_checks.check_int(
+            "ids_per_step", ids_per_step, lowest=1
+        ),
         plan=None
         if memory is None
         else lambda report: plan_replacement(report, memory, pins),
@@ -181,7 +183,7 @@ def sharded_embeddings(
     optimizer: str | keras.optimizers.Optimizer | TableOptimizer = "model",
     num_shards: int = 1,
     replace_regularized: bool = False,
-    batch_ids: int = 2048,
+    ids_per_step: int = 2048,
 ) -> Iterator[EmbeddingReport]:
     """Replaces the large `Embedding` layers that are created inside `with`.
 
@@ -206,7 +208,7 @@ def sharded_embeddings(
       num_shards: Maximum number of shards of a table.
       replace_regularized: Whether layers with a regularizer or a constraint are
         also replaced; see `shard_embeddings`.
-      batch_ids: Number of ids that a step looks up in each table, for the
+      ids_per_step: Number of ids that a step looks up in each table, for the
         expected times of the report.
 
     Yields:
@@ -216,7 +218,7 @@ def sharded_embeddings(
       TypeError, ValueError: If an argument is invalid.
     """
     settings = Settings(min_rows, optimizer, num_shards, replace_regularized)
-    _core_checks.check_int("batch_ids", batch_ids, lowest=1)
+    _core_checks.check_int("ids_per_step", ids_per_step, lowest=1)
     tf_keras = _tf_keras()
     if tf_keras is not None and isinstance(
         optimizer, tf_keras.optimizers.Optimizer
@@ -232,7 +234,7 @@ def sharded_embeddings(
             replacers["tf_keras"] = _tf_keras_replacer(settings)
     (first, *_) = replacers.values()
     report = EmbeddingReport(
-        stock_rule=first.report_rule(first.rule_name), batch_ids=batch_ids
+        stock_rule=first.report_rule(first.rule_name), ids_per_step=ids_per_step
     )
     with contextlib.ExitStack() as stack:
         for version in replacers:

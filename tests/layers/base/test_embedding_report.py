@@ -49,9 +49,9 @@ def test_the_text_lists_layers_reasons_and_differences():
 
 
 def test_the_dictionary_can_be_written_as_json(capsys):
-    report = EmbeddingReport([LARGE, SMALL], batch_ids=7)
+    report = EmbeddingReport([LARGE, SMALL], ids_per_step=7)
     found = json.loads(json.dumps(report.to_dict()))
-    assert found["bytes_before"] == 136 and found["batch_ids"] == 7
+    assert found["bytes_before"] == 136 and found["ids_per_step"] == 7
     assert [layer["path"] for layer in found["layers"]] == ["a", "b"]
     report.print()
     assert "Not replaced: 1" in capsys.readouterr().out

@@ -122,14 +122,14 @@ class EmbeddingReport:
       stock_rule: How the stock optimizer updates a table: `"rows"` if it
         updates only the rows of a batch (SGD, and Adagrad of tf_keras),
         `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
-      batch_ids: Number of ids that a step looks up in each table, for the
+      ids_per_step: Number of ids that a step looks up in each table, for the
         expected times.
       made_plan: The plan that selected the replaced layers, or None.
     """
 
     entries: list[EmbeddingEntry] = dataclasses.field(default_factory=list)
     stock_rule: str = "adagrad"
-    batch_ids: int = 2048
+    ids_per_step: int = 2048
     made_plan: Plan | None = None
 
     @property
@@ -158,7 +158,7 @@ class EmbeddingReport:
         The times are the bytes that a step reads and writes, divided by the
         memory bandwidth, which the first call measures. A stock layer reads
         and writes the full table several times; the number depends on
-        `stock_rule`. A replaced layer reads and writes `batch_ids` rows, and
+        `stock_rule`. A replaced layer reads and writes `ids_per_step` rows, and
         takes a fixed time per table. The times do not contain the other layers
         of the model, and the actual times can differ by a factor of two.
 
@@ -180,7 +180,7 @@ class EmbeddingReport:
             replacement, also if the layer is not replaced.
         """
         bandwidth = memory_bandwidth()
-        rows = min(self.batch_ids, entry.num_rows)
+        rows = min(self.ids_per_step, entry.num_rows)
         looked_up = _ROW_PASSES * 4 * rows * entry.dim / bandwidth
         stock = looked_up + (
             _STOCK_PASSES[self.stock_rule] * entry.table_bytes / bandwidth
@@ -207,7 +207,7 @@ class EmbeddingReport:
             "bytes_after": self.bytes_after,
             "step_ms_before": before,
             "step_ms_after": after,
-            "batch_ids": self.batch_ids,
+            "ids_per_step": self.ids_per_step,
         }
 
     def print(self) -> None:
@@ -242,7 +242,7 @@ class EmbeddingReport:
             "Tables and slot variables: "
             f"{self.bytes_before / 1e6:,.1f} MB before, "
             f"{self.bytes_after / 1e6:,.1f} MB after",
-            f"Expected time of the tables in a step of {self.batch_ids:,} ids "
+            f"Expected time of the tables in a step of {self.ids_per_step:,} ids "
             f"per table: {before:,.1f} ms before, {after:,.1f} ms after",
         ]
         return "\n".join(lines)
@@ -291,7 +291,7 @@ def _plan(solution: Solution, report: EmbeddingReport) -> Plan:
         solution,
         Target("process", {"process": 1}),
         [
-            f"The plan assumes {report.batch_ids:,} ids per table and step. "
+            f"The plan assumes {report.ids_per_step:,} ids per table and step. "
             "The times do not contain the other layers of the model."
         ],
     )

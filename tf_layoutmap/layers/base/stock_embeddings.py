@@ -470,7 +470,7 @@ class Replacer:
         model: Any,
         *,
         is_dry_run: bool,
-        batch_ids: int = 2048,
+        ids_per_step: int = 2048,
         plan: Callable[[EmbeddingReport], Any] | None = None,
     ) -> EmbeddingReport:
         """Replaces the layers of a model and returns the report.
@@ -478,7 +478,7 @@ class Replacer:
         Args:
           model: A model or layer.
           is_dry_run: Whether only the report is computed.
-          batch_ids: See `EmbeddingReport`.
+          ids_per_step: See `EmbeddingReport`.
           plan: Function that returns a plan for the layers of a
             report, or None to replace all layers that can be replaced.
 
@@ -490,7 +490,7 @@ class Replacer:
         optimizer = getattr(model, "optimizer", None)
         rule = self.rule_name if optimizer is None else type(optimizer).__name__
         report = EmbeddingReport(
-            stock_rule=self.report_rule(rule), batch_ids=batch_ids
+            stock_rule=self.report_rule(rule), ids_per_step=ids_per_step
         )
         candidates = [layer for layer in layers if self.is_candidate(layer)]
         if self.settings.follows_model and optimizer is not None:
