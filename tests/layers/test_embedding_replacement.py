@@ -380,7 +380,7 @@ def test_rules_of_columns_are_kept_in_any_case(version):
 
 def test_a_dry_run_changes_nothing(version):
     model = made(functional, version)
-    report = tlm.layers.shard_embeddings(model, min_rows=10, is_dry_run=True)
+    report = tlm.layers.shard_embeddings(model, min_rows=10, dry_run=True)
     assert len(report.replaced) == 1
     assert type(model.get_layer("words")) is version.layers.Embedding
 

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         optimizer=options.optimizer,
         replace_regularized=options.replace_regularized,
         ids_per_step=options.ids_per_step,
-        is_dry_run=True,
+        dry_run=True,
     )
     if options.json:
         print(json.dumps(report.to_dict(), indent=2))

@@ -75,7 +75,7 @@ def shard_embeddings(
     num_shards: int = 1,
     replace_regularized: bool = False,
     ids_per_step: int = 2048,
-    is_dry_run: bool = False,
+    dry_run: bool = False,
     memory: str | int | None = None,
     pins: Mapping[str, str] | None = None,
 ) -> EmbeddingReport:
@@ -142,7 +142,7 @@ def shard_embeddings(
         the full table.
       ids_per_step: Number of ids that a step looks up in each table, for the
         expected times of the report.
-      is_dry_run: Whether to compute only the report, without changes.
+      dry_run: Whether to compute only the report, without changes.
       memory: Bytes that the tables of all `Embedding` layers and their slot
         variables may use, such as `"16GiB"`. The layers are then replaced by a
         plan, `report.plan`: the fastest one that fits. If no plan fits, the
@@ -166,7 +166,7 @@ def shard_embeddings(
         )
     return _replacer_of(model, settings).replace(
         model,
-        is_dry_run=is_dry_run,
+        dry_run=dry_run,
         ids_per_step=_core_checks.check_int(
             "ids_per_step", ids_per_step, lowest=1
         ),

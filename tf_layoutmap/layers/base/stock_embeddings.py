@@ -469,7 +469,7 @@ class Replacer:
         self,
         model: Any,
         *,
-        is_dry_run: bool,
+        dry_run: bool,
         ids_per_step: int = 2048,
         plan: Callable[[EmbeddingReport], Any] | None = None,
     ) -> EmbeddingReport:
@@ -477,7 +477,7 @@ class Replacer:
 
         Args:
           model: A model or layer.
-          is_dry_run: Whether only the report is computed.
+          dry_run: Whether only the report is computed.
           ids_per_step: See `EmbeddingReport`.
           plan: Function that returns a plan for the layers of a
             report, or None to replace all layers that can be replaced.
@@ -513,7 +513,7 @@ class Replacer:
             for layer, entry in zip(candidates, report.entries)
             if entry.is_replaced
         ]
-        if is_dry_run or not chosen:
+        if dry_run or not chosen:
             return report
         self._check_optimizers(models, chosen)
         for layer in chosen:

@@ -294,9 +294,9 @@ class Keras3Replacer(Replacer):
     def is_optimizer_built(self, optimizer: Any) -> bool:
         return optimizer.built
 
-    def replace(self, model: Any, *, is_dry_run: bool, **options: Any) -> Any:
-        report = super().replace(model, is_dry_run=is_dry_run, **options)
-        if report.replaced and not is_dry_run:
+    def replace(self, model: Any, *, dry_run: bool, **options: Any) -> Any:
+        report = super().replace(model, dry_run=dry_run, **options)
+        if report.replaced and not dry_run:
             for one in self.models_of(list(model._flatten_layers())):
                 if one.compiled and one.jit_compile:
                     # XLA has no kernels for the ops of tables.
