@@ -124,13 +124,13 @@ class EmbeddingReport:
         `"adagrad"` for Adagrad of Keras 3, or `"adam"` for any other optimizer.
       ids_per_step: Number of ids that a step looks up in each table, for the
         expected times.
-      made_plan: The plan that selected the replaced layers, or None.
+      memory_plan: The plan that selected the replaced layers, or None.
     """
 
     entries: list[EmbeddingEntry] = dataclasses.field(default_factory=list)
     stock_rule: str = "adagrad"
     ids_per_step: int = 2048
-    made_plan: Plan | None = None
+    memory_plan: Plan | None = None
 
     @property
     def replaced(self) -> list[EmbeddingEntry]:
@@ -194,8 +194,8 @@ class EmbeddingReport:
         This is the plan that `shard_embeddings` made if `memory` was passed.
         Otherwise, the plan has the choices of this report.
         """
-        if self.made_plan is not None:
-            return self.made_plan
+        if self.memory_plan is not None:
+            return self.memory_plan
         return _plan_of_report(self)
 
     def to_dict(self) -> dict[str, object]:

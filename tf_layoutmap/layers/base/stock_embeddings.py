@@ -500,7 +500,7 @@ class Replacer:
             reason = self.reason_against(layer, layers)
             report.entries.append(self.entry(layer, reason, optimizer))
         if plan is not None:
-            report.made_plan = made = plan(report)
+            report.memory_plan = made = plan(report)
             for index, (layer, choice) in enumerate(
                 zip(candidates, made.choices.values())
             ):
