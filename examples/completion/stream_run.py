@@ -136,7 +136,7 @@ def run(
         f"{_MIN_COUNT} times. It evicted "
         f"{sum(one['num_evicted'] for one in stats.values()):,} "
         f"{corpus.words['item']}s, and "
-        f"{stats[TABLES[0]]['share_known']:.1%} of the lookups of previous "
+        f"{stats[TABLES[0]]['hit_rate']:.1%} of the lookups of previous "
         f"{corpus.words['item']}s found a row."
     )
     report.print_summary()

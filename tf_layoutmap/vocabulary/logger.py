@@ -25,7 +25,7 @@ _COUNTS = (
 )
 # Prefix for the statistics of all tables together, in place of a table name.
 ALL_TABLES = "vocabularies"
-NAMES = ("load", "share_known", *_COUNTS, "num_keys")
+NAMES = ("load", "hit_rate", *_COUNTS, "num_keys")
 
 
 class EpochNumbers(NamedTuple):
@@ -106,7 +106,7 @@ class EpochStats:
             "load": values["num_keys"] / values["num_rows"],
             # If there were no lookups, the ratio is 1, because no key was
             # unknown.
-            "share_known": values["num_known"] / lookups if lookups else 1.0,
+            "hit_rate": values["num_known"] / lookups if lookups else 1.0,
         }
         return {
             f"{table}/{name}": float({**values, **ratios}[name])
@@ -159,7 +159,7 @@ class VocabularyLoggerBase:
         self,
         layer: HasEmbedding,
         log_dir: str | None = None,
-        names: Sequence[str] = ("load", "share_known", "num_evicted"),
+        names: Sequence[str] = ("load", "hit_rate", "num_evicted"),
     ):
         """Creates the callback.
 
@@ -171,7 +171,7 @@ class VocabularyLoggerBase:
             `"load"` and `"num_keys"` are values at the end of the epoch.
             `"num_lookups"`, `"num_admitted"`, `"num_rejected"`, `"num_full"`,
             `"num_evicted"` and `"num_expired"` are counts in the epoch.
-            `"share_known"` is the ratio of the epoch's lookups whose key
+            `"hit_rate"` is the ratio of the epoch's lookups whose key
             already had a row. If there are several tables, the logs contain the
             counts and ratios of all tables together, such as
             `"vocabularies/load"`. The history and TensorBoard contain the

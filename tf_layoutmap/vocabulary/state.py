@@ -253,7 +253,7 @@ class Vocabulary(sampling.KeyCounts):
             was full.
           - `num_evicted`: keys that were evicted.
           - `num_expired`: evicted keys that had expired.
-          - `share_known`: `num_known / num_lookups`; None without lookups.
+          - `hit_rate`: `num_known / num_lookups`; None without lookups.
           - `keys_are`: `"integers"`, `"strings"` or None.
 
           With `keep_strings=True`, the dict also has these entries:
@@ -280,7 +280,7 @@ class Vocabulary(sampling.KeyCounts):
             "num_rows": num_rows,
             "load": num_keys / num_rows,
             **found,
-            "share_known": found["num_known"] / lookups if lookups else None,
+            "hit_rate": found["num_known"] / lookups if lookups else None,
             "keys_are": kind,
             **(self._rows.strings.stats() if self._rows.strings else {}),
         }

@@ -93,8 +93,8 @@ def test_shares_match_a_training_run(min_count, dtype):
             {"title": tf.zeros([16, 4]), "text": tf.zeros([16, 4])}
         )
     stats = embedding.vocabularies["words"].stats()
-    rows, share = report["served_by_rows"][min_count][-1]
-    assert (rows, share) == (stats["num_keys"], stats["share_known"])
+    rows, share = report["hit_rate_by_rows"][min_count][-1]
+    assert (rows, share) == (stats["num_keys"], stats["hit_rate"])
     assert report["num_lookups"] == stats["num_lookups"]
 
 
@@ -104,19 +104,19 @@ def test_the_proposal_serves_the_kept_share():
         config(),
         open_tables=["words"],
         optimizer=tpu.Adam(0.1),
-        kept_share=0.9,
+        relative_hit_rate=0.9,
     ).tables["words"]
     proposal = report["proposal"]
     served = {
-        least: curve[-1] for least, curve in report["served_by_rows"].items()
+        least: curve[-1] for least, curve in report["hit_rate_by_rows"].items()
     }
-    most = proposal["share_served_at_most"]
+    most = proposal["max_hit_rate"]
     assert most == served[1][1]
     good = [
         least for least, (_, share) in served.items() if share >= 0.9 * most
     ]
     assert proposal["min_count"] == max(good) > 1
-    assert (proposal["num_keys"], proposal["share_served"]) == served[max(good)]
+    assert (proposal["num_keys"], proposal["hit_rate"]) == served[max(good)]
     assert (
         proposal["num_keys"]
         <= 0.75 * proposal["capacity"]
@@ -127,10 +127,10 @@ def test_the_proposal_serves_the_kept_share():
     assert report["num_key_bytes"] == 16 * num_rows
     assert report["num_slot_bytes"] == 2 * 16 * num_rows
     everything = tlm.inspect_ids(
-        batches(), config(), open_tables=["words"], kept_share=1
+        batches(), config(), open_tables=["words"], relative_hit_rate=1
     )
     assert everything.tables["words"]["proposal"]["min_count"] == 1
-    for curve in report["served_by_rows"].values():
+    for curve in report["hit_rate_by_rows"].values():
         rows, shares = zip(*curve)
         assert rows[0] == 1 and list(rows) == sorted(set(rows))
         assert list(shares) == sorted(shares)
@@ -157,12 +157,12 @@ def test_page_and_terminal_output_show_the_proposal(tmp_path):
         for words in (
             "Open vocabularies",
             f"{proposal['capacity']:,}",
-            f"{proposal['share_served']:.1%}",
+            f"{proposal['hit_rate']:.1%}",
         ):
             assert words in shown
     curves = page.split("share of lookups served")[-1].split("</svg>")[0]
     assert curves.count("<polyline") == len(
-        report.tables["words"]["served_by_rows"]
+        report.tables["words"]["hit_rate_by_rows"]
     )
     for part in page.split("<svg")[1:]:
         xml.dom.minidom.parseString("<svg" + part.split("</svg>")[0] + "</svg>")
@@ -178,8 +178,10 @@ def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="`open_tables` must name tables"):
         tlm.inspect_ids([], config(), open_tables=["others"])
     for share in (-0.1, 1.1, "all", float("nan")):
-        with pytest.raises(ValueError, match="`kept_share` must be a number"):
-            tlm.inspect_ids([], config(), kept_share=share)
+        with pytest.raises(
+            ValueError, match="`relative_hit_rate` must be a number"
+        ):
+            tlm.inspect_ids([], config(), relative_hit_rate=share)
     with pytest.raises(TypeError, match="integers or strings"):
         tlm.inspect_ids(
             [{"title": tf.ones([2]), "text": tf.ones([2])}],

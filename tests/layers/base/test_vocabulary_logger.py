@@ -33,7 +33,7 @@ def test_epoch_logs_contain_vocabulary_counts(
     tmp_path, version, layers, capsys
 ):
     model, layer = model_of(version, layers)
-    names = ("load", "num_keys", "share_known", "num_admitted", "num_lookups")
+    names = ("load", "num_keys", "hit_rate", "num_admitted", "num_lookups")
     logger = layers.VocabularyLogger(layer, str(tmp_path), names)
     ids = {"ids": np.arange(64).reshape(32, 2)}
     history = model.fit(
@@ -48,8 +48,8 @@ def test_epoch_logs_contain_vocabulary_counts(
     assert history["words/load"] == [keys / 64, keys / 64]
     assert history["words/num_admitted"] == [64.0, 64.0 - keys]
     assert history["words/num_lookups"] == [64.0, 64.0]
-    assert history["words/share_known"] == [0.0, keys / 64]
-    assert "words/share_known" in capsys.readouterr().out
+    assert history["words/hit_rate"] == [0.0, keys / 64]
+    assert "words/hit_rate" in capsys.readouterr().out
     events = [
         value
         for file in tmp_path.glob("events*")
@@ -122,7 +122,7 @@ def test_the_progress_bar_shows_totals_over_all_tables(
             layers.VocabularyLogger(
                 layer,
                 str(tmp_path),
-                names=["load", "share_known", "num_lookups", "num_keys"],
+                names=["load", "hit_rate", "num_lookups", "num_keys"],
             )
         ],
     ).history
@@ -131,14 +131,14 @@ def test_the_progress_bar_shows_totals_over_all_tables(
     assert "table0/load" not in shown
     numbers = {
         name: [history[f"{table}/{name}"] for table in names]
-        for name in ("num_lookups", "num_keys", "load", "share_known")
+        for name in ("num_lookups", "num_keys", "load", "hit_rate")
     }
     assert history["vocabularies/num_lookups"] == [24.0]
     keys = sum(one for (one,) in numbers["num_keys"])
     assert history["vocabularies/num_keys"] == [keys]
     assert history["vocabularies/load"] == [keys / (8 * 21)]
-    assert history["vocabularies/share_known"] == [
-        pytest.approx(np.mean(numbers["share_known"]))
+    assert history["vocabularies/hit_rate"] == [
+        pytest.approx(np.mean(numbers["hit_rate"]))
     ]
     tags = {
         value.tag

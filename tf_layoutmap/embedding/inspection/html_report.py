@@ -203,8 +203,8 @@ def proposal_rows(report: Any) -> list[list[str]]:
                     f"{proposal['capacity']:,}",
                     str(proposal["min_count"]),
                     f"{proposal['num_keys']:,}",
-                    f"{proposal['share_served']:.1%}",
-                    f"{proposal['share_served_at_most']:.1%}",
+                    f"{proposal['hit_rate']:.1%}",
+                    f"{proposal['max_hit_rate']:.1%}",
                     f"{one['num_distinct']:,}",
                 ]
             )
@@ -225,11 +225,11 @@ def _open_tables(report: Any) -> str:
             f"{name}: share of lookups served, by rows",
             {
                 f"from {count}": points
-                for count, points in one["served_by_rows"].items()
+                for count, points in one["hit_rate_by_rows"].items()
             },
             "rows",
             "lookups served",
-            (proposal["num_keys"], proposal["share_served"]),
+            (proposal["num_keys"], proposal["hit_rate"]),
         )
     return (
         "<h2>Open vocabularies</h2><p>A lookup is served if it finds a row "

@@ -2,7 +2,7 @@
 
 This module requires NumPy, but not TensorFlow. A lookup of a key is called
 served if an earlier step has assigned a row to the key. The number
-`share_known` in the `stats` of a vocabulary uses the same definition.
+`hit_rate` in the `stats` of a vocabulary uses the same definition.
 """
 
 from __future__ import annotations
@@ -183,15 +183,15 @@ class Proposal:
         quarters of the capacity.
       min_count: Number of lookups after which a key is admitted.
       num_keys: Number of admitted keys.
-      share_served: Share of all lookups that are served.
-      share_served_at_most: Value of `share_served` if all keys were admitted.
+      hit_rate: Share of all lookups that are served.
+      max_hit_rate: Value of `hit_rate` if all keys were admitted.
     """
 
     capacity: int
     min_count: int
     num_keys: int
-    share_served: float
-    share_served_at_most: float
+    hit_rate: float
+    max_hit_rate: float
 
 
 class KeyCounts:
@@ -238,13 +238,13 @@ class KeyCounts:
         served = (self._lookups - unserved)[unserved >= 0]
         return np.sort(served)[::-1]
 
-    def share_served(self, min_count: int) -> float:
+    def hit_rate(self, min_count: int) -> float:
         """Returns the share of served lookups if no admitted key is evicted.
 
         >>> counts = KeyCounts()
         >>> for step in ([7, 7, 9], [7], [7, 8]):
         ...     counts.add(np.array(step))
-        >>> counts.share_served(1), counts.share_served(3)
+        >>> counts.hit_rate(1), counts.hit_rate(3)
         (0.3333333333333333, 0.16666666666666666)
         """
         total = int(self._lookups.sum())
@@ -263,24 +263,24 @@ class KeyCounts:
         rows = np.unique(np.geomspace(1, len(served), 100).astype(np.int64))
         return [(int(one), float(shares[one - 1])) for one in rows]
 
-    def propose(self, kept_share: float) -> Proposal | None:
+    def propose(self, relative_hit_rate: float) -> Proposal | None:
         """Returns the proposed settings, or None if there are no keys.
 
         Args:
-          kept_share: Number in [0, 1]. The proposed `min_count` is the largest
-            value in `MIN_COUNTS` with a sufficient share of served lookups: at
-            least `kept_share` times the share with `min_count=1`.
+          relative_hit_rate: Number in [0, 1]. The proposed `min_count` is the
+            largest value in `MIN_COUNTS` whose hit rate is at least
+            `relative_hit_rate` times the hit rate with `min_count=1`.
         """
         if not len(self._keys):
             return None
-        most = self.share_served(1)
+        most = self.hit_rate(1)
         min_count = max(
             one
             for one in MIN_COUNTS
             if one == 1
             or (
                 len(self.served(one))
-                and self.share_served(one) >= kept_share * most
+                and self.hit_rate(one) >= relative_hit_rate * most
             )
         )
         num_keys = len(self.served(min_count))
@@ -288,17 +288,19 @@ class KeyCounts:
             math.ceil(num_keys / LOAD),
             min_count,
             num_keys,
-            self.share_served(min_count),
+            self.hit_rate(min_count),
             most,
         )
 
 
-def describe_keys(counts: KeyCounts, kept_share: float) -> dict[str, Any]:
+def describe_keys(
+    counts: KeyCounts, relative_hit_rate: float
+) -> dict[str, Any]:
     """Returns the proposal and the curves as values for JSON."""
-    proposal = counts.propose(kept_share)
+    proposal = counts.propose(relative_hit_rate)
     return {
         "proposal": proposal and dataclasses.asdict(proposal),
-        "served_by_rows": {
+        "hit_rate_by_rows": {
             one: curve for one in MIN_COUNTS if (curve := counts.curve(one))
         },
     }

@@ -116,7 +116,7 @@ def inspect_ids(
     optimizer: optimizer_specs.TableOptimizer | None = None,
     max_batches: int | None = None,
     open_tables: Iterable[str | TableConfig] = (),
-    kept_share: float = 0.95,
+    relative_hit_rate: float = 0.95,
 ) -> IdReport:
     """Reads a dataset, and reports how its ids use the tables.
 
@@ -154,9 +154,9 @@ def inspect_ids(
       max_batches: Number of batches to read, or None to read all batches.
       open_tables: Tables whose ids are keys, as names or `TableConfig` objects.
         Each batch counts as a step.
-      kept_share: Number in [0, 1]. The proposed `min_count` is the largest of
-        1, 2, 3, 5 and 8 with a sufficient share of served lookups: at least
-        `kept_share` times the share with `min_count=1`.
+      relative_hit_rate: Number in [0, 1]. The proposed `min_count` is the
+        largest of 1, 2, 3, 5 and 8 whose hit rate is at least
+        `relative_hit_rate` times the hit rate with `min_count=1`.
 
     Returns:
       The report. `features` contains a dict for each feature. The dict includes
@@ -197,23 +197,28 @@ def inspect_ids(
 
       - `proposal`: Dict with the proposed `capacity` and `min_count`, and with
         `num_keys`, the number of keys that get a row. The dict also contains
-        `share_served`, the share of lookups whose key got a row in an earlier
-        batch, and `share_served_at_most`, the value of `share_served` if all
+        `hit_rate`, the share of lookups whose key got a row in an earlier
+        batch, and `max_hit_rate`, the value of `hit_rate` if all
         keys got a row.
-      - `served_by_rows`: For each `min_count`, a list of points (number of
+      - `hit_rate_by_rows`: For each `min_count`, a list of points (number of
         rows, share of served lookups).
 
     Raises:
       TypeError: If ids are not integers. For a table in `open_tables`, ids can
         also be strings.
       ValueError: If a batch has another structure, or if `open_tables` or
-        `kept_share` is invalid.
+        `relative_hit_rate` is invalid.
     """
     named = inputs.flatten_with_paths(feature_config)
     spec, table_configs = config.read_feature_config(named, optimizer)
-    if not isinstance(kept_share, int | float) or not 0 <= kept_share <= 1:
+    if (
+        not isinstance(relative_hit_rate, int | float)
+        or not 0 <= relative_hit_rate <= 1
+    ):
         raise ValueError(
-            checks.message("kept_share", "a number in [0, 1]", kept_share)
+            checks.message(
+                "relative_hit_rate", "a number in [0, 1]", relative_hit_rate
+            )
         )
     keys = {
         config.index_of_table(
@@ -262,7 +267,7 @@ def inspect_ids(
         {
             table.name: {
                 **(
-                    _describe_open_table(table, keys[index], kept_share)
+                    _describe_open_table(table, keys[index], relative_hit_rate)
                     if index in keys
                     else _describe_table(
                         table,
@@ -361,9 +366,9 @@ def _joined(features) -> id_counts.RowCounts:
     return rows
 
 
-def _describe_open_table(table, keys, kept_share) -> dict[str, Any]:
+def _describe_open_table(table, keys, relative_hit_rate) -> dict[str, Any]:
     """Returns the description of a table and proposed settings."""
-    found = id_counts.describe_keys(keys, kept_share)
+    found = id_counts.describe_keys(keys, relative_hit_rate)
     if found["proposal"] is not None:
         table = dataclasses.replace(
             table,

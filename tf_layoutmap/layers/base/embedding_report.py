@@ -242,8 +242,8 @@ class EmbeddingReport:
             "Tables and slot variables: "
             f"{self.bytes_before / 1e6:,.1f} MB before, "
             f"{self.bytes_after / 1e6:,.1f} MB after",
-            f"Expected time of the tables in a step of {self.ids_per_step:,} ids "
-            f"per table: {before:,.1f} ms before, {after:,.1f} ms after",
+            f"Expected time of the tables in a step of {self.ids_per_step:,} "
+            f"ids per table: {before:,.1f} ms before, {after:,.1f} ms after",
         ]
         return "\n".join(lines)
 

@@ -308,8 +308,9 @@ class Replacer:
             if not self.settings.replace_regularized:
                 return (
                     f"its embeddings_{name} reads the full table at every "
-                    "step; with replace_regularized=True the layer is replaced, and "
-                    f"the {name} is applied to the rows of a batch"
+                    "step; with replace_regularized=True the layer is "
+                    f"replaced, and the {name} is applied to the rows of a "
+                    "batch"
                 )
             if name == "constraint":
                 try:
