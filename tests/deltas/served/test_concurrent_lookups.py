@@ -22,9 +22,9 @@ def is_row_of(found, *wanted):
 
 
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("atomic", [True, False])
 def test_each_key_has_its_old_or_its_new_row(
-    unknown, at_once, tmp_path, monkeypatch
+    unknown, atomic, tmp_path, monkeypatch
 ):
     """Looks up all keys after every single write."""
     # Keys that occur for the first time train the row of unknown keys.
@@ -99,9 +99,9 @@ def test_each_key_has_its_old_or_its_new_row(
 
     monkeypatch.setattr(served_model, "_scatter_nd", write_and_look_up)
     monkeypatch.setattr(served._lock, "exclusive", exclusive_and_look_up)
-    served.apply(tmp_path / "deltas", at_once=at_once)
+    served.apply(tmp_path / "deltas", atomic=atomic)
     assert counts["writes"] > 20
-    if at_once:
+    if atomic:
         assert (counts["blocks"], counts["mixed"]) == (1, 0)
     else:
         assert counts["blocks"] > 5 and counts["mixed"] > 5

@@ -29,9 +29,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("strings", [True, False])
 @pytest.mark.parametrize("unknown", ["zeros", "row"])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("atomic", [True, False])
 def test_applied_deltas_equal_a_new_export(
-    rows, dtype, num_shards, fuse, strings, unknown, at_once, tmp_path
+    rows, dtype, num_shards, fuse, strings, unknown, atomic, tmp_path
 ):
     one = cases.embedding(
         num_shards=num_shards, unknown=unknown, table_dtypes=dtype
@@ -55,7 +55,7 @@ def test_applied_deltas_equal_a_new_export(
         )
         deltas.write()
         fresh = cases.export(one, tmp_path / "fresh", **arguments)
-        assert served.apply(tmp_path / "deltas", at_once=at_once) == number
+        assert served.apply(tmp_path / "deltas", atomic=atomic) == number
         assert served.sequence == number
         cases.assert_same_tables(
             cases.in_memory(served.model), cases.stored(fresh)
@@ -355,7 +355,7 @@ def test_apply_inside_a_block_of_lookups_raises(served, tmp_path):
         served.lookups(),
         pytest.raises(RuntimeError, match="inside `with lookups"),
     ):
-        served.apply(tmp_path / "deltas", at_once=True)
+        served.apply(tmp_path / "deltas", atomic=True)
     assert served.sequence == 0
 
 

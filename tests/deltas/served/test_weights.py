@@ -355,14 +355,14 @@ def test_a_model_that_was_trained_before_the_mark_raises(tmp_path):
 
 
 @pytest.mark.covering(1, 1)
-@pytest.mark.parametrize("at_once", [None, False])
-def test_calls_in_a_block_see_all_weights_of_one_delta(at_once, tmp_path):
+@pytest.mark.parametrize("atomic", [None, False])
+def test_calls_in_a_block_see_all_weights_of_one_delta(atomic, tmp_path):
     model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
     served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
     known = [predict(model)]
-    if at_once is False:
+    if atomic is False:
         # Only the dense weights change.
         for layer in model.layers:
             if isinstance(layer, tlm.layers.ShardedEmbedding):
@@ -390,7 +390,7 @@ def test_calls_in_a_block_see_all_weights_of_one_delta(at_once, tmp_path):
         writer.write()
         if number == 1:
             reader.start()
-        served.apply(tmp_path / "deltas", at_once=at_once)
+        served.apply(tmp_path / "deltas", atomic=atomic)
     is_done.set()
     reader.join()
     assert not wrong

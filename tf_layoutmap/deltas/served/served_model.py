@@ -71,10 +71,10 @@ class ServedModel:
       can treat a key as unknown while the key moves, or can return the row of
       another key if it reads a row that is being reassigned.
     - Different rows in a batch can be from before and after the deltas, except
-      with `apply(..., at_once=True)` in a block `with served.lookups():`.
+      with `apply(..., atomic=True)` in a block `with served.lookups():`.
     - In a block `with served.lookups():`, all dense weights are from before or
       from after the deltas. If the deltas contain dense weights,
-      `at_once=True` is the default, so that the rows match the weights. Calls
+      `atomic=True` is the default, so that the rows match the weights. Calls
       without the block can combine old and new variables.
 
     Attributes:
@@ -145,7 +145,7 @@ class ServedModel:
         self,
         deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
-        at_once: bool | None = None,
+        atomic: bool | None = None,
     ) -> int:
         """Applies all deltas that follow the last applied delta.
 
@@ -158,7 +158,7 @@ class ServedModel:
           deltas: Directory of the deltas, or a list of paths of deltas. Deltas
             of a directory that were already applied are ignored. In a list,
             they raise an error.
-          at_once: Whether to write all rows and weights in one step, so that
+          atomic: Whether to write all rows and weights in one step, so that
             each block `with lookups()` sees the model before or after all
             deltas. Lookups in these blocks then wait until all rows are
             written. By default, True if the deltas contain weights that the
@@ -187,16 +187,16 @@ class ServedModel:
                 if not one.is_rows
                 for variable in [self._variables[one.variable.key]]
             ]
-            if at_once is None:
-                at_once = bool(found.weights)
-            with self._exclusive(at_once):
+            if atomic is None:
+                atomic = bool(found.weights)
+            with self._exclusive(atomic):
                 for table in found.tables:
-                    self._write_table(table, at_once)
+                    self._write_table(table, atomic)
                 for one in rows:
                     self._write_rows(
                         self._variables[one.variable.key], one.rows, one.values
                     )
-                with self._exclusive(bool(weights) and not at_once):
+                with self._exclusive(bool(weights) and not atomic):
                     for variable, value in weights:
                         variable.assign(value)
             self._state = found.state
@@ -208,11 +208,11 @@ class ServedModel:
         """Returns a context without blocks of `lookups()`, if it is needed."""
         return self._lock.exclusive() if is_needed else contextlib.nullcontext()
 
-    def _write_table(self, table: TableChanges, at_once: bool) -> None:
+    def _write_table(self, table: TableChanges, atomic: bool) -> None:
         others = dict(table.variables)
         if PARAMETERS in others and KEYS in others:
             self._write_open_table(
-                others.pop(PARAMETERS), others.pop(KEYS), at_once
+                others.pop(PARAMETERS), others.pop(KEYS), atomic
             )
         for one in others.values():
             variable = self._variables[one.variable.key]
@@ -224,7 +224,7 @@ class ServedModel:
                 variable.assign(one.apply_to(variable.numpy()))
 
     def _write_open_table(
-        self, rows: VariableChanges, keys: VariableChanges, at_once: bool
+        self, rows: VariableChanges, keys: VariableChanges, atomic: bool
     ) -> None:
         """Writes rows and keys so that keys never belong to other rows.
 
@@ -262,21 +262,19 @@ class ServedModel:
         for phase in (_ADMISSIONS, _REPLACEMENTS, _EVICTIONS):
             (of_phase,) = np.nonzero(phases == phase)
             if phase == _REPLACEMENTS:
-                self._write_group(
-                    rows, keys, changed[of_phase], at_once, shared
-                )
+                self._write_group(rows, keys, changed[of_phase], atomic, shared)
                 continue
             for group in _groups(
                 labels[of_phase], lambda: self._rows_per_write
             ):
-                self._write_group(rows, keys, changed[of_phase[group]], at_once)
+                self._write_group(rows, keys, changed[of_phase[group]], atomic)
 
     def _write_group(
         self,
         rows: VariableChanges,
         keys: VariableChanges,
         at: Array,
-        at_once: bool,
+        atomic: bool,
         shared: Array | None = None,
     ) -> None:
         """Writes some rows and their keys while no block of `lookups()` runs.
@@ -285,7 +283,7 @@ class ServedModel:
           rows: Changes of the rows of an open table.
           keys: Changes of the keys of the table.
           at: Indices of the changes to write.
-          at_once: Whether the caller excludes blocks of `lookups()`.
+          atomic: Whether the caller excludes blocks of `lookups()`.
           shared: Indices of rows without a key to write with these rows.
         """
         also = np.zeros([0], np.int64) if shared is None else shared
@@ -301,7 +299,7 @@ class ServedModel:
         at_rows = tf.constant(rows.rows[written, np.newaxis], tf.int64)
         values = tf.constant(rows.values[written], of_rows.dtype)
         own_keys = tf.constant(keys.values[at], tf.int64)
-        with self._exclusive(not at_once):
+        with self._exclusive(not atomic):
             started = time.perf_counter()
             _scatter_nd(of_keys, places, no_keys)
             _scatter_nd(of_rows, at_rows, values)
