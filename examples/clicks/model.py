@@ -43,7 +43,10 @@ def build_model(
         vocabularies = {
             # All values that occurred fewer than twice share one row.
             name: OpenVocabulary(
-                settings.capacity, admission="count", min_count=2, unknown="row"
+                settings.capacity,
+                admission="count",
+                min_count=2,
+                oov_embedding="trainable",
             )
             for name in CATEGORIES
         }

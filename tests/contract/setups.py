@@ -36,12 +36,12 @@ POLICIES = {
     "count": {"admission": "count", "min_count": 2},
     "count_ttl": {"admission": "count", "min_count": 3, "ttl_steps": 1},
     "probability": {"admission": "probability", "probability": 0.5},
-    "row": {"evict": "lfu", "unknown": "row"},
+    "row": {"evict": "lfu", "oov_embedding": "trainable"},
     "count_row": {
         "admission": "count",
         "min_count": 2,
         "evict": "none",
-        "unknown": "row",
+        "oov_embedding": "trainable",
     },
 }
 OPTIMIZERS = {

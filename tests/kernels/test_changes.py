@@ -40,7 +40,7 @@ def embedding(num_shards):
         partitioner=FixedShardsPartitioner(num_shards),
         vocabularies={
             "keys": tlm.OpenVocabulary(
-                20, admission="count", min_count=1, unknown="row"
+                20, admission="count", min_count=1, oov_embedding="trainable"
             )
         },
     )

@@ -58,7 +58,7 @@ def inputs(values):
 
 
 @pytest.mark.covering(1, 1)
-@pytest.mark.parametrize("unknown", ["zeros", "row"])
+@pytest.mark.parametrize("oov_embedding", ["zeros", "trainable"])
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize(
     ("trained_ids", "served_ids"),
@@ -68,9 +68,9 @@ def inputs(values):
     ],
 )
 def test_exported_keys_match_training(
-    tmp_path, trained_ids, served_ids, num_shards, unknown
+    tmp_path, trained_ids, served_ids, num_shards, oov_embedding
 ):
-    embedding = trained(trained_ids, num_shards, unknown=unknown)
+    embedding = trained(trained_ids, num_shards, oov_embedding=oov_embedding)
     expected = embedding(inputs(served_ids))
     assert not np.array_equal(expected["title"][0], expected["title"][1])
     for name, rows, error in (("all", "float32", 0), ("packed", "int8", 0.02)):

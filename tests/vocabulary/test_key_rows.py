@@ -224,7 +224,7 @@ def test_rows_are_written_and_read_after_a_resize():
 
 
 def test_the_last_row_of_unknown_keys_is_not_exported():
-    one, _ = make(8, tpu.SGD(0.1), unknown="row")
+    one, _ = make(8, tpu.SGD(0.1), oov_embedding="trainable")
     vocabulary = one.vocabularies["words"]
     vocabulary.write(np.arange(8))
     assert sorted(contents(vocabulary)) == list(range(8))

@@ -55,7 +55,11 @@ def contents(one, config, rows):
         (
             optimizers.RowwiseAdagrad(0.25),
             "bfloat16",
-            {"admission": "count", "min_count": 2, "unknown": "row"},
+            {
+                "admission": "count",
+                "min_count": 2,
+                "oov_embedding": "trainable",
+            },
         ),
     ],
     ids=["adam", "rowwise_adagrad"],

@@ -39,7 +39,7 @@ from tf_layoutmap.vocabulary import bucket_layout
         ({"half_life_steps": 3}, "left out unless evict='lfu'"),
         ({"half_life_steps": -3, "evict": "lfu"}, "must be at least 1"),
         ({"ttl_steps": -1}, "`ttl_steps` must be at least 1"),
-        ({"unknown": "ones"}, "`unknown` must be one of"),
+        ({"oov_embedding": "ones"}, "`oov_embedding` must be one of"),
         ({"on_full": "grow"}, "`on_full` must be one of"),
         ({"on_full": "error"}, '`evict` must be "none" with on_full="error"'),
         ({"seed": 2**63}, "`seed` must be at most"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ADMISSIONS = ("all", "count", "probability")
 EVICTIONS = ("none", "lru", "lfu")
-UNKNOWN = ("zeros", "row")
+OOV_EMBEDDINGS = ("zeros", "trainable")
 ON_FULL = ("evict", "error")
 _INT32_MAX = 2**31 - 1
 
@@ -95,8 +95,9 @@ class OpenVocabulary:
       ttl_steps: Number of steps without use after which a key expires. For all
         values of `evict`, expired keys are evicted before other keys. None:
         keys do not expire.
-      unknown: Lookup result for a key without a row. `"zeros"`: zeros. `"row"`:
-        one trainable row, which all unknown keys share.
+      oov_embedding: Lookup result for a key without a row, which is out of the
+        vocabulary (OOV). `"zeros"`: zeros. `"trainable"`: one trainable row,
+        which all unknown keys share.
       on_full: `"evict"`: keys are evicted according to `evict`, and a key that
         gets no place remains unknown. `"error"`: if a key gets no place, the
         step raises an error and does not change the vocabulary. This value
@@ -136,7 +137,7 @@ class OpenVocabulary:
     evict: literals.Eviction = "lru"
     half_life_steps: int | None = None
     ttl_steps: int | None = None
-    unknown: str = "zeros"
+    oov_embedding: literals.OovEmbedding = "zeros"
     on_full: str = "evict"
     seed: int = 0
     on_evict: (
@@ -157,7 +158,7 @@ class OpenVocabulary:
         checks.check_int("min_count", self.min_count, lowest=1, highest=255)
         checks.check_one_of("admission", self.admission, ADMISSIONS)
         checks.check_one_of("evict", self.evict, EVICTIONS)
-        checks.check_one_of("unknown", self.unknown, UNKNOWN)
+        checks.check_one_of("oov_embedding", self.oov_embedding, OOV_EMBEDDINGS)
         checks.check_one_of("on_full", self.on_full, ON_FULL)
         for name in ("half_life_steps", "ttl_steps"):
             if getattr(self, name) is not None:

@@ -14,7 +14,9 @@ tpu = tf.tpu.experimental.embedding
 CAPACITY, NUM_KINDS, DIM = 100, 40, 8
 
 
-def embedding(*, num_shards=1, unknown="zeros", settings=None, **arguments):
+def embedding(
+    *, num_shards=1, oov_embedding="zeros", settings=None, **arguments
+):
     """Returns an embedding with an open table and two closed tables.
 
     The tables `words` and `kinds` have equal dims, so an export stores them in
@@ -46,7 +48,10 @@ def embedding(*, num_shards=1, unknown="zeros", settings=None, **arguments):
         tpu.Adagrad(0.25),
         vocabularies={
             "words": tlm.OpenVocabulary(
-                CAPACITY, ttl_steps=6, unknown=unknown, **(settings or {})
+                CAPACITY,
+                ttl_steps=6,
+                oov_embedding=oov_embedding,
+                **(settings or {}),
             )
         },
         partitioner=FixedShardsPartitioner(num_shards),

@@ -21,15 +21,15 @@ def is_row_of(found, *wanted):
     return np.any([np.all(found == one, axis=1) for one in wanted], axis=0)
 
 
-@pytest.mark.parametrize("unknown", ["zeros", "row"])
+@pytest.mark.parametrize("oov_embedding", ["zeros", "trainable"])
 @pytest.mark.parametrize("atomic", [True, False])
 def test_each_key_has_its_old_or_its_new_row(
-    unknown, atomic, tmp_path, monkeypatch
+    oov_embedding, atomic, tmp_path, monkeypatch
 ):
     """Looks up all keys after every single write."""
     # Keys that occur for the first time train the row of unknown keys.
     settings = {"admission": "count", "min_count": 2}
-    one = cases.embedding(unknown=unknown, settings=settings)
+    one = cases.embedding(oov_embedding=oov_embedding, settings=settings)
     for step in range(8):
         cases.train(one, step)
     # An export with free rows, which keys get without replacing others.
@@ -59,7 +59,7 @@ def test_each_key_has_its_old_or_its_new_row(
     ]
     # No table has had the key 399.
     of_unknown = old[-1:], new[-1:]
-    assert np.array_equal(*of_unknown) == (unknown == "zeros")
+    assert np.array_equal(*of_unknown) == (oov_embedding == "zeros")
     moved = [
         key
         for key in places[0]

@@ -34,7 +34,7 @@ def values_of(path):
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_saved_module_equals_a_new_one(num_shards, tmp_path):
-    one = cases.embedding(num_shards=num_shards, unknown="row")
+    one = cases.embedding(num_shards=num_shards, oov_embedding="trainable")
     for step in range(3):
         cases.train(one, step)
     _, writer = cases.base_and_writer(one, tmp_path)

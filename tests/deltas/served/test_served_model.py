@@ -28,13 +28,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize("num_shards", [1, 3])
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("strings", [True, False])
-@pytest.mark.parametrize("unknown", ["zeros", "row"])
+@pytest.mark.parametrize("oov_embedding", ["zeros", "trainable"])
 @pytest.mark.parametrize("atomic", [True, False])
 def test_applied_deltas_equal_a_new_export(
-    rows, dtype, num_shards, fuse, strings, unknown, atomic, tmp_path
+    rows, dtype, num_shards, fuse, strings, oov_embedding, atomic, tmp_path
 ):
     one = cases.embedding(
-        num_shards=num_shards, unknown=unknown, table_dtypes=dtype
+        num_shards=num_shards, oov_embedding=oov_embedding, table_dtypes=dtype
     )
     for step in range(4):
         cases.train(one, step, strings)

@@ -74,7 +74,9 @@ def table_options(on_evict):
                 evict="lfu",
                 half_life_steps=2,
             ),
-            "names": tlm.OpenVocabulary(40, unknown="row", on_evict=on_evict),
+            "names": tlm.OpenVocabulary(
+                40, oov_embedding="trainable", on_evict=on_evict
+            ),
             "prices": "items",
         },
     }

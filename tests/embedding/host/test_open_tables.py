@@ -174,10 +174,12 @@ def test_a_forward_step_in_flight_pins_its_rows():
     assert (opened.dequeue()["ids"].numpy() == 1.0).all()
 
 
-@pytest.mark.parametrize("unknown", ["zeros", "row"])
-def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
+@pytest.mark.parametrize("oov_embedding", ["zeros", "trainable"])
+def test_unknown_keys_use_zeros_or_the_shared_row(oov_embedding):
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(8, admission="count", min_count=2, unknown=unknown),
+        tlm.OpenVocabulary(
+            8, admission="count", min_count=2, oov_embedding=oov_embedding
+        ),
         tpu.SGD(1.0),
         dim=1,
         initializer=tf.ones_initializer(),
@@ -192,12 +194,12 @@ def test_unknown_keys_use_zeros_or_the_shared_row(unknown):
     rows = cases.rows_of(opened.embedding_tables[config])[:, 0]
     assert rows[opened.vocabularies["words"].lookup([1])[0]] == 3.0
     # The shared row increases by 7: 1/3 of 3 for key 2, plus 6 for key 3.
-    assert rows[-1] == (7.0 if unknown == "row" else 0.0)
+    assert rows[-1] == (7.0 if oov_embedding == "trainable" else 0.0)
     opened.enqueue(batch, training=False)
     for found in (opened.dequeue()["ids"], opened(batch)["ids"]):
         np.testing.assert_allclose(
             found.numpy()[:, 0],
-            [2.0, 0.0] if unknown == "zeros" else [13 / 3, 7.0],
+            [2.0, 0.0] if oov_embedding == "zeros" else [13 / 3, 7.0],
             rtol=1e-6,
         )
 

@@ -39,7 +39,7 @@ def contents(one):
         ({"evict": "lru"}, {}),
         (POLICY, {"pipeline_execution_with_tensor_core": True}),
         (
-            {**POLICY, "unknown": "row"},
+            {**POLICY, "oov_embedding": "trainable"},
             {"table_dtypes": {"wide": "bfloat16"}, "rounding_seed": 3},
         ),
     ],

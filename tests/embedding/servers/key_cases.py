@@ -14,11 +14,11 @@ POLICIES = {
     "ttl": {"evict": "none", "ttl_steps": 2},
     "count": {"admission": "count", "min_count": 2},
     "probability": {"admission": "probability", "probability": 0.5},
-    "unknown_row": {"evict": "none", "unknown": "row"},
+    "unknown_row": {"evict": "none", "oov_embedding": "trainable"},
     "unknown_row_by_count": {
         "admission": "count",
         "min_count": 3,
-        "unknown": "row",
+        "oov_embedding": "trainable",
     },
 }
 

@@ -42,7 +42,7 @@ def test_integers_after_strings_raise_and_change_nothing():
 
 
 def test_a_forward_only_step_looks_up_and_changes_nothing():
-    distributed, host = both({"unknown": "row"})
+    distributed, host = both({"oov_embedding": "trainable"})
     same_steps(distributed, host, range(2))
     before = cases.values(distributed)
     ids, weights = cases.batch(9)

@@ -108,7 +108,7 @@ def test_keys_of_only_one_table_fix_the_kind_of_both():
 
 
 def test_forward_only_steps_look_up_both_tables_and_change_nothing():
-    pair = both(unknown="row")
+    pair = both(oov_embedding="trainable")
     same_steps(pair, batches(3, 2))
     before = values(pair[0])
     ((wide, deep),) = batches(4, 1)

@@ -275,7 +275,9 @@ def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
 @pytest.mark.exhaustive
 @both
 def test_exported_models_look_keys_up_with_stock_ops(tmp_path, version, layers):
-    model, _ = model_of(version, layers, unknown="row", num_shards=3)
+    model, _ = model_of(
+        version, layers, oov_embedding="trainable", num_shards=3
+    )
     model.fit(*data(), batch_size=16, verbose=0)
     asked, _ = data(seed=5, most=90)
     expected = model.predict(asked, verbose=0)

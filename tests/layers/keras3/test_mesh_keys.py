@@ -40,7 +40,7 @@ def data(num_samples, *, most=40, seed=0, dtype=np.int64):
 def layer_of(name="words", optimizer=None, capacity=100, mask=False, **options):
     settings = {
         key: options.pop(key)
-        for key in ("on_evict", "unknown", "seed", "keep_strings")
+        for key in ("on_evict", "oov_embedding", "seed", "keep_strings")
         if key in options
     }
     return tlm.layers.ShardedEmbedding(
@@ -487,7 +487,7 @@ def test_exported_models_use_stock_ops(mesh, tmp_path):
     x, y = data(4 * BATCH, dtype=str)
     with scope(mesh):
         words = keras.Input([LENGTH], dtype="string")
-        rows = layer_of(unknown="row", mask=True)(words)
+        rows = layer_of(oov_embedding="trainable", mask=True)(words)
         model = keras.Model(words, keras.layers.Dense(4, name="dense")(rows))
     fit(model, x, y, loss="mse")
     asked, _ = data(BATCH, most=60, seed=1, dtype=str)

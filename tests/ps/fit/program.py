@@ -468,7 +468,7 @@ def key_model(strategy=None, steps_per_execution=1):
             features,
             tpu.Adagrad(0.3),
             vocabularies={
-                "t": tlm.OpenVocabulary(64, unknown="row"),
+                "t": tlm.OpenVocabulary(64, oov_embedding="trainable"),
                 "w": "t",
             },
         )

@@ -95,7 +95,9 @@ class KeyExchange:
         self._attrs = {
             **plan_attrs,
             "open_tables": self._numbers,
-            "has_unknown_row": [one.unknown == "row" for one in settings],
+            "has_unknown_row": [
+                one.oov_embedding == "trainable" for one in settings
+            ],
         }
         # If no row is free for a key in one process, the other processes undo
         # the step.

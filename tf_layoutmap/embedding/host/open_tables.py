@@ -98,7 +98,9 @@ class OpenTables:
                 self._numbers.index(open_specs.owner_of(spec, number))
                 for number in self._numbers
             ],
-            "has_unknown_row": [one.unknown == "row" for one in settings],
+            "has_unknown_row": [
+                one.oov_embedding == "trainable" for one in settings
+            ],
             "admissions": [one["admission"] for one in policies],
             "evictions": [one["evict"] for one in policies],
             "policies": [

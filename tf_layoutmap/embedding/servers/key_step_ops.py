@@ -131,7 +131,8 @@ class KeyStepOps(step_ops.StepOps):
             "first_buckets": [_first_bucket(by_name, shard)],
             "vocabulary_buckets": [settings.num_buckets],
             "has_unknown_row": [
-                settings.unknown == "row" and shard + 1 == num_shards
+                settings.oov_embedding == "trainable"
+                and shard + 1 == num_shards
             ],
             "admissions": [policy["admission"]],
             "evictions": [policy["evict"]],
@@ -248,7 +249,8 @@ class KeyStepOps(step_ops.StepOps):
             open_tables=self._open,
             key_kinds=kinds,
             has_unknown_row=[
-                self.spec.tables[number].vocabulary.settings.unknown == "row"
+                self.spec.tables[number].vocabulary.settings.oov_embedding
+                == "trainable"
                 for number in self._open
             ],
             **self._plan_attrs,
