@@ -495,11 +495,11 @@ def _find(
     aliases = paths.aliases(variable, owner)
     if aliases and not any(key in layout_map for key in keys):
         match = layout_map.find(
-            [key for key in keys if key not in aliases], names_of_others=others
+            [key for key in keys if key not in aliases], reserved_names=others
         )
         if match is not None:
             return match
-    return layout_map.find(keys, names_of_others=others)
+    return layout_map.find(keys, reserved_names=others)
 
 
 def num_bytes(shape: tuple[int, ...], dtype: str) -> int:

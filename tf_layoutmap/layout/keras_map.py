@@ -68,10 +68,10 @@ class _KerasLayoutTable(LayoutTable):
             self[key] = layout
 
     def find(
-        self, keys: Sequence[str], *, names_of_others: Container[str] = ()
+        self, keys: Sequence[str], *, reserved_names: Container[str] = ()
     ) -> Match | None:
         self._synchronize()
-        return super().find(keys, names_of_others=names_of_others)
+        return super().find(keys, reserved_names=reserved_names)
 
     def _names_to_match(self, path: str, names: Sequence[str]) -> Sequence[str]:
         del names

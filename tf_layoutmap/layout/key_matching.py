@@ -111,7 +111,7 @@ class PatternTable:
         return self._any
 
     def find(
-        self, keys: Sequence[str], *, names_of_others: Container[str] = ()
+        self, keys: Sequence[str], *, reserved_names: Container[str] = ()
     ) -> Match | None:
         """Returns the pattern that matches a variable with the names `keys`.
 
@@ -121,12 +121,12 @@ class PatternTable:
 
         >>> table = PatternTable(["emb/embeddings"])
         >>> table.find(["emb/embeddings_scale"],
-        ...            names_of_others={"emb/embeddings"}) is None
+        ...            reserved_names={"emb/embeddings"}) is None
         True
 
         Args:
           keys: Names of one variable, the preferred name first.
-          names_of_others: Names of other variables. A pattern that is equal to
+          reserved_names: Names of other variables. A pattern that is equal to
             one of these names matches only the variable with this name.
 
         Returns:
@@ -141,7 +141,7 @@ class PatternTable:
         keys = [key for key in keys if key == exact or matches_any(key)]
         fitting: list[tuple[str, str]] = []
         for pattern in self._compiled:
-            if pattern in names_of_others and pattern not in keys:
+            if pattern in reserved_names and pattern not in keys:
                 continue
             key = next((k for k in keys if self.fits(pattern, k)), None)
             if key is not None:

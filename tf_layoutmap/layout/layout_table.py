@@ -85,13 +85,13 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
         self,
         keys: collections.abc.Sequence[str],
         *,
-        names_of_others: collections.abc.Container[str] = (),
+        reserved_names: collections.abc.Container[str] = (),
     ) -> key_matching.Match | None:
         """Returns the stored key that matches a variable with these names.
 
         Args:
           keys: All names of one variable, the preferred name first.
-          names_of_others: Names of other variables. A stored key that is equal
+          reserved_names: Names of other variables. A stored key that is equal
             to one of these names matches only variables that have this name.
 
         Returns:
@@ -99,7 +99,7 @@ class LayoutTable(collections.abc.MutableMapping[str, Any]):
           shadowed keys, which also match but do not have precedence. None if no
           key matches.
         """
-        return self._patterns.find(keys, names_of_others=names_of_others)
+        return self._patterns.find(keys, reserved_names=reserved_names)
 
     def __getitem__(self, key: str) -> Layout | None:
         """Returns the layout for the name `key`.
