@@ -222,7 +222,11 @@ def test_a_tower_maps_rows_to_vectors():
     tower.build([None, DIM])
     queries = np.random.default_rng(2).normal(size=[2, 3])
     found = tlm.ops.sampled_softmax_loss(
-        layer, names[:2], queries.astype(np.float32), 100_000, tower=tower
+        layer,
+        names[:2],
+        queries.astype(np.float32),
+        100_000,
+        transform_fn=tower,
     )
     np.testing.assert_allclose(
         found, full_losses(queries, tower(rows), [0, 1]), atol=0.05

@@ -30,7 +30,7 @@ def sampled_softmax_loss(
     *,
     by: literals.SampleBy = "count",
     seed: TensorLike | None = None,
-    tower: Callable[[tf.Tensor], tf.Tensor] | None = None,
+    transform_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the sampled softmax loss of each sample over the keys of a table.
 
@@ -70,8 +70,9 @@ def sampled_softmax_loss(
       num_sampled: Number of keys to sample for the batch, at least 1.
       by: Same as for `tlm.ops.sample_keys`.
       seed: Same as for `tlm.ops.sample_keys`.
-      tower: Function from rows `[num_keys, output_dim]` to vectors `[num_keys,
-        dim]`, for example an item tower. None: the rows are the vectors.
+      transform_fn: Function from rows `[num_keys, output_dim]` to vectors
+        `[num_keys, dim]`, for example an item tower. None: the rows are the
+        vectors.
 
     Returns:
       `[batch_size]` losses, in the dtype of the vectors.
@@ -108,8 +109,8 @@ def sampled_softmax_loss(
     # The lookup decides which labels have a row.
     with tf.control_dependencies([vectors]):
         has_row = vocabulary.contains(label_ids)
-    if tower is not None:
-        vectors = tower(vectors)
+    if transform_fn is not None:
+        vectors = transform_fn(vectors)
     num_labels = tf.shape(label_ids)[0]
     losses = sampled_softmax_from_vectors(
         label_ids, inputs, vectors[:num_labels], vectors[num_labels:], sampled
