@@ -625,7 +625,9 @@ def test_sampled_keys_are_accepted(is_traced):
     vocabulary = one.vocabularies["words"]
 
     def step(labels):
-        sampled = tlm.ops.sample_keys(vocabulary, 6, by="uniform", seed=[1, 2])
+        sampled = tlm.ops.sample_keys(
+            vocabulary, 6, distribution="uniform", seed=[1, 2]
+        )
         one.enqueue({"ids": sampled.ids(labels), "labels": labels[:, None]})
         found = one.dequeue()
         one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))

@@ -414,7 +414,7 @@ def test_stored_keys_are_written():
     np.testing.assert_array_equal(
         one({"ids": tf.constant([5, 7])})["ids"], rows
     )
-    sampled = tlm.ops.sample_keys(vocabulary, 1, by="uniform")
+    sampled = tlm.ops.sample_keys(vocabulary, 1, distribution="uniform")
     assert vocabulary.write(sampled.ids([9])).num_new == 1
     assert vocabulary.stats()["keys_are"] == "integers"
     with pytest.raises(tf.errors.InvalidArgumentError, match="be integers"):

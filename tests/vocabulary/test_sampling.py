@@ -64,7 +64,9 @@ def test_counts_and_samples_match_the_reference(settings):
             keys.tolist(), step
         )
         for by in ("count", "uniform"):
-            found = tlm.ops.sample_keys(words(one), 9, by=by, seed=[7, step])
+            found = tlm.ops.sample_keys(
+                words(one), 9, distribution=by, seed=[7, step]
+            )
             sampled, total = expected.sample(9, by, (7, step), step)
             if not sampled:
                 assert len(found.keys) == 0
@@ -127,7 +129,9 @@ def test_keys_from_the_vocabulary_can_be_counted():
 def test_sampled_keys_are_looked_up_like_their_strings():
     one = embedding()
     train(one, ["red", "fox"])
-    sampled = tlm.ops.sample_keys(words(one), 6, by="uniform", seed=[1, 1])
+    sampled = tlm.ops.sample_keys(
+        words(one), 6, distribution="uniform", seed=[1, 1]
+    )
     table = next(iter(one.embedding_tables.values()))
     expected = tf.gather(table, sampled.rows)
     found = one({"word": sampled.ids()})["word"]
@@ -208,7 +212,7 @@ def test_samples_of_a_step_see_the_keys_of_the_previous_step():
 
     @tf.function
     def step(keys):
-        before = tlm.ops.sample_keys(words(one), 100, by="uniform")
+        before = tlm.ops.sample_keys(words(one), 100, distribution="uniform")
         one.enqueue({"word": keys})
         one.dequeue()
         one.apply_gradients({"word": tf.ones([2, 2])})
@@ -277,7 +281,7 @@ def test_servers_count_and_sample_like_one_process(num_servers, num_shards):
         @tf.function
         def sample(by=by):
             return tlm.ops.sample_keys(
-                words(distributed), num_sampled, by=by, seed=[1, 2]
+                words(distributed), num_sampled, distribution=by, seed=[1, 2]
             )
 
         found = sample()
@@ -345,7 +349,11 @@ def test_exports_and_xla_raise(tmp_path):
         ({"num_sampled": 2.5}, TypeError, "num_sampled"),
         ({"num_sampled": tf.constant(1.0)}, TypeError, "integer scalar"),
         ({"num_sampled": tf.constant([1])}, TypeError, "integer scalar"),
-        ({"by": "counts"}, ValueError, "by.*one of.*uniform.*words"),
+        (
+            {"distribution": "counts"},
+            ValueError,
+            "distribution.*one of.*uniform.*words",
+        ),
         ({"seed": [1, 2, 3]}, ValueError, "seed.*two integers.*words"),
         ({"seed": [1.0, 2.0]}, ValueError, "seed.*two integers"),
         ({"vocabulary": 3}, TypeError, "vocabulary of a table"),

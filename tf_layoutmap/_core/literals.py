@@ -18,6 +18,6 @@ RowSource = Literal[
     "tf_layoutmap", "tfra", "hugectr", "dynamicemb", "text", "word2vec"
 ]
 RowFormatName = Literal["float32", "float16", "int8", "int4"]
-SampleBy = Literal["count", "uniform"]
+SampleDistribution = Literal["count", "uniform"]
 Placement = Literal["div", "mod", "offsets"]
 RowRule = Literal["model", "sgd", "adagrad"]

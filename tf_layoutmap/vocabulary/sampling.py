@@ -17,7 +17,7 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
 
-SAMPLE_BY = ("count", "uniform")
+DISTRIBUTIONS = ("count", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ def sample_keys(
     vocabulary: KeyCounts,
     num_sampled: int | tf.Tensor,
     *,
-    by: literals.SampleBy = "count",
+    distribution: literals.SampleDistribution = "count",
     seed: TensorLike | None = None,
 ) -> SampledKeys:
     """Samples keys that have a row in an open vocabulary, with replacement.
@@ -194,10 +194,10 @@ def sample_keys(
       vocabulary: The vocabulary of a table, for example `layer.vocabulary`.
       num_sampled: Number of keys to sample, at least 1: an int or an integer
         scalar.
-      by: `"count"`: the probability of a key is proportional to its count, see
-        `Vocabulary.counts`, but a key with the count 0 has the same probability
-        as a key with the count 1. `"uniform"`: all keys have the same
-        probability.
+      distribution: `"count"`: the probability of a key is proportional to its
+        count, see `Vocabulary.counts`, but a key with the count 0 has the same
+        probability as a key with the count 1. `"uniform"`: all keys have the
+        same probability.
       seed: Two integers, `[2]`: the result depends only on the seed and on the
         vocabulary. On parameter servers, it also depends on the number of
         shards. An int: each call draws other keys, as for the op seed of
@@ -224,7 +224,9 @@ def sample_keys(
             )
         )
     where = f"table {vocabulary.name!r}"
-    checks.check_one_of("by", by, SAMPLE_BY, where=where)
+    checks.check_one_of(
+        "distribution", distribution, DISTRIBUTIONS, where=where
+    )
     check_has_kernels("sample_keys", vocabulary.name)
     number = _read_number(num_sampled, where)
     seeds = _read_seed(seed, where)
@@ -239,7 +241,7 @@ def sample_keys(
                     num_sampled=number,
                     # Each shard needs other random numbers.
                     seed=seeds + tf.constant([0, place], tf.int64),
-                    by=by,
+                    by=distribution,
                 )
             )
         first += sum(one.sizes)

@@ -526,7 +526,9 @@ def sampled_keys(strategy, coordinator):
     @tf.function
     def sample(keys):
         words = distributed.vocabularies["words"]
-        sampled = tlm.ops.sample_keys(words, 500, by="count", seed=[1, 2])
+        sampled = tlm.ops.sample_keys(
+            words, 500, distribution="count", seed=[1, 2]
+        )
         return words.counts(keys), *sampled
 
     future = coordinator.schedule(sample, args=(keys,))

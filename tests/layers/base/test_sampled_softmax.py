@@ -133,7 +133,7 @@ def test_many_samples_converge_to_the_full_softmax(by):
     # The error decreases with the root of the number of samples.
     for num_sampled, tolerance in ((2_000, 0.2), (200_000, 0.02)):
         sampled = tlm.ops.sample_keys(
-            layer.vocabulary, num_sampled, by=by, seed=[3, 4]
+            layer.vocabulary, num_sampled, distribution=by, seed=[3, 4]
         )
         table = tf.constant(rows)
         index_of = {

@@ -28,7 +28,7 @@ def sampled_softmax_loss(
     inputs: TensorLike,
     num_sampled: int | tf.Tensor,
     *,
-    by: literals.SampleBy = "count",
+    distribution: literals.SampleDistribution = "count",
     seed: TensorLike | None = None,
     transform_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
 ) -> tf.Tensor:
@@ -68,7 +68,7 @@ def sampled_softmax_loss(
       inputs: `[batch_size, dim]` floats, for example the outputs of a user
         tower.
       num_sampled: Number of keys to sample for the batch, at least 1.
-      by: Same as for `tlm.ops.sample_keys`.
+      distribution: Same as for `tlm.ops.sample_keys`.
       seed: Same as for `tlm.ops.sample_keys`.
       transform_fn: Function from rows `[num_keys, output_dim]` to vectors
         `[num_keys, dim]`, for example an item tower. None: the rows are the
@@ -103,7 +103,9 @@ def sampled_softmax_loss(
         )
     label_ids = _as_tensor(labels)
     _check_rank("labels", label_ids, 1)
-    sampled = sampling.sample_keys(vocabulary, num_sampled, by=by, seed=seed)
+    sampled = sampling.sample_keys(
+        vocabulary, num_sampled, distribution=distribution, seed=seed
+    )
     layer: Any = table
     vectors = layer(sampled.ids(label_ids))
     # The lookup decides which labels have a row.
