@@ -131,7 +131,7 @@ def key_blocks(value):
             counts=np.ones([10], np.int64),
             last_steps=np.ones([10], np.int64),
             step=1,
-            keys_are="integers",
+            key_type="integers",
         )
 
 

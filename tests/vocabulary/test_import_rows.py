@@ -284,7 +284,7 @@ def test_string_keys_remain_strings(tmp_path, format):
     other, _ = make()
     tlm.import_rows(tmp_path / "words", other.vocabularies["words"])
     assert other.vocabularies["words"].contains(["a", "b"]).numpy().all()
-    assert other.vocabularies["words"].stats()["keys_are"] == "strings"
+    assert other.vocabularies["words"].stats()["key_type"] == "strings"
     integers, _ = make()
     integers.vocabularies["words"].write([1])
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be integer"):

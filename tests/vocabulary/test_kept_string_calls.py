@@ -35,7 +35,7 @@ def hashes(texts):
 def write_hashes(vocabulary, texts):
     """Writes keys whose strings are not known."""
     block = tlm.KeyBlock(
-        hashes(texts), np.ones([len(texts), 3]), keys_are="strings"
+        hashes(texts), np.ones([len(texts), 3]), key_type="strings"
     )
     tlm.import_rows([block], vocabulary)
 
@@ -139,7 +139,7 @@ def test_written_labels_and_sampled_keys_keep_their_strings():
     vocabulary.write(tlm.ops.StoredKeys(tf.constant(hashes(["d"]))))
     assert sorted(strings_of(vocabulary), key=str) == [None, b"a", b"b", b"c"]
     assert vocabulary.stats()["num_collisions"] == 0
-    assert vocabulary.stats()["keys_are"] == "strings"
+    assert vocabulary.stats()["key_type"] == "strings"
 
 
 def test_stored_keys_are_the_first_keys_of_a_vocabulary():
@@ -149,7 +149,7 @@ def test_stored_keys_are_the_first_keys_of_a_vocabulary():
             tf.constant(hashes(["a", "b"])), strings=tf.constant(["b", "a"])
         )
     )
-    assert vocabulary.stats()["keys_are"] == "strings"
+    assert vocabulary.stats()["key_type"] == "strings"
     assert sorted(vocabulary.keys().numpy().tolist()) == [b"a", b"b"]
 
 
@@ -166,7 +166,7 @@ def test_blocks_with_invalid_strings_raise(strings, message):
     block = tlm.KeyBlock(
         hashes(["a", "b"]),
         np.ones([2, 3]),
-        keys_are="strings",
+        key_type="strings",
         strings=np.array(strings, object),
     )
     with pytest.raises(ValueError, match=f"{message}.*'words'"):
@@ -179,7 +179,7 @@ def test_blocks_can_contain_python_strings():
     block = tlm.KeyBlock(
         hashes(["a", "é"]),
         np.ones([2, 3]),
-        keys_are="strings",
+        key_type="strings",
         strings=["a", "é"],
     )
     tlm.import_rows([block], vocabulary)

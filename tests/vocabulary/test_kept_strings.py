@@ -72,7 +72,7 @@ def test_forward_steps_keep_no_strings():
     one = make()
     vocabulary = one.vocabularies["words"]
     hashes = key_tensors.hash_strings(tf.constant(["a"])).numpy()
-    block = tlm.KeyBlock(hashes, np.ones([1, 3]), keys_are="strings")
+    block = tlm.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")
     tlm.import_rows([block], vocabulary)
     one.enqueue({"ids": tf.constant(["a"])}, training=False)
     one.dequeue()
@@ -199,7 +199,7 @@ def test_strings_are_exported_and_imported(tmp_path, format, keeps_in_other):
     train(one, tf.constant(["b", "a", "", "b\0\0", "é"]))
     hashes = key_tensors.hash_strings(tf.constant(["no string"])).numpy()
     tlm.import_rows(
-        [tlm.KeyBlock(hashes, np.ones([1, 3]), keys_are="strings")], vocabulary
+        [tlm.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")], vocabulary
     )
     expected = {
         key: text

@@ -119,7 +119,7 @@ def test_strings_are_written_and_reported_as_strings():
     assert written.without_row.tolist() == [b"word 8", b"word 9"]
     assert vocabulary.contains(names).numpy().sum() == 8
     (block,) = vocabulary.blocks()
-    assert block.keys_are == "strings"
+    assert block.key_type == "strings"
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be strings"):
         vocabulary.write([1], np.ones([1, 3]))
 
@@ -416,7 +416,7 @@ def test_stored_keys_are_written():
     )
     sampled = tlm.ops.sample_keys(vocabulary, 1, distribution="uniform")
     assert vocabulary.write(sampled.ids([9])).num_new == 1
-    assert vocabulary.stats()["keys_are"] == "integers"
+    assert vocabulary.stats()["key_type"] == "integers"
     with pytest.raises(tf.errors.InvalidArgumentError, match="be integers"):
         vocabulary.write(["text"])
 
@@ -428,7 +428,7 @@ def test_stored_keys_of_strings_are_written():
     keys = vocabulary.keys()
     stored = tlm.ops.StoredKeys(keys, key_tensors.STRINGS)
     assert vocabulary.write(stored, np.ones([1, 3])).num_new == 0
-    assert vocabulary.stats()["keys_are"] == "strings"
+    assert vocabulary.stats()["key_type"] == "strings"
     many = tlm.ops.StoredKeys(tf.range(10, dtype=tf.int64))
     written = vocabulary.write(many)
     assert (written.num_written, len(written.without_row)) == (7, 3)

@@ -140,7 +140,7 @@ def test_sampled_keys_are_looked_up_like_their_strings():
     np.testing.assert_array_equal(one.dequeue()["word"][2:], expected)
     one.apply_gradients({"word": tf.ones([8, 2])})
     # The vocabulary still has strings, and each lookup has counted.
-    assert words(one).stats()["keys_are"] == "strings"
+    assert words(one).stats()["key_type"] == "strings"
     counts = words(one).counts(["owl", "red", "fox"]).numpy()
     assert counts[0] == 1 and counts.sum() == 3 + 7
 

@@ -147,7 +147,7 @@ class StoredKeys:
         """Initializes the copy with the current keys."""
         self._name = vocabulary.name
         self._num_buckets = int(vocabulary.key_variable.shape[0])
-        self._kind_name = vocabulary.stats()["keys_are"]
+        self._kind_name = vocabulary.stats()["key_type"]
         with tf.device("CPU:0"):
             self.variable = tf.Variable(
                 vocabulary.read_keys_by_row(),
@@ -181,7 +181,7 @@ class StoredKeys:
 def id_type(vocabulary: state.Vocabulary) -> tf.DType:
     """Returns the dtype of a table's ids; int64 for a table without keys."""
     is_strings = (
-        vocabulary.stats()["keys_are"]
+        vocabulary.stats()["key_type"]
         == (key_tensors.KINDS[key_tensors.STRINGS])
     )
     return tf.string if is_strings else tf.int64

@@ -46,7 +46,7 @@ class KeyBlock:
       last_steps: Step of the last use of each key, `[num_keys]` int32. None:
         not known.
       step: Number of training steps of the vocabulary when the block was read.
-      keys_are: `"integers"`, or `"strings"` if the keys are hashes of strings.
+      key_type: `"integers"`, or `"strings"` if the keys are hashes of strings.
       strings: The bytes of each key's string, `[num_keys]` of dtype object, if
         `keys` are hashes of strings. An element is None if the string is not
         known. None: no string is known.
@@ -58,7 +58,7 @@ class KeyBlock:
     counts: Array | None = None
     last_steps: Array | None = None
     step: int = 0
-    keys_are: str = key_tensors.KINDS[key_tensors.INTEGERS]
+    key_type: str = key_tensors.KINDS[key_tensors.INTEGERS]
     strings: Array | None = None
 
 
@@ -252,7 +252,7 @@ def check_block(
         last_steps,
         highest_step=step,
     )
-    if block.keys_are == key_tensors.KINDS[key_tensors.STRINGS]:
+    if block.key_type == key_tensors.KINDS[key_tensors.STRINGS]:
         checked = dataclasses.replace(
             checked,
             kind=key_tensors.STRINGS,
@@ -448,7 +448,7 @@ def read_blocks(
     table: str,
     block_size: int,
     step: Callable[[], int],
-    keys_are: Callable[[], str],
+    key_type: Callable[[], str],
 ) -> Iterator[KeyBlock]:
     """Yields all keys of a table, with their rows.
 
@@ -457,7 +457,7 @@ def read_blocks(
       table: Name of the table, for messages.
       block_size: Number of places in a block, at least 8.
       step: Function that returns the step of the vocabulary.
-      keys_are: Function that returns the kind of the keys.
+      key_type: Function that returns the kind of the keys.
     """
     dims = [access.dim, *access.slots.values()]
     dtypes = [access.dtype, *(tf.float32 for _ in access.slots)]
@@ -487,6 +487,6 @@ def read_blocks(
                     found.counts.numpy(),
                     found.last_steps.numpy(),
                     step(),
-                    keys_are(),
+                    key_type(),
                     access.strings and access.strings.names(keys),
                 )

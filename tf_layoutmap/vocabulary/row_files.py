@@ -48,13 +48,13 @@ class FolderInfo:
       table: Name of the table.
       dim: Number of columns of the rows.
       slots: Number of columns of each slot variable, by name.
-      keys_are: `"integers"` or `"strings"`; the keys of strings are hashes.
+      key_type: `"integers"` or `"strings"`; the keys of strings are hashes.
     """
 
     table: str
     dim: int
     slots: dict[str, int]
-    keys_are: str
+    key_type: str
 
 
 def write_folder(
@@ -235,7 +235,7 @@ def _read_meta(path: str) -> dict[str, Any]:
         )
     try:
         name = re.compile(rf"keys-\d+\{_SUFFIXES[meta['format']]}")
-        is_valid = meta["keys_are"] in key_tensors.KINDS.values() and all(
+        is_valid = meta["key_type"] in key_tensors.KINDS.values() and all(
             name.fullmatch(one["name"])
             and isinstance(one["num_keys"], int)
             and isinstance(one["step"], int)
@@ -297,7 +297,7 @@ def _to_block(
         counts=columns["counts"],
         last_steps=columns["last_steps"],
         step=step,
-        keys_are=meta["keys_are"],
+        key_type=meta["key_type"],
         strings=columns["strings"] if meta.get("has_strings") else None,
     )
 

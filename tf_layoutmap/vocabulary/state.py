@@ -254,7 +254,7 @@ class Vocabulary(sampling.KeyCounts):
           - `num_evicted`: keys that were evicted.
           - `num_expired`: evicted keys that had expired.
           - `hit_rate`: `num_known / num_lookups`; None without lookups.
-          - `keys_are`: `"integers"`, `"strings"` or None.
+          - `key_type`: `"integers"`, `"strings"` or None.
 
           With `keep_strings=True`, the dict also has these entries:
 
@@ -281,7 +281,7 @@ class Vocabulary(sampling.KeyCounts):
             "load": num_keys / num_rows,
             **found,
             "hit_rate": found["num_known"] / lookups if lookups else None,
-            "keys_are": kind,
+            "key_type": kind,
             **(self._rows.strings.stats() if self._rows.strings else {}),
         }
 
@@ -469,7 +469,7 @@ class Vocabulary(sampling.KeyCounts):
             "block_size", block_size, lowest=bucket_layout.KEYS_PER_BUCKET
         )
         return key_rows.read_blocks(
-            self._rows, self.name, block_size, self._step, self._keys_are
+            self._rows, self.name, block_size, self._step, self._key_type
         )
 
     def export(
@@ -531,7 +531,7 @@ class Vocabulary(sampling.KeyCounts):
         checks.check_one_of("format", format, row_files.FORMATS)
         blocks = self.blocks(block_size)
         # If the table is sharded over processes, all processes read this.
-        keys_are = self._keys_are()
+        key_type = self._key_type()
         if not self._rows.is_writer:
             return sum(len(block.keys) for block in blocks)
         return row_files.write_folder(
@@ -539,7 +539,7 @@ class Vocabulary(sampling.KeyCounts):
             blocks,
             format,
             row_files.FolderInfo(
-                self.name, self._rows.dim, self._rows.slots, keys_are
+                self.name, self._rows.dim, self._rows.slots, key_type
             ),
         )
 
@@ -588,7 +588,7 @@ class Vocabulary(sampling.KeyCounts):
             )
         return kind
 
-    def _keys_are(self) -> str:
+    def _key_type(self) -> str:
         kind = int(self._variables[NUMBERS].numpy()[KIND])
         return key_tensors.KINDS.get(
             kind, key_tensors.KINDS[key_tensors.INTEGERS]

@@ -115,7 +115,7 @@ def reads(embedding):
             [
                 value
                 for key, value in vocabulary.stats().items()
-                if key not in ("hit_rate", "keys_are")
+                if key not in ("hit_rate", "key_type")
             ],
             np.float64,
         )

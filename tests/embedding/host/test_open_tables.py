@@ -532,7 +532,7 @@ def test_packed_strings_equal_unpacked_strings(is_traced, is_pipelined):
         embedding.enqueue(features, training=False)
         results += list(embedding.dequeue().values())
         stats = embedding.vocabularies["words"].stats()
-        assert stats["keys_are"] == "strings"
+        assert stats["key_type"] == "strings"
         assert stats["num_keys"] > 0
         results += [
             cases.rows_of(embedding.embedding_tables[one]) for one in configs

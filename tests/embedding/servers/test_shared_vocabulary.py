@@ -102,7 +102,7 @@ def test_keys_of_only_one_table_fix_the_kind_of_both():
     one, _ = both()
     empty = np.zeros([0], np.int64)
     train(one, [7], empty)
-    assert one.vocabularies["deep"].stats()["keys_are"] == "integers"
+    assert one.vocabularies["deep"].stats()["key_type"] == "integers"
     with pytest.raises(ValueError, match="all have integers or all have str"):
         one.enqueue({"wide": tf.constant(["a"]), "deep": tf.constant([1])})
 

@@ -73,7 +73,7 @@ def test_fit_accepts_string_ids(tmp_path, version, layer_class):
         len(np.unique(inputs["text"])),
         32,
     )
-    assert stats["keys_are"] == "strings"
+    assert stats["key_type"] == "strings"
     found = model.predict(inputs, verbose=0)
     assert np.mean((found - labels) ** 2) < before / 2
     model.predict(data(seed=5, most=90)[0], verbose=0)

@@ -303,18 +303,18 @@ class DividedVocabulary(state.Vocabulary):
         checks.check_int(
             "block_size", block_size, lowest=bucket_layout.KEYS_PER_BUCKET
         )
-        step, keys_are = self._step(), self._keys_are()
+        step, key_type = self._step(), self._key_type()
         own = key_rows.read_blocks(
             dataclasses.replace(self._rows, shards=self._own_shards),
             self.name,
             block_size,
             lambda: step,
-            lambda: keys_are,
+            lambda: key_type,
         )
-        return self._all_blocks(own, step, keys_are)
+        return self._all_blocks(own, step, key_type)
 
     def _all_blocks(
-        self, own: Iterator[key_rows.KeyBlock], step: int, keys_are: str
+        self, own: Iterator[key_rows.KeyBlock], step: int, key_type: str
     ) -> Iterator[key_rows.KeyBlock]:
         """Yields the blocks of the first process, then of the second, etc."""
         rank = 0
@@ -324,7 +324,7 @@ class DividedVocabulary(state.Vocabulary):
                 b"" if block is None else _encode(block)
             )[rank]
             if message:
-                yield _decode(message, list(self._rows.slots), step, keys_are)
+                yield _decode(message, list(self._rows.slots), step, key_type)
             else:
                 rank += 1
 
@@ -387,7 +387,7 @@ def _encode(block: key_rows.KeyBlock) -> bytes:
 
 
 def _decode(
-    message: bytes, slots: list[str], step: int, keys_are: str
+    message: bytes, slots: list[str], step: int, key_type: str
 ) -> key_rows.KeyBlock:
     """Converts the result of `_encode` to a block."""
     arrays = np.load(io.BytesIO(message))
@@ -398,5 +398,5 @@ def _decode(
         arrays["counts"],
         arrays["last_steps"],
         step,
-        keys_are,
+        key_type,
     )
