@@ -22,7 +22,7 @@ import sys
 import tempfile
 
 WAYS = {
-    "copied": {},
+    "replicated": {},
     "exact": {"over_processes": "sharded"},
     "folded": {"over_processes": "sharded", "order": "folded"},
 }

@@ -244,8 +244,8 @@ def test_suggestions_fit():
 
 def test_workers_store_copies_or_shards_of_all_tables():
     rows = {"words": 10_000, "users": 10}
-    copied = plan(rows, workers=2, pins={"words": "replicate"})
-    assert copied.over_processes == "copied"
+    replicated = plan(rows, workers=2, pins={"words": "replicate"})
+    assert replicated.over_processes == "replicated"
     sharded = plan(rows, workers=2, memory=120_000, batch_size=16)
     assert sharded.over_processes == "sharded"
     with pytest.raises(ValueError, match="both about 'tables'"):

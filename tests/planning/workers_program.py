@@ -47,10 +47,11 @@ def optimizer():
 # Bytes of rows and slot variables of both tables.
 TABLE_BYTES = 3 * 4 * 4 * sum(ROWS.values())
 # Budget of each process, number of ids per sample, and number of different ids
-# for each planned value of `over_processes`. Copied tables exceed the smaller
-# budget. If samples have many ids, copied tables exchange less data.
+# for each planned value of `over_processes`. Replicated tables exceed the
+# smaller budget. If samples have many ids, replicated tables exchange less
+# data.
 CASES = {
-    "copied": (2 * TABLE_BYTES, 200, 10),
+    "replicated": (2 * TABLE_BYTES, 200, 10),
     "sharded": (TABLE_BYTES, 2, 300),
 }
 

@@ -5,7 +5,7 @@ from typing import Literal
 Engine = Literal["auto", "tpu", "host"]
 OutOfRange = Literal["error", "drop", "clip"]
 WireDtype = Literal["float32", "bfloat16"]
-OverProcesses = Literal["copied", "sharded"]
+OverProcesses = Literal["replicated", "sharded"]
 Admission = Literal["all", "count", "probability"]
 Eviction = Literal["none", "lru", "lfu"]
 OovEmbedding = Literal["zeros", "trainable"]

@@ -313,7 +313,7 @@ ENGINES = ("auto", "tpu", "host")
 
 # Values of the argument `over_processes`: how tables are distributed over
 # processes.
-OVER_PROCESSES = ("copied", "sharded")
+OVER_PROCESSES = ("replicated", "sharded")
 # Values of the argument `order`: the order in which the gradients of a row are
 # summed if tables are sharded over processes.
 ORDERS = ("exact", "folded")
@@ -416,14 +416,14 @@ def read_over_processes(
             'Argument `order` must be "exact" unless over_processes='
             f'"sharded". Received: order={order!r}.'
         )
-    if over_processes != "copied" and not has_processes:
+    if over_processes != "replicated" and not has_processes:
         raise ValueError(
-            'Argument `over_processes` must be "copied" unless under '
+            'Argument `over_processes` must be "replicated" unless under '
             "MultiWorkerMirroredStrategy, over whose processes tables are "
             f"sharded. Received: over_processes={over_processes!r} under "
             f"{type(tf.distribute.get_strategy()).__name__}."
         )
-    return "copied" if over_processes == "copied" else "sharded"
+    return "replicated" if over_processes == "replicated" else "sharded"
 
 
 def is_tpu_strategy(strategy: tf.distribute.Strategy) -> bool:

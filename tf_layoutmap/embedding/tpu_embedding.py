@@ -121,7 +121,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         | None = None,
         wire_dtype: literals.WireDtype = "float32",
         sparse_core_embedding_config: None = None,
-        over_processes: literals.OverProcesses = "copied",
+        over_processes: literals.OverProcesses = "replicated",
         order: literals.Order = "exact",
     ):
         """Reads and checks the configuration.
@@ -193,11 +193,12 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
           sparse_core_embedding_config: Must be None, because SparseCores are
             not supported yet.
           over_processes: Placement of tables under
-            `MultiWorkerMirroredStrategy`. With `"copied"`, each process stores
-            all tables. With `"sharded"`, each process stores an equal share of
-            the rows and slot variables of each table, and of the keys of open
-            vocabularies. The processes exchange keys, rows and gradients in
-            each step. All processes must save and read tables together.
+            `MultiWorkerMirroredStrategy`. With `"replicated"`, each process
+            stores all tables. With `"sharded"`, each process stores an equal
+            share of the rows and slot variables of each table, and of the keys
+            of open vocabularies. The processes exchange keys, rows and
+            gradients in each step. All processes must save and read tables
+            together.
           order: Order of gradient summation for `over_processes="sharded"`.
             With `"exact"`, replicas send all gradients of a row to the process
             that owns the row. The owner sums the gradients in the same order as

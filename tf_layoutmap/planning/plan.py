@@ -89,15 +89,15 @@ class Plan(partition.PartitionerByName):
     def over_processes(self) -> str:
         """Value for the argument `over_processes` of `tlm.TPUEmbedding`.
 
-        The value is `"sharded"` or `"copied"`.
+        The value is `"sharded"` or `"replicated"`.
 
         Raises:
           ValueError: If the plan was not made for `workers`.
         """
         self._check_kind("workers", "over_processes")
         item = self.solution.problem.items[0]
-        is_copied = self.choices[item.name].split(" ")[0] == "replicate"
-        return "copied" if is_copied else "sharded"
+        is_replicated = self.choices[item.name].split(" ")[0] == "replicate"
+        return "replicated" if is_replicated else "sharded"
 
     def layout_map(self, mesh: AnyMesh | None = None) -> LayoutMap:
         """Returns the `tlm.LayoutMap` of a plan for a mesh.

@@ -406,7 +406,7 @@ def problem_for_workers(
             Choice(
                 "replicate",
                 "with a copy of each table in each process "
-                '(over_processes="copied")',
+                '(over_processes="replicated")',
                 copied.memory,
                 copied.seconds,
             ),

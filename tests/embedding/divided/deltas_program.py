@@ -2,7 +2,7 @@
 
     python deltas_program.py FOLDER HOW
 
-Trains `embedding()`, which is "sharded" or "copied" over the processes, and
+Trains `embedding()`, which is "sharded" or "replicated" over the processes, and
 writes deltas to FOLDER/deltas, based on FOLDER/base. One write fails in one
 process. Writes the checkpoint FOLDER/end and the errors of the failed write.
 """

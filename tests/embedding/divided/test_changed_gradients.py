@@ -36,7 +36,7 @@ def expected_step():
     return norms, of_weights, moved
 
 
-@pytest.mark.parametrize("how", ["copied", "sharded"])
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
 def test_each_process_scales_its_gradients(how, tmp_path):
     processes.run_in_folder(tmp_path, program, how, seconds=DEADLINE_SECONDS)
     norms, of_weights, rows = expected_step()

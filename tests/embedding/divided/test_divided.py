@@ -175,7 +175,7 @@ def test_an_error_is_raised_in_all_processes(start, tmp_path, case, words):
     [
         (
             {"over_processes": "sharded"},
-            'must be "copied" unless under MultiWorkerMirroredStrategy',
+            'must be "replicated" unless under MultiWorkerMirroredStrategy',
         ),
         ({"over_processes": "both"}, "must be one of"),
         ({"order": "folded"}, 'must be "exact" unless over_processes'),

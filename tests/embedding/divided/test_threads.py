@@ -13,7 +13,7 @@ DEADLINE_SECONDS = 240
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
-@pytest.mark.parametrize("how", ["copied", "sharded"])
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
 def test_steps_and_reads_leave_no_threads(how, tmp_path):
     """A collective with a timeout leaves a thread until the timeout."""
     processes.run_in_folder(tmp_path, program, how, seconds=DEADLINE_SECONDS)

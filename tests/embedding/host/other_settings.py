@@ -73,7 +73,7 @@ def cases(worker):
             over_processes="sharded", order="folded" if worker else "exact"
         ),
         "over_processes": lambda: make(
-            over_processes="sharded" if worker else "copied"
+            over_processes="sharded" if worker else "replicated"
         ),
         "seed": lambda: make(rounding_seed=worker),
         "vocabulary": lambda: make(

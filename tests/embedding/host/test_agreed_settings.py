@@ -27,7 +27,7 @@ EXPECTED = {
     "out_of_range": "argument `out_of_range`: 'error' in process 0, 'drop' in "
     "process 1.",
     "order": "argument `order`: 'exact' in process 0, 'folded' in process 1.",
-    "over_processes": "argument `over_processes`: 'copied' in process 0, "
+    "over_processes": "argument `over_processes`: 'replicated' in process 0, "
     "'sharded' in process 1.",
     "seed": "argument `rounding_seed`: 0 in process 0, 1 in process 1.",
     "vocabulary": "`ttl_steps` of the settings of the vocabulary of table "

@@ -26,7 +26,7 @@ from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 tpu = tf.tpu.experimental.embedding
 BATCH = 12  # Samples of a global batch; divisible by 2 and 3.
-COPIED, SHARDED = "copied", "sharded"
+REPLICATED, SHARDED = "replicated", "sharded"
 Results = dict[str, Any]
 # Sizes of the features in each sample.
 SIZES = {"shown": 3, "history": 2, "name": 3, "price": 2}
@@ -408,12 +408,12 @@ def main(folder: str, library: str, *names: str) -> None:
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     for name in names or cases_of(library):
-        for how in (COPIED, SHARDED):
+        for how in (REPLICATED, SHARDED):
             print("case", name, how, flush=True)
             own = pathlib.Path(folder, f"{name} {how}")
 
             def make(how: str = how, own: Any = own, **options: Any) -> Case:
-                if how == COPIED:
+                if how == REPLICATED:
                     options.pop("order", None)
                 return Case(
                     library,

@@ -52,7 +52,7 @@ def results_of(folder, name, how, worker=0):
 def check_same(folder, name, count):
     """Checks that sharded tables equal replicated tables bitwise."""
     for worker in range(count):
-        expected = results_of(folder, name, program.COPIED, worker)
+        expected = results_of(folder, name, program.REPLICATED, worker)
         found = results_of(folder, name, program.SHARDED, worker)
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -96,7 +96,7 @@ def test_three_processes_equal_replicated_tables_bitwise(library, tmp_path):
 @pytest.mark.parametrize("name", ["folded"])
 def test_folded_gradients_admit_the_same_keys(name, two_processes):
     _, folder = two_processes
-    expected = results_of(folder, name, program.COPIED)
+    expected = results_of(folder, name, program.REPLICATED)
     found = results_of(folder, name, program.SHARDED)
     assert found.keys() == expected.keys()
     for key, value in expected.items():

@@ -40,7 +40,10 @@ def test_a_layer_has_the_options_and_defaults_of_the_embedding():
     [
         ({"wire_dtype": "bfloat16"}, '`wire_dtype` must be "float32" unless'),
         ({"wire_dtype": "int8"}, "`wire_dtype` must be one of"),
-        ({"over_processes": "sharded"}, 'must be "copied" unless under Multi'),
+        (
+            {"over_processes": "sharded"},
+            'must be "replicated" unless under Multi',
+        ),
         ({"order": "folded"}, '`order` must be "exact" unless'),
         ({"engine": "gpu"}, "`engine` must be one of"),
     ],
@@ -56,4 +59,7 @@ def test_the_old_value_of_over_processes_warns():
     with pytest.warns(DeprecationWarning, match="over_processes='sharded'"):
         found = backend.read_over_processes("divided", "folded", True)
     assert found == "sharded"
-    assert backend.read_over_processes("copied", "exact", False) == "copied"
+    assert (
+        backend.read_over_processes("replicated", "exact", False)
+        == "replicated"
+    )

@@ -32,7 +32,7 @@ Program = Callable[[tf.distribute.Strategy, dict[str, Any]], Results]
 PROGRAMS: dict[str, Program] = {}
 
 # Values of `over_processes`.
-COPIED, SHARDED = "copied", "sharded"
+REPLICATED, SHARDED = "replicated", "sharded"
 # Pairs of a program and a value of `over_processes`. The samples of a process
 # do not depend on the placement of tables.
 CASES = [
@@ -44,13 +44,13 @@ CASES = [
             "two steps per execution",
             "callbacks",
         )
-        for how in (COPIED, SHARDED)
+        for how in (REPLICATED, SHARDED)
     ),
-    ("Sequential model", COPIED),
-    ("data of unknown size", COPIED),
-    ("generator", COPIED),
-    ("model without tables", COPIED),
-    ("order of arrays", COPIED),
+    ("Sequential model", REPLICATED),
+    ("data of unknown size", REPLICATED),
+    ("generator", REPLICATED),
+    ("model without tables", REPLICATED),
+    ("order of arrays", REPLICATED),
 ]
 # Programs that compute other results with several replicas of one process. The
 # order of arrays is random, and Keras discards batches of a generator.

@@ -102,7 +102,7 @@ def test_tables_are_bitwise_equal_to_those_of_one_replica(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["order of arrays"])
 def test_each_epoch_contains_each_sample_once(name, two_processes):
-    found, _ = results_of(two_processes, name, program.COPIED)
+    found, _ = results_of(two_processes, name, program.REPLICATED)
     for shuffle in (True, "batch"):
         after_three, after_six = found[f"counts {shuffle}"]
         np.testing.assert_array_equal(after_three, 3)
@@ -112,7 +112,7 @@ def test_each_epoch_contains_each_sample_once(name, two_processes):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["order of arrays"])
 def test_batches_that_keras_would_shuffle_raise(name, two_processes):
-    found, _ = results_of(two_processes, name, program.COPIED)
+    found, _ = results_of(two_processes, name, program.REPLICATED)
     assert "`shuffle` must be False under Multi" in str(found["error"])
 
 

@@ -37,7 +37,7 @@ def fit_with_two_replicas():
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["sharded", "copied"])
+@pytest.mark.parametrize("how", ["sharded", "replicated"])
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_in_folder(
         tmp_path, divided_program, how, seconds=DEADLINE_SECONDS

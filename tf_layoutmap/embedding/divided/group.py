@@ -62,8 +62,8 @@ class Group:
         self.size = int(strategy.num_replicas_in_sync)
         if len(strategy.extended.worker_devices) != 1:
             raise NotImplementedError(
-                'Argument `over_processes` must be "copied" if a process has '
-                "several devices, because a process that owns a shard must "
+                'Argument `over_processes` must be "replicated" if a process '
+                "has several devices, because a process that owns a shard must "
                 'have one replica. Received: "sharded" with the devices '
                 f"{strategy.extended.worker_devices}."
             )

@@ -94,7 +94,7 @@ class TPUEmbeddingCore(LayerBase):
         vocabularies: Mapping[TableKey, OpenVocabulary | TableKey]
         | None = None,
         wire_dtype: literals.WireDtype = "float32",
-        over_processes: literals.OverProcesses = "copied",
+        over_processes: literals.OverProcesses = "replicated",
         order: literals.Order = "exact",
         engine: literals.Engine = "auto",
         **kwargs: Unpack[LayerOptions],
