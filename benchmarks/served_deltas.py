@@ -76,7 +76,7 @@ def prepare(folder: pathlib.Path, num_rows: int) -> None:
             folder / kind,
             kind,
             input_signature=signature,
-            deltas=writer,
+            delta_writer=writer,
         )
     random = np.random.default_rng(0)
     half = NUM_CHANGED // 2

@@ -356,7 +356,7 @@ def test_an_update_is_complete_or_rejected(store):
     one = cases.embedding()
     base = cases.save(one, f"{FOLDER}/base")
     writer = tlm.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
-    cases.export(one, f"{FOLDER}/1", deltas=writer)
+    cases.export(one, f"{FOLDER}/1", delta_writer=writer)
     cases.train(one, 0)
     writer.write()
     store.save()
@@ -431,7 +431,7 @@ def test_a_writer_continues_after_a_failed_write(store):
     one = cases.embedding()
     base = cases.save(one, f"{FOLDER}/base")
     writer = tlm.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
-    model = cases.export(one, f"{FOLDER}/model", deltas=writer)
+    model = cases.export(one, f"{FOLDER}/model", delta_writer=writer)
     served = tlm.ServedModel(model)
     failures = 0
     for number in range(0, 20, 2):

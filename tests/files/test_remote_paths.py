@@ -33,7 +33,7 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
         tf.train.Checkpoint(embedding=one).restore(start).expect_partial()
         base = cases.save(one, f"{where}/base")
         writer = tlm.DeltaWriter(one, f"{where}/deltas", base=base)
-        model = cases.export(one, f"{where}/model", "int8", deltas=writer)
+        model = cases.export(one, f"{where}/model", "int8", delta_writer=writer)
         exported = cases.stored(model)
         for step in range(1, 4):
             cases.train(one, step)
@@ -122,7 +122,7 @@ def test_an_update_of_a_replaced_saved_model_raises(
     one = cases.embedding()
     base = cases.save(one, f"{folder}/base")
     writer = tlm.DeltaWriter(one, f"{folder}/deltas", base=base)
-    model = cases.export(one, f"{folder}/model", deltas=writer)
+    model = cases.export(one, f"{folder}/model", delta_writer=writer)
     cases.train(one, 0)
     writer.write()
     copy = on_disk._copy_without_variables
@@ -131,7 +131,7 @@ def test_an_update_of_a_replaced_saved_model_raises(
         copy(path, new)
         monkeypatch.setattr(on_disk, "_copy_without_variables", copy)
         cases.train(one, 1)
-        cases.export(one, model, deltas=writer)
+        cases.export(one, model, delta_writer=writer)
 
     monkeypatch.setattr(on_disk, "_copy_without_variables", replace)
     target = f"{tmp_path if is_local else folder}/2"

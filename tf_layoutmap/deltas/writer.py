@@ -354,9 +354,9 @@ class DeltaWriter:
 
         The method adds a file to a SavedModel that `model.export` or
         `tf.saved_model.save` has written, for `tlm.ServedModel` and
-        `tlm.update_export`. `tlm.export(..., deltas=writer)` writes this file
-        itself. The method finds the tables and weights by comparing all names
-        and values with the SavedModel, so call the method before the next
+        `tlm.update_export`. `tlm.export(..., delta_writer=writer)` writes this
+        file itself. The method finds the tables and weights by comparing all
+        names and values with the SavedModel, so call the method before the next
         training step. If the SavedModel contains variables that are neither in
         a table nor a weight of the writer, the method issues a warning that
         names them, because deltas do not change these variables.
@@ -381,7 +381,8 @@ class DeltaWriter:
             raise NotImplementedError(
                 "`mark_export` does not support tables that are sharded over "
                 "processes, because `model.export` cannot write them. Use "
-                f"tlm.export(..., deltas=writer). Received: tables {sharded}."
+                "tlm.export(..., delta_writer=writer). Received: tables "
+                f"{sharded}."
             )
         position = self._position()
         tables, weights = mark.find_variables(

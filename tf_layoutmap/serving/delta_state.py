@@ -31,8 +31,8 @@ def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:
     if all(writer._prefix_of(holder.owner) is None for holder in holders):
         names = [source.name for one in holders for source in one.sources]
         raise ValueError(
-            "Argument `deltas` must be a writer of tables of the model, which "
-            f"are {names}. Received: a writer of other tables."
+            "Argument `delta_writer` must be a writer of tables of the model, "
+            f"which are {names}. Received: a writer of other tables."
         )
 
 

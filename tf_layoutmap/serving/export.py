@@ -193,7 +193,7 @@ def export(
     ]
     | None = None,
     dataset: Iterable[Iterable[object]] | None = None,
-    deltas: DeltaWriter | None = None,
+    delta_writer: DeltaWriter | None = None,
 ) -> ExportReport:
     """Writes a SavedModel that uses only operations of TensorFlow.
 
@@ -250,15 +250,15 @@ def export(
       dataset: A finite dataset with batches of `(x, y)` or `(x, y,
         sample_weight)`. The metrics of the compiled model are computed on this
         dataset, once with the model and once with the SavedModel.
-      deltas: A `tlm.DeltaWriter` of the model, or of tables of the model.
+      delta_writer: A `tlm.DeltaWriter` of the model, or of tables of the model.
         `tlm.ServedModel` and `tlm.update_export` can then apply the deltas that
         the writer writes after the export. If the writer does not write some
         variables of the model, the function issues a warning that names them.
 
-    If tables are sharded over processes, or `deltas` is a writer of several
-    processes, all processes must call the function together with the same
-    arguments. The first process writes the SavedModel. All processes read the
-    rows block by block, so that no process holds a complete table.
+    If tables are sharded over processes, or `delta_writer` is a writer of
+    several processes, all processes must call the function together with the
+    same arguments. The first process writes the SavedModel. All processes read
+    the rows block by block, so that no process holds a complete table.
 
     Returns:
       A report that can be printed. The report contains the bytes and errors of
@@ -268,8 +268,8 @@ def export(
       TypeError: If `model_or_embedding` has an unsupported type.
       ValueError: If an argument is invalid, `row_format` contains an unknown
         table, a row of a packed table is not finite, `dataset` is passed for an
-        object without metrics, or `deltas` is a writer of other tables. `path`
-        is unchanged.
+        object without metrics, or `delta_writer` is a writer of other tables.
+        `path` is unchanged.
       RuntimeError: If the tables are on a TPU, or another thread writes a delta
         during the export. `path` is unchanged.
       OSError: If the SavedModel cannot be written. `path` is unchanged. On a
@@ -278,13 +278,15 @@ def export(
     """
     path = os.fspath(path)
     fuse = checks.check_type("fuse", fuse, bool, "a bool")
-    if deltas is not None:
-        checks.check_type("deltas", deltas, DeltaWriter, "a tlm.DeltaWriter")
+    if delta_writer is not None:
+        checks.check_type(
+            "delta_writer", delta_writer, DeltaWriter, "a tlm.DeltaWriter"
+        )
     # The position is read before the tables, so that the next delta contains
     # all changes that the export does not contain.
-    position = None if deltas is None else deltas._position()
+    position = None if delta_writer is None else delta_writer._position()
     holders = subjects.holders_of(model_or_embedding)
-    group = several_processes.processes_of(holders, deltas)
+    group = several_processes.processes_of(holders, delta_writer)
     if group is not None and dataset is not None:
         raise NotImplementedError(
             "Argument `dataset` must be None if several processes export "
@@ -304,15 +306,15 @@ def export(
             fuse,
             input_signature,
             dataset,
-            deltas,
+            delta_writer,
         )
 
     def write_state(folder: str) -> None:
-        if deltas is not None and position is not None:
-            deltas._check_position(position)
+        if delta_writer is not None and position is not None:
+            delta_writer._check_position(position)
             delta_state.write(
                 folder,
-                deltas,
+                delta_writer,
                 position,
                 holders,
                 prepared.tables,
@@ -332,7 +334,7 @@ def export(
             prepared.module, prepared.signatures, path, variables
         ) as written:
             write_state(path)
-            if deltas is not None:
+            if delta_writer is not None:
                 written.append(os.path.join(path, export_state.FILE))
         return sum(map(storage.size, written))
 
@@ -388,7 +390,7 @@ def _prepare(
     fuse: bool,
     input_signature: Any,
     dataset: Any,
-    deltas: DeltaWriter | None,
+    delta_writer: DeltaWriter | None,
 ) -> _Prepared:
     """Checks the arguments of `export`, and traces the functions."""
     sources = [source for holder in holders for source in holder.sources]
@@ -403,8 +405,8 @@ def _prepare(
         endpoints.check_model_for_metrics(model_or_embedding)
     check_target(path)
 
-    if deltas is not None:
-        delta_state.check_writer(deltas, holders)
+    if delta_writer is not None:
+        delta_state.check_writer(delta_writer, holders)
     variables = [
         StoredVariable(f"tables_{index}", num_rows, form)
         for index, (form, num_rows) in enumerate(

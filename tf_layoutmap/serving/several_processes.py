@@ -24,16 +24,16 @@ from tf_layoutmap.serving.subjects import Holder
 
 
 def processes_of(
-    holders: Sequence[Holder], deltas: DeltaWriter | None
+    holders: Sequence[Holder], delta_writer: DeltaWriter | None
 ) -> processes.Processes | None:
     """Returns the processes that export together, or None.
 
     Args:
       holders: Holders of the tables.
-      deltas: The argument `deltas` of `tlm.export`.
+      delta_writer: The argument `delta_writer` of `tlm.export`.
     """
-    if deltas is not None and deltas._processes is not None:
-        return deltas._processes
+    if delta_writer is not None and delta_writer._processes is not None:
+        return delta_writer._processes
     for holder in holders:
         if (
             isinstance(holder.owner, TPUEmbedding)

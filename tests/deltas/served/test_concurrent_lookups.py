@@ -35,7 +35,7 @@ def test_each_key_has_its_old_or_its_new_row(
     # An export with free rows, which keys get without replacing others.
     one.vocabularies["words"].evict(one.vocabularies["words"].keys()[::9])
     _, writer = cases.base_and_writer(one, tmp_path)
-    path = cases.export(one, tmp_path / "old", deltas=writer)
+    path = cases.export(one, tmp_path / "old", delta_writer=writer)
     vocabulary = one.vocabularies["words"]
     old_keys = vocabulary.keys()
     for step in (*range(8, 30), *range(8)):

@@ -161,15 +161,19 @@ def test_an_export_during_a_write_raises(tmp_path, monkeypatch):
         ),
     )
     with pytest.raises(RuntimeError, match="No delta may be written during an"):
-        cases.export(one, tmp_path / "model", deltas=writer)
+        cases.export(one, tmp_path / "model", delta_writer=writer)
     assert not (tmp_path / "model").exists()
 
 
 def test_a_writer_of_other_tables_raises(tmp_path):
     one, other = cases.embedding(), cases.embedding()
     _, writer = cases.base_and_writer(other, tmp_path)
-    with pytest.raises(ValueError, match="`deltas` must be a writer of tables"):
-        cases.export(one, tmp_path / "model", deltas=writer)
-    with pytest.raises(TypeError, match="`deltas` must be a tlm.DeltaWriter"):
-        cases.export(one, tmp_path / "model", deltas="deltas")
+    with pytest.raises(
+        ValueError, match="`delta_writer` must be a writer of tables"
+    ):
+        cases.export(one, tmp_path / "model", delta_writer=writer)
+    with pytest.raises(
+        TypeError, match="`delta_writer` must be a tlm.DeltaWriter"
+    ):
+        cases.export(one, tmp_path / "model", delta_writer="deltas")
     assert not (tmp_path / "model").exists()

@@ -24,7 +24,7 @@ def written(request, tmp_path_factory):
         for step in range(3):
             cases.train(one, step)
         _, writer = cases.base_and_writer(one, where)
-        cases.export(one, where / "model", request.param, deltas=writer)
+        cases.export(one, where / "model", request.param, delta_writer=writer)
         for step in range(3, 6):
             cases.train(one, step)
             writer.write()

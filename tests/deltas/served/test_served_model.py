@@ -40,7 +40,7 @@ def test_applied_deltas_equal_a_new_export(
         cases.train(one, step, strings)
     _, deltas = cases.base_and_writer(one, tmp_path)
     arguments = dict(row_format=rows, fuse=fuse, strings=strings)
-    path = cases.export(one, tmp_path / "1", deltas=deltas, **arguments)
+    path = cases.export(one, tmp_path / "1", delta_writer=deltas, **arguments)
     served = tlm.ServedModel(path)
     kept = tlm.ServedModel(path)
     vocabulary = one.vocabularies["words"]
@@ -85,7 +85,7 @@ def written(tmp_path_factory):
         for step in range(3):
             cases.train(one, seed + step)
         _, deltas = cases.base_and_writer(one, folder)
-        cases.export(one, folder / "model", "int8", deltas=deltas)
+        cases.export(one, folder / "model", "int8", delta_writer=deltas)
         for step in range(3):
             cases.train(one, step)
             deltas.write()
@@ -170,11 +170,11 @@ def test_deltas_of_a_restarted_training_raise(tmp_path):
     cases.train(one, 0)
     base, lost = cases.base_and_writer(one, tmp_path)
     cases.train(one, 1)
-    cases.export(one, tmp_path / "model", deltas=lost)
+    cases.export(one, tmp_path / "model", delta_writer=lost)
     again = cases.embedding()
     tf.train.Checkpoint(embedding=again).restore(base)
     deltas = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
-    cases.export(again, tmp_path / "second", deltas=deltas)
+    cases.export(again, tmp_path / "second", delta_writer=deltas)
     cases.train(again, 2)
     deltas.write()
     served = tlm.ServedModel(tmp_path / "model")
@@ -316,7 +316,7 @@ def test_a_delta_that_does_not_fit_raises(change, message, served, tmp_path):
 
 
 def test_an_export_without_deltas_raises(written):
-    with pytest.raises(ValueError, match="tlm.export.*deltas=writer"):
+    with pytest.raises(ValueError, match="tlm.export.*delta_writer=writer"):
         tlm.ServedModel(written / "fresh")
 
 

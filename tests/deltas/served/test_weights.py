@@ -81,7 +81,7 @@ def export(model, writer, folder, kind="float32"):
         model.export(folder, verbose=False)
         writer.mark_export(folder)
     else:
-        tlm.export(model, folder, kind, deltas=writer)
+        tlm.export(model, folder, kind, delta_writer=writer)
     return folder
 
 

@@ -140,7 +140,7 @@ def main(folder):
         rows: [
             dataclasses.asdict(table)
             for table in tlm.export(
-                one, str(folder / rows), row_format=rows, deltas=writer
+                one, str(folder / rows), row_format=rows, delta_writer=writer
             ).tables
         ]
         for rows in FORMATS

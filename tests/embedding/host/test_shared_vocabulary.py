@@ -343,7 +343,7 @@ def test_deltas_of_served_models_raise(tmp_path):
     base = save(one, tmp_path / "base")
     writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
     for call in (
-        lambda: tlm.export(one, str(tmp_path / "served"), deltas=writer),
+        lambda: tlm.export(one, str(tmp_path / "served"), delta_writer=writer),
         lambda: writer.mark_export(tmp_path / "served"),
     ):
         with pytest.raises(

@@ -215,7 +215,7 @@ def test_served_models_apply_deltas(tmp_path):
         }
     ]
     tlm.export(
-        one, tmp_path / "model", input_signature=signature, deltas=writer
+        one, tmp_path / "model", input_signature=signature, delta_writer=writer
     )
     for step in range(3, 6):
         cases.train(one, step)

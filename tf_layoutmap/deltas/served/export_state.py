@@ -217,7 +217,7 @@ def read(folder: str) -> ExportState:
     except OSError as error:
         raise ValueError(
             f"{folder!r} must be a SavedModel that was written with "
-            "`tlm.export(..., deltas=writer)`, or marked by "
+            "`tlm.export(..., delta_writer=writer)`, or marked by "
             f"`tlm.DeltaWriter.mark_export`. Received: {error}."
         ) from None
     state = _from_json(text, path)

@@ -53,7 +53,8 @@ def update_export(
     >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> spec = [{"title": tf.TensorSpec([None], tf.int64)}]
     >>> _ = tlm.export(
-    ...     embedding, where + "/model/1", input_signature=spec, deltas=writer)
+    ...     embedding, where + "/model/1", input_signature=spec,
+    ...     delta_writer=writer)
     >>> embedding.enqueue({"title": tf.constant([3])})
     >>> _ = embedding.dequeue()
     >>> embedding.apply_gradients({"title": tf.ones([1, 4])})
@@ -68,7 +69,7 @@ def update_export(
 
     Args:
       path: Folder of the SavedModel, which is written with
-        `tlm.export(..., deltas=writer)` or marked by
+        `tlm.export(..., delta_writer=writer)` or marked by
         `tlm.DeltaWriter.mark_export`. The folder is not changed.
       deltas: Directory of the deltas, or a list of paths of deltas. Deltas of a
         directory that were already applied are ignored. In a list, they raise

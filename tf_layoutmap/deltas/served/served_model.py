@@ -28,7 +28,7 @@ _FEWEST_ROWS, _FIRST_ROWS, _MOST_ROWS = 64, 512, 2**15
 class ServedModel:
     """A loaded SavedModel to which deltas of its variables are applied.
 
-    The SavedModel is written with `tlm.export(..., deltas=writer)`, or is
+    The SavedModel is written with `tlm.export(..., delta_writer=writer)`, or is
     marked by `tlm.DeltaWriter.mark_export`. After all deltas are applied, the
     tables and weights are bitwise identical to the variables of a model that is
     exported when the last delta is written. The class requires only TensorFlow
@@ -48,7 +48,8 @@ class ServedModel:
     >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> spec = [{"title": tf.TensorSpec([None], tf.int64)}]
     >>> _ = tlm.export(
-    ...     embedding, where + "/model", input_signature=spec, deltas=writer)
+    ...     embedding, where + "/model", input_signature=spec,
+    ...     delta_writer=writer)
     >>> embedding.enqueue({"title": tf.constant([3])})
     >>> _ = embedding.dequeue()
     >>> embedding.apply_gradients({"title": tf.ones([1, 4])})
