@@ -80,7 +80,7 @@ def main():
         servers=num_servers,
         memory="8GiB",
         optimizer=tpu.Adam(0.01),
-        ids=tlm.inspect_ids(inputs[:4], feature_config()),
+        id_report=tlm.inspect_ids(inputs[:4], feature_config()),
         wire_dtype=WIRE_DTYPE,
     )
 

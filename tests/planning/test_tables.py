@@ -270,22 +270,22 @@ def batches():
 def test_the_workload_is_read_from_a_report_of_ids():
     rows = {"words": 100, "users": 10}
     report = tlm.inspect_ids(batches(), features(rows), optimizer=None)
-    made = plan(rows, servers=2, ids=report)
+    made = plan(rows, servers=2, id_report=report)
     items = {one.name: one for one in made.solution.problem.items}
     assert items["users"].amount == 3
     assert 40 < items["words"].amount <= 50
     assert "64 samples" in made.notes[0] and "8 batches" in made.notes[0]
-    as_dict = plan(rows, servers=2, ids=report.to_dict())
+    as_dict = plan(rows, servers=2, id_report=report.to_dict())
     assert as_dict == made
-    small = plan(rows, servers=2, ids=report, batch_size=32)
+    small = plan(rows, servers=2, id_report=report, batch_size=32)
     amount = {one.name: one for one in small.solution.problem.items}
     # All batches have the same users, and almost the same words.
     assert amount["users"].amount == 3
     assert amount["words"].amount <= items["words"].amount
     with pytest.raises(ValueError, match="same feature config.*'items'"):
-        plan({"items": 5}, ids=report)
+        plan({"items": 5}, id_report=report)
     with pytest.raises(TypeError, match="a report of tlm.inspect_ids"):
-        plan(rows, ids=3)
+        plan(rows, id_report=3)
 
 
 def test_a_hot_table_is_sharded_over_servers():

@@ -63,7 +63,7 @@ def plan(over_processes):
         workers=NUM_WORKERS,
         memory=CASES[over_processes][0],
         optimizer=optimizer(),
-        ids=tlm.inspect_ids(batches, features()),
+        id_report=tlm.inspect_ids(batches, features()),
         costs=tlm.MachineCosts.typical(),
     )
 

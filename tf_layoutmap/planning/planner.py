@@ -41,7 +41,7 @@ def plan(
     mesh: tf.experimental.dtensor.Mesh | Mapping[str, int] | None = None,
     servers: int | None = None,
     workers: int | None = None,
-    ids: IdReport | Mapping[str, object] | None = None,
+    id_report: IdReport | Mapping[str, object] | None = None,
     optimizer: TableOptimizer | keras.optimizers.Optimizer | str | None = None,
     batch_size: int | None = None,
     pins: Mapping[str, str] | None = None,
@@ -85,13 +85,13 @@ def plan(
       workers: Number of processes of a `MultiWorkerMirroredStrategy`. If
         neither `servers` nor `workers` is passed, one process stores the
         tables.
-      ids: Report of `tlm.inspect_ids` about the ids of the tables. Without a
-        report, ids are assumed to be uniformly distributed.
+      id_report: Report of `tlm.inspect_ids` about the ids of the tables.
+        Without a report, ids are assumed to be uniformly distributed.
       optimizer: Optimizer of the model, or of all tables whose `TableConfig`
         has no optimizer. It determines the slot variables.
       batch_size: Number of samples that each process passes in a step. The
-        default is the batch size of `ids`, 1,024 for tables without `ids`, or
-        32 for a Keras model.
+        default is the batch size of `id_report`, 1,024 for tables without
+        `id_report`, or 32 for a Keras model.
       pins: Choices that must be selected: the name of a table, layer or weight,
         and `"replicate"`, `"rows"`, `"columns"`, `"table"`, or the full name of
         a choice.
@@ -119,7 +119,7 @@ def plan(
             "a Keras model",
             servers=servers,
             workers=workers,
-            ids=ids,
+            id_report=id_report,
             table_dtypes=table_dtypes,
             vocabularies=vocabularies,
         )
@@ -146,7 +146,7 @@ def plan(
         servers=servers,
         workers=workers,
         memory=memory,
-        ids=ids,
+        id_report=id_report,
         optimizer=optimizer,
         batch_size=batch_size,
         pins=pins,

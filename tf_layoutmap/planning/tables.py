@@ -32,7 +32,7 @@ def plan_tables(
     servers: int | None,
     workers: int | None,
     memory: Any,
-    ids: Any,
+    id_report: Any,
     optimizer: Any,
     batch_size: int | None,
     pins: Mapping[Any, str] | None,
@@ -76,7 +76,7 @@ def plan_tables(
         servers=servers,
         workers=workers,
         memory=memory,
-        workload=read_workload(spec, ids, batch_size),
+        workload=read_workload(spec, id_report, batch_size),
         pins=named_pins,
         wire_bytes=2 if wire_dtype == "bfloat16" else 4,
         costs=costs,
@@ -161,23 +161,24 @@ def _builder(
 
 
 def read_workload(
-    spec: config.EmbeddingSpec, ids: Any, batch_size: int | None
+    spec: config.EmbeddingSpec, id_report: Any, batch_size: int | None
 ) -> Workload:
     """Returns the workload of each table in a step of one process.
 
     Args:
       spec: The tables and features.
-      ids: Result of `tlm.inspect_ids`, the dict of its `to_dict`, or None.
+      id_report: Result of `tlm.inspect_ids`, the dict of its `to_dict`, or
+        None.
       batch_size: Number of samples in a step, or None for the batches that
-        `ids` describes.
+        `id_report` describes.
 
     Raises:
-      TypeError: If `ids` has another type.
-      ValueError: If `ids` has no batches, or not the same tables.
+      TypeError: If `id_report` has another type.
+      ValueError: If `id_report` has no batches, or not the same tables.
     """
     if batch_size is not None:
         batch_size = checks.check_int("batch_size", batch_size, lowest=1)
-    if ids is None:
+    if id_report is None:
         size = batch_size or _DEFAULT_BATCH_SIZE
         return Workload(
             tuple(
@@ -186,12 +187,14 @@ def read_workload(
             ),
             f"The plan assumes batches of {size:,} samples with one uniformly "
             "distributed id per feature, because no report of tlm.inspect_ids "
-            "was passed as `ids`.",
+            "was passed as `id_report`.",
         )
-    report = ids.to_dict() if hasattr(ids, "to_dict") else ids
+    report = id_report.to_dict() if hasattr(id_report, "to_dict") else id_report
     if not isinstance(report, Mapping) or "num_batches" not in report:
         raise TypeError(
-            checks.message("ids", "a report of tlm.inspect_ids, or None", ids)
+            checks.message(
+                "id_report", "a report of tlm.inspect_ids, or None", id_report
+            )
         )
     missing = [
         one.name for one in spec.tables if one.name not in report["tables"]
@@ -201,9 +204,9 @@ def read_workload(
     ]
     if missing or not report["num_batches"]:
         raise ValueError(
-            "Argument `ids` must be a report of tlm.inspect_ids about the same "
-            "feature config, with at least one batch. Received: a report of "
-            f"{report['num_batches']} batches"
+            "Argument `id_report` must be a report of tlm.inspect_ids about "
+            "the same feature config, with at least one batch. Received: a "
+            f"report of {report['num_batches']} batches"
             + (f" without {missing[0]!r}." if missing else ".")
         )
     found = _reported_lookups(spec, report, batch_size)
