@@ -43,7 +43,7 @@ def test_only_layers_that_become_faster_are_replaced(version):
     assert sharded(model) == ["words"]
     (kept,) = report.not_replaced
     assert "the plan keeps the stock layer" in kept.reason
-    assert "'sharded', which takes" in report.plan.why("users")
+    assert "'sharded', which takes" in report.plan.explain("users")
 
 
 def test_layers_are_replaced_if_the_slot_variables_would_not_fit(version):
@@ -75,7 +75,7 @@ def test_a_report_has_a_plan_without_a_budget(version):
     model = model_of(version, small=10)
     report = tlm.layers.shard_embeddings(model)
     assert report.plan.choices == {"words": "sharded", "users": "stock"}
-    assert "fewer than min_rows" in report.plan.why("users")
+    assert "fewer than min_rows" in report.plan.explain("users")
     assert report.plan.html()
 
 

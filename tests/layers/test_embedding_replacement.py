@@ -406,7 +406,7 @@ def test_the_report_states_the_rule_and_the_rate_of_the_model(version):
     rule = "Adam, learning rate 0.25, clipnorm=1 (the model's optimizer)"
     assert report.replaced[0].rule == rule
     assert f"trained with {rule}" in str(report)
-    assert rule in report.plan.why("words")
+    assert rule in report.plan.explain("words")
     assert report.to_dict()["layers"][0]["rule"] == rule
     assert "rows that a step does not look up are not updated" in str(report)
     fit(model, version, "SGD")

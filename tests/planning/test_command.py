@@ -49,7 +49,14 @@ def test_a_plan_for_servers_is_printed_and_written(tmp_path, capsys):
     page, file = tmp_path / "plan.html", tmp_path / "plan.json"
     arguments = ["planned_module:tables", "--servers", "2", "--memory", "3MiB"]
     arguments += ["--optimizer", "adagrad", "--pin", "words=rows"]
-    arguments += ["--why", "words", "--html", str(page), "--json", str(file)]
+    arguments += [
+        "--explain",
+        "words",
+        "--html",
+        str(page),
+        "--json",
+        str(file),
+    ]
     assert main_module.main(["plan", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "for 2 servers" in printed
@@ -71,7 +78,7 @@ def test_a_plan_for_a_mesh_is_printed(capsys):
         (["--memory", "1KiB"], "No plan fits"),
         (["--memory", "1GiB", "--optimizer", "adamw"], "sgd, adagrad, adam"),
         (["--memory", "1GiB", "--pin", "words"], "NAME=CHOICE"),
-        (["--memory", "1GiB", "--why", "wrods"], "'wrods'"),
+        (["--memory", "1GiB", "--explain", "wrods"], "'wrods'"),
         (["--memory", "1 gigs"], "`memory`"),
         (["--memory", "1GiB", "--mesh", "model=2"], "--servers or --workers"),
         (["--memory", "1GiB", "--html", "no/such/folder/x.html"], "no/such"),

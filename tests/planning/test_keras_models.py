@@ -140,7 +140,7 @@ def test_items_of_recurrent_layers_have_their_kind():
     plan = plan_of(models.recurrent())
     item = item_of(plan, "recurrent")
     assert {*item.weights} == {"lstm.cell.kernel", "lstm.cell.recurrent_kernel"}
-    assert "(recurrent, 8 x 32" in plan.why("lstm")
+    assert "(recurrent, 8 x 32" in plan.explain("lstm")
 
 
 def test_a_table_that_trains_itself_is_sharded_by_rows():
@@ -321,7 +321,7 @@ def test_sharded_columns_of_a_table_spread_to_all_layers():
     }
     assert plans["rows"].solution.shared_costs == {}
     assert len(plans["columns"].solution.shared_costs) == 1
-    assert "Activations remain sharded" in plans["columns"].why("words")
+    assert "Activations remain sharded" in plans["columns"].explain("words")
     assert plans["rows"].step_seconds < plans["columns"].step_seconds
 
 

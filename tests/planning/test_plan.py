@@ -61,7 +61,7 @@ def test_a_plan_is_equal_after_json():
     read = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
     assert read == plan
     assert read.html() == plan.html()
-    assert read.why("words") == plan.why("words")
+    assert read.explain("words") == plan.explain("words")
     assert str(read) == str(plan)
     with pytest.raises(ValueError, match="version 2.*Received: 7"):
         Plan.from_dict({**plan.to_dict(), "version": 7})
@@ -81,7 +81,7 @@ def test_a_plan_for_a_mesh_keeps_the_order_of_the_axes():
 
 def test_why_contains_the_runner_up_and_the_threshold():
     plan = tables_plan()
-    text = plan.why("users")
+    text = plan.explain("users")
     assert "101 B of weights" in text
     assert "1,000 unique rows per batch" in text
     assert "The runner-up is 'rows over all'" in text
@@ -110,16 +110,16 @@ def test_why_contains_the_runner_up_and_the_threshold():
 def test_why_says_which_memory_is_missing():
     plan = tables_plan(budget=111)
     # With its rows over all servers, 'words' would need 25 bytes next to 106.
-    text = plan.why("words")
+    text = plan.explain("words")
     assert "does not fit: 20 bytes are missing" in text
     assert "would fit with a budget of 131 bytes" in text
 
 
 def test_why_mentions_pins_and_unknown_names():
     plan = tables_plan(pins={"words": "rows"})
-    assert "fixed by `pins`: 'rows'" in plan.why("words")
+    assert "fixed by `pins`: 'rows'" in plan.explain("words")
     with pytest.raises(ValueError, match="such as.*'words'.*'wrods'"):
-        plan.why("wrods")
+        plan.explain("wrods")
 
 
 def test_refused_choices_are_explained():
@@ -134,7 +134,7 @@ def test_refused_choices_are_explained():
     )
     assert (
         "The choice 'rows over all' is not possible: one server has no shards."
-        in plan.why("words")
+        in plan.explain("words")
     )
 
 
@@ -170,10 +170,10 @@ def test_why_finds_the_item_of_an_outer_layer():
         search.solve(problem_of(items, 1, 10)),
         Target("servers", {"servers": 1}),
     )
-    assert "stores 'one'" in plan.why("one.cell")
-    assert "stores 'two.last'" in plan.why("two.x")
+    assert "stores 'one'" in plan.explain("one.cell")
+    assert "stores 'two.last'" in plan.explain("two.x")
     with pytest.raises(ValueError, match="'no'"):
-        plan.why("no")
+        plan.explain("no")
 
 
 def test_a_plan_is_a_partitioner_for_its_tables_only():
@@ -274,12 +274,14 @@ def test_a_plan_without_a_limit_shows_no_budget():
     plan = Plan(
         dataclasses.replace(limited.solution, problem=problem), limited.target
     )
-    shown = [str(plan), plan.html(), plan.why("words")]
-    assert all("budget" in one for one in [str(limited), limited.why("words")])
+    shown = [str(plan), plan.html(), plan.explain("words")]
+    assert all(
+        "budget" in one for one in [str(limited), limited.explain("words")]
+    )
     for text in shown:
         assert "budget" not in text and "does not fit" not in text
-    assert "needs 20 bytes more on" in plan.why("words")
-    assert "pass `memory` of at least 131 bytes" in plan.why("words")
+    assert "needs 20 bytes more on" in plan.explain("words")
+    assert "pass `memory` of at least 131 bytes" in plan.explain("words")
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 

@@ -69,7 +69,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="Choice that must be selected, such as words=replicate.",
     )
     parser.add_argument(
-        "--why",
+        "--explain",
         action="append",
         default=[],
         metavar="NAME",
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
             optimizer=optimizer,
             pins=pins,
         )
-        reasons = [plan.why(name) for name in options.why]
+        reasons = [plan.explain(name) for name in options.explain]
     except (TypeError, ValueError) as error:
         return failed(error)
     plan.print()

@@ -113,7 +113,7 @@ class Plan(partition.PartitionerByName):
 
         return planned_map.layout_map_of(self, mesh)
 
-    def why(self, name: str) -> str:
+    def explain(self, name: str) -> str:
         """Explains the choice of an item.
 
         Args:
