@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def merge_deltas(
     paths: Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
+    target: str | os.PathLike[str],
 ) -> Delta:
     """Writes one delta that is equivalent to several consecutive deltas.
 
@@ -58,10 +58,10 @@ def merge_deltas(
     Args:
       paths: Paths of the deltas, in the order in which they were written. Each
         delta must follow the previous delta of the list. A delta can be merged.
-      out: Path of the merged delta, which must not exist. The function writes
-        the delta to a temporary directory next to `out`, and then renames the
-        directory. On a file system that is not local, it writes the file
-        `meta.json` of the delta last.
+      target: Path of the merged delta, which must not exist. The function
+        writes the delta to a temporary directory next to `target`, and then
+        renames the directory. On a file system that is not local, it writes the
+        file `meta.json` of the delta last.
 
     Returns:
       The merged delta.
@@ -71,7 +71,7 @@ def merge_deltas(
       ValueError: If `paths` is empty. The function also raises this error if a
         delta is missing, is repeated, has another base, contains other tables,
         or is truncated or modified. The message names the delta.
-      OSError: If the delta cannot be written, or `out` exists.
+      OSError: If the delta cannot be written, or `target` exists.
     """
     if isinstance(paths, str | bytes | os.PathLike):
         raise TypeError(
@@ -84,7 +84,7 @@ def merge_deltas(
     deltas = chain.read_chain(
         [os.fspath(path) for path in paths], "", "of the first delta", None
     )
-    return _write_merged(deltas, storage.local_path(os.fspath(out)))
+    return _write_merged(deltas, storage.local_path(os.fspath(target)))
 
 
 def prune_deltas(
@@ -172,7 +172,7 @@ def _remove_others(directory: str, deltas: Sequence[Delta]) -> None:
     files.sync(directory)
 
 
-def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
+def _write_merged(deltas: Sequence[Delta], target: str) -> Delta:
     """Writes the merged delta of consecutive deltas that were checked."""
     first, last = deltas[0].meta, deltas[-1].meta
     _check_same_tables(deltas)
@@ -199,7 +199,7 @@ def _write_merged(deltas: Sequence[Delta], out: str) -> Delta:
         if value is not None:
             tensors[chain.weight_tensor(label)] = value
     return delta_files.write_files(
-        out,
+        target,
         tensors,
         lambda of_files: Meta(
             last.sequence,
