@@ -24,7 +24,7 @@ import tempfile
 WAYS = {
     "replicated": {},
     "exact": {"over_processes": "sharded"},
-    "folded": {"over_processes": "sharded", "order": "folded"},
+    "local": {"over_processes": "sharded", "gradient_aggregation": "local"},
 }
 
 NUM_TABLES = 8

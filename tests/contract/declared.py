@@ -72,7 +72,8 @@ REFERENCE = Absent(
     "the row."
 )
 ONE_ORDER = Absent(
-    'Only `over_processes="sharded"` has the argument `order="folded"`.'
+    'Only `over_processes="sharded"` has the argument '
+    '`gradient_aggregation="local"`.'
 )
 NO_KEYS_ON_TPU = Impossible(
     "`vocabularies` must be None if the tables are on a TPU",

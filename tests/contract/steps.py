@@ -356,7 +356,9 @@ def rows_of_16_bits(runtime: Runtime) -> dict[str, Array]:
 
 @program("gradients that each process sums first")
 def folded(runtime: Runtime) -> dict[str, Array]:
-    options = {"order": "folded"} if runtime.name == "sharded" else {}
+    options = (
+        {"gradient_aggregation": "local"} if runtime.name == "sharded" else {}
+    )
     # Sums of integers do not depend on their order.
     one = embedding_of(runtime, {}, **options)
     runtime.train(one, batches_of(4, keys=30))

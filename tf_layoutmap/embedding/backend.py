@@ -314,9 +314,9 @@ ENGINES = ("auto", "tpu", "host")
 # Values of the argument `over_processes`: how tables are distributed over
 # processes.
 OVER_PROCESSES = ("replicated", "sharded")
-# Values of the argument `order`: the order in which the gradients of a row are
-# summed if tables are sharded over processes.
-ORDERS = ("exact", "folded")
+# Values of the argument `gradient_aggregation`: the order in which the
+# gradients of a row are summed if tables are sharded over processes.
+GRADIENT_AGGREGATIONS = ("exact", "local")
 
 
 def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
@@ -386,17 +386,23 @@ def _has_embedding_engine(strategy: tf.distribute.Strategy) -> bool:
 
 
 def read_over_processes(
-    over_processes: str, order: str, has_processes: bool
+    over_processes: str, gradient_aggregation: str, has_processes: bool
 ) -> literals.OverProcesses:
-    """Checks the arguments `over_processes` and `order` of `TPUEmbedding`.
+    """Checks how `TPUEmbedding` uses several processes.
+
+    Args:
+      over_processes: Argument of `TPUEmbedding`.
+      gradient_aggregation: Argument of `TPUEmbedding`.
+      has_processes: Whether the strategy has several processes.
 
     Returns:
       One of `OVER_PROCESSES`. For the deprecated name `"divided"`, the function
       returns `"sharded"`.
 
     Raises:
-      ValueError: If a value is not in `OVER_PROCESSES` or `ORDERS`, or if a
-        value requires several processes and there is only one process.
+      ValueError: If a value is not in `OVER_PROCESSES` or
+        `GRADIENT_AGGREGATIONS`, or if a value requires several processes and
+        there is only one process.
     """
     if over_processes == "divided":
         lazy.warn_of_old_value("over_processes", "divided", "sharded")
@@ -406,15 +412,17 @@ def read_over_processes(
             f"Argument `over_processes` must be one of {OVER_PROCESSES}. "
             f"Received: over_processes={over_processes!r}."
         )
-    if order not in ORDERS:
+    if gradient_aggregation not in GRADIENT_AGGREGATIONS:
         raise ValueError(
-            f"Argument `order` must be one of {ORDERS}. "
-            f"Received: order={order!r}."
+            "Argument `gradient_aggregation` must be one of "
+            f"{GRADIENT_AGGREGATIONS}. Received: "
+            f"gradient_aggregation={gradient_aggregation!r}."
         )
-    if order != "exact" and over_processes != "sharded":
+    if gradient_aggregation != "exact" and over_processes != "sharded":
         raise ValueError(
-            'Argument `order` must be "exact" unless over_processes='
-            f'"sharded". Received: order={order!r}.'
+            'Argument `gradient_aggregation` must be "exact" unless '
+            'over_processes="sharded". Received: '
+            f"gradient_aggregation={gradient_aggregation!r}."
         )
     if over_processes != "replicated" and not has_processes:
         raise ValueError(

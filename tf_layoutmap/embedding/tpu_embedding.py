@@ -122,7 +122,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         wire_dtype: literals.WireDtype = "float32",
         sparse_core_embedding_config: None = None,
         over_processes: literals.OverProcesses = "replicated",
-        order: literals.Order = "exact",
+        gradient_aggregation: literals.GradientAggregation = "exact",
     ):
         """Reads and checks the configuration.
 
@@ -199,13 +199,13 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             of open vocabularies. The processes exchange keys, rows and
             gradients in each step. All processes must save and read tables
             together.
-          order: Order of gradient summation for `over_processes="sharded"`.
-            With `"exact"`, replicas send all gradients of a row to the process
-            that owns the row. The owner sums the gradients in the same order as
-            a single process, so the results are bitwise identical. With
-            `"folded"`, each replica sums its gradients of a row, and sends only
-            the sum. The results can differ from the results of a single process
-            in the last bits.
+          gradient_aggregation: Order of gradient summation for
+            `over_processes="sharded"`. With `"exact"`, replicas send all
+            gradients of a row to the process that owns the row. The owner sums
+            the gradients in the same order as a single process, so the results
+            are bitwise identical. With `"local"`, each replica sums its
+            gradients of a row, and sends only the sum. The results can differ
+            from the results of a single process in the last bits.
 
         Raises:
           TypeError: If `feature_config` contains an object that is not a
@@ -243,7 +243,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             checks.check_partitioner(partitioner)
         strategy_replicas = replicas.Replicas()
         over_processes = embedding_backend.read_over_processes(
-            over_processes, order, strategy_replicas.has_processes
+            over_processes,
+            gradient_aggregation,
+            strategy_replicas.has_processes,
         )
         beside_tpu = embedding_backend.is_tpu_strategy(
             strategy_replicas.strategy
@@ -300,7 +302,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                         spec,
                         {
                             "over_processes": over_processes,
-                            "order": order,
+                            "gradient_aggregation": gradient_aggregation,
                             "out_of_range": out_of_range,
                             "pipeline_execution_with_tensor_core": pipeline_execution_with_tensor_core,  # noqa: E501
                             "rounding_seed": rounding_seed,
@@ -313,7 +315,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 )
                 if backend_name == "servers"
                 else functools.partial(
-                    divided_backend.DividedBackend, order=order
+                    divided_backend.DividedBackend,
+                    gradient_aggregation=gradient_aggregation,
                 )
                 if over_processes == "sharded"
                 else host_tpu_backend.HostBackendOfTPU

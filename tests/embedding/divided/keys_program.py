@@ -303,7 +303,7 @@ def main(folder, num_steps, how, order="exact"):
     on_evict = plan.OnEvict()
     with strategy.scope():
         embedding = plan.embedding(
-            on_evict, over_processes="sharded", order=order
+            on_evict, over_processes="sharded", gradient_aggregation=order
         )
     embedding.build()
     save = checkpoints.restored(embedding, folder, worker)

@@ -178,8 +178,11 @@ def test_an_error_is_raised_in_all_processes(start, tmp_path, case, words):
             'must be "replicated" unless under MultiWorkerMirroredStrategy',
         ),
         ({"over_processes": "both"}, "must be one of"),
-        ({"order": "folded"}, 'must be "exact" unless over_processes'),
-        ({"order": "any"}, "must be one of"),
+        (
+            {"gradient_aggregation": "local"},
+            'must be "exact" unless over_processes',
+        ),
+        ({"gradient_aggregation": "any"}, "must be one of"),
     ],
 )
 def test_options_that_require_processes_raise(options, words):

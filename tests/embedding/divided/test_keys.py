@@ -152,7 +152,7 @@ def test_a_checkpoint_is_restored_by_another_number_of_processes(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("how", ["in order", "by token"])
 def test_folded_gradients_admit_the_same_keys(run, how):
-    folder = run(2, how, "folded")
+    folder = run(2, how, "local")
     expected, _ = train_here(2, how, folder / "start")
     found = dict(np.load(folder / "0.npz"))
     for name, value in expected.items():

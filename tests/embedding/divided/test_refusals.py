@@ -22,7 +22,7 @@ def create_backend(**changed):
             "is_pipelined": False,
             "out_of_range": "error",
             "rounding_seed": 0,
-            "order": "exact",
+            "gradient_aggregation": "exact",
             **changed,
         },
     )

@@ -69,8 +69,9 @@ def cases(worker):
         "out_of_range": lambda: make(
             out_of_range="drop" if worker else "error"
         ),
-        "order": lambda: make(
-            over_processes="sharded", order="folded" if worker else "exact"
+        "gradient_aggregation": lambda: make(
+            over_processes="sharded",
+            gradient_aggregation="local" if worker else "exact",
         ),
         "over_processes": lambda: make(
             over_processes="sharded" if worker else "replicated"

@@ -26,7 +26,8 @@ EXPECTED = {
     "process 1.",
     "out_of_range": "argument `out_of_range`: 'error' in process 0, 'drop' in "
     "process 1.",
-    "order": "argument `order`: 'exact' in process 0, 'folded' in process 1.",
+    "gradient_aggregation": "argument `gradient_aggregation`: 'exact' in "
+    "process 0, 'local' in process 1.",
     "over_processes": "argument `over_processes`: 'replicated' in process 0, "
     "'sharded' in process 1.",
     "seed": "argument `rounding_seed`: 0 in process 0, 1 in process 1.",

@@ -390,7 +390,7 @@ def export(make: Callable[..., Case]) -> Results:
 @case
 def folded(make: Callable[..., Case]) -> Results:
     """Sends one gradient per row if tables are sharded."""
-    one = make(order="folded")
+    one = make(gradient_aggregation="local")
     return one.results(one.fit())
 
 
@@ -414,7 +414,7 @@ def main(folder: str, library: str, *names: str) -> None:
 
             def make(how: str = how, own: Any = own, **options: Any) -> Case:
                 if how == REPLICATED:
-                    options.pop("order", None)
+                    options.pop("gradient_aggregation", None)
                 return Case(
                     library,
                     strategy,

@@ -44,7 +44,10 @@ def test_a_layer_has_the_options_and_defaults_of_the_embedding():
             {"over_processes": "sharded"},
             'must be "replicated" unless under Multi',
         ),
-        ({"order": "folded"}, '`order` must be "exact" unless'),
+        (
+            {"gradient_aggregation": "local"},
+            '`gradient_aggregation` must be "exact" unless',
+        ),
         ({"engine": "gpu"}, "`engine` must be one of"),
     ],
 )
@@ -57,7 +60,7 @@ def test_options_are_validated_by_the_embedding(layers, options, words):
 
 def test_the_old_value_of_over_processes_warns():
     with pytest.warns(DeprecationWarning, match="over_processes='sharded'"):
-        found = backend.read_over_processes("divided", "folded", True)
+        found = backend.read_over_processes("divided", "local", True)
     assert found == "sharded"
     assert (
         backend.read_over_processes("replicated", "exact", False)

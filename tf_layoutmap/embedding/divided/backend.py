@@ -7,9 +7,9 @@ A replica requests rows from the processes that own the rows, and combines the
 rows. Later, the replica sends each owner the gradients of the activations that
 use the owner's rows. The engine of an owner receives batches that contain only
 ids of its own rows. Each id has a gain. The gain is the factor with which the
-row of the id contributes to an activation. With `order="exact"`, gradients are
-therefore summed in the same order as in one process with the same number of
-replicas.
+row of the id contributes to an activation. With `gradient_aggregation="exact"`,
+gradients are therefore summed in the same order as in one process with the same
+number of replicas.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DividedEngine(HostEngine):
         is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
-        order: str,
+        gradient_aggregation: str,
     ):
         """Creates the engine.
 
@@ -90,7 +90,8 @@ class DividedEngine(HostEngine):
             next step.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
-          order: Order of gradient summation, `"exact"` or `"folded"`.
+          gradient_aggregation: Order of gradient summation, `"exact"` or
+            `"local"`.
 
         Raises:
           ValueError: If the optimizer of a table does not support the order.
@@ -108,7 +109,7 @@ class DividedEngine(HostEngine):
         ]
         gradient_order: step_exchange.Order = (
             step_exchange.Exact(spec, group.size)
-            if order == "exact"
+            if gradient_aggregation == "exact"
             else step_exchange.Folded(
                 spec,
                 group.size,
@@ -425,7 +426,7 @@ class DividedBackend(HostBackend):
         is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
-        order: str,
+        gradient_aggregation: str,
     ):
         """Stores the checked arguments of `TPUEmbedding`.
 
@@ -449,7 +450,7 @@ class DividedBackend(HostBackend):
             out_of_range=out_of_range,
             rounding_seed=rounding_seed,
         )
-        self._order = order
+        self._gradient_aggregation = gradient_aggregation
         self._owners = Group(strategy_replicas.strategy)
         self._tables = divided_tables.DividedTables(
             self._owners, strategy_replicas.strategy
@@ -493,7 +494,7 @@ class DividedBackend(HostBackend):
             is_pipelined=self._is_pipelined,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
-            order=self._order,
+            gradient_aggregation=self._gradient_aggregation,
         )
 
     def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:

@@ -6,10 +6,11 @@ in which the gradients of a row are summed:
 
 exact Messages contain ids with their gains, and gradients of activations. An
 owner sums the contributions of all replicas in the order of a single process:
-by feature, replica, sample and position. folded Each replica sums the gradients
-of each of its unique rows, and sends
-         one gradient per unique row. An owner adds the sums of the replicas, so
-         the summation order differs from "exact".
+by feature, replica, sample and position.
+
+local Each replica sums the gradients of each of its unique rows, and sends one
+gradient per unique row. An owner adds the sums of the replicas, so the
+summation order differs from "exact".
 
 `StepsInFlight` stores the steps of one embedding between `enqueue` and
 `apply_gradients`. The state of a step consists of tensors in the graph of the
@@ -212,10 +213,10 @@ class Folded:
         for table in spec.tables:
             if table.optimizer and not table.optimizer.accumulates:
                 raise ValueError(
-                    'Argument `order` must be "exact" if an optimizer '
-                    "applies each gradient of a row separately. Received: "
-                    '"folded" with use_gradient_accumulation=False (table '
-                    f"{table.name!r})."
+                    'Argument `gradient_aggregation` must be "exact" if an '
+                    "optimizer applies each gradient of a row separately. "
+                    'Received: "local" with use_gradient_accumulation=False '
+                    f"(table {table.name!r})."
                 )
         self._spec = spec
         self._num_owners = num_owners

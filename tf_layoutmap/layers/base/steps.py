@@ -187,7 +187,7 @@ class EmbeddingSteps:
         vocabularies: Any,
         wire_dtype: literals.WireDtype,
         over_processes: literals.OverProcesses,
-        order: literals.Order,
+        gradient_aggregation: literals.GradientAggregation,
         engine: literals.Engine,
     ):
         """Creates the embedding; `build` creates its tables.
@@ -207,7 +207,8 @@ class EmbeddingSteps:
           vocabularies: Settings of tables with open vocabularies.
           wire_dtype: Dtype of rows and gradients between worker and server.
           over_processes: How several processes hold the tables.
-          order: How gradients of tables sharded over processes are summed.
+          gradient_aggregation: How gradients of tables sharded over processes
+            are summed.
           engine: Engine that runs the steps.
         """
         self._layer = layer
@@ -229,7 +230,7 @@ class EmbeddingSteps:
                 vocabularies=vocabularies,
                 wire_dtype=wire_dtype,
                 over_processes=over_processes,
-                order=order,
+                gradient_aggregation=gradient_aggregation,
                 engine=engine,
             )
         self.rounding_seed = rounding_seed

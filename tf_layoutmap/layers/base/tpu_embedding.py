@@ -95,7 +95,7 @@ class TPUEmbeddingCore(LayerBase):
         | None = None,
         wire_dtype: literals.WireDtype = "float32",
         over_processes: literals.OverProcesses = "replicated",
-        order: literals.Order = "exact",
+        gradient_aggregation: literals.GradientAggregation = "exact",
         engine: literals.Engine = "auto",
         **kwargs: Unpack[LayerOptions],
     ):
@@ -126,9 +126,10 @@ class TPUEmbeddingCore(LayerBase):
             vocabularies. Each call that a tape records is a separate step of
             the vocabularies, in each replica.
           wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
-            `over_processes`, `order` and `engine` are not saved with the layer.
+            `over_processes`, `gradient_aggregation` and `engine` are not saved
+            with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
-          order: As for `tlm.TPUEmbedding`.
+          gradient_aggregation: As for `tlm.TPUEmbedding`.
           engine: As for `tlm.TPUEmbedding`.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
@@ -155,7 +156,7 @@ class TPUEmbeddingCore(LayerBase):
             vocabularies=vocabularies,
             wire_dtype=wire_dtype,
             over_processes=over_processes,
-            order=order,
+            gradient_aggregation=gradient_aggregation,
             engine=engine,
         )
         # Checkpoints contain the embedding, because it is an attribute of the
