@@ -50,10 +50,8 @@ lookup = tlm.layers.ShardedEmbedding(100, 8, optimizer="sgd", name="words")
 lookup = tlm.layers.ShardedEmbedding(100, 8, masks_zero=1)  # Mistake: keyword
 vectors = lookup(tf.constant([1, 2])).numpy()
 
-report = tlm.export(embedding, "/tmp/model", row_format={"words": "int8"})
-report = tlm.export(
-    embedding, "/tmp/model", row_format="int2"
-)  # Mistake: literal
+report = tlm.export(embedding, "/tmp/m", row_format={"words": "int8"})
+report = tlm.export(embedding, "/tmp/m", row_format="int2")  # Mistake: literal
 strategy = tlm.ps.connect(timeout_seconds="2min")
 run = tlm.ps.Run(strategy, print, dataset_fn, "/tmp/run", objects={"t": table})
 run = tlm.ps.Run(strategy, print, dataset_fn, "/tmp/run")  # Mistake: objects
