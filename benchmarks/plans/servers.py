@@ -77,7 +77,7 @@ def main():
     inputs = batches(8)
     plan = tlm.plan(
         feature_config(),
-        servers=num_servers,
+        num_servers=num_servers,
         memory="8GiB",
         optimizer=tpu.Adam(0.01),
         id_report=tlm.inspect_ids(inputs[:4], feature_config()),

@@ -46,7 +46,7 @@ def options():
 def plan():
     return tlm.plan(
         features(),
-        servers=NUM_SERVERS,
+        num_servers=NUM_SERVERS,
         memory="1MB",
         optimizer=tpu.Adagrad(0.1),
         batch_size=BATCH_SIZE,

@@ -47,7 +47,13 @@ def planned_module(tmp_path, monkeypatch):
 
 def test_a_plan_for_servers_is_printed_and_written(tmp_path, capsys):
     page, file = tmp_path / "plan.html", tmp_path / "plan.json"
-    arguments = ["planned_module:tables", "--servers", "2", "--memory", "3MiB"]
+    arguments = [
+        "planned_module:tables",
+        "--num-servers",
+        "2",
+        "--memory",
+        "3MiB",
+    ]
     arguments += ["--optimizer", "adagrad", "--pin", "words=rows"]
     arguments += [
         "--explain",
@@ -80,7 +86,10 @@ def test_a_plan_for_a_mesh_is_printed(capsys):
         (["--memory", "1GiB", "--pin", "words"], "NAME=CHOICE"),
         (["--memory", "1GiB", "--explain", "wrods"], "'wrods'"),
         (["--memory", "1 gigs"], "`memory`"),
-        (["--memory", "1GiB", "--mesh", "model=2"], "--servers or --workers"),
+        (
+            ["--memory", "1GiB", "--mesh", "model=2"],
+            "--num-servers or --num-workers",
+        ),
         (["--memory", "1GiB", "--html", "no/such/folder/x.html"], "no/such"),
         ([], "--memory 16GiB"),
     ],
@@ -116,7 +125,9 @@ def test_errors_of_the_function_are_raised():
         command.main(["planned_module:broken", "--memory", "1MiB"])
 
 
-@pytest.mark.parametrize("option", ["--devices", "--servers", "--batch-size"])
+@pytest.mark.parametrize(
+    "option", ["--devices", "--num-servers", "--batch-size"]
+)
 def test_numbers_must_be_positive(option, capsys):
     with pytest.raises(SystemExit):
         command.main(["planned_module:tables", option, "0"])

@@ -204,7 +204,7 @@ def test_a_plan_for_other_servers_raises():
     plan = tables_plan()
     plan.check_servers(4)
     with pytest.raises(
-        ValueError, match="4 servers.*with 3 servers.*servers=3"
+        ValueError, match="4 servers.*with 3 servers.*num_servers=3"
     ):
         plan.check_servers(3)
     with pytest.raises(ValueError, match="4 servers.*with one process"):

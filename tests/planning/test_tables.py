@@ -121,7 +121,7 @@ def test_bytes_on_servers_are_exact(kind):
     rule = tpu.Adagrad(0.1)
     made = tlm.plan(
         configs,
-        servers=4,
+        num_servers=4,
         memory="1GiB",
         optimizer=rule,
         pins={"words": "rows", "users": "table"},
@@ -164,7 +164,7 @@ def test_tables_are_placed_on_the_planned_servers():
     configs = features(rows)
     made = tlm.plan(
         configs,
-        servers=3,
+        num_servers=3,
         memory="1GiB",
         optimizer=tpu.SGD(0.1),
         pins=dict.fromkeys(rows, "table"),
@@ -181,7 +181,7 @@ def test_tables_are_placed_on_the_planned_servers():
 
 
 def test_a_plan_for_servers_raises_in_one_process():
-    made = plan({"words": 100}, servers=2)
+    made = plan({"words": 100}, num_servers=2)
     embedding = tlm.TPUEmbedding(
         features({"words": 100}), tpu.SGD(0.1), partitioner=made
     )
@@ -214,7 +214,7 @@ def test_suggestions_fit():
     with pytest.raises(search.PlanDoesNotFitError) as caught:
         plan(
             rows,
-            servers=2,
+            num_servers=2,
             memory=100_000,
             optimizer=tpu.Adagrad(0.1),
             batch_size=10,
@@ -222,21 +222,25 @@ def test_suggestions_fit():
     message = str(caught.value)
     # The table needs 320 kB with Adagrad: 4 servers, or 200 kB with one
     # accumulator per row, or 160 kB with SGD or 240 kB with 16 bits.
-    assert "4 servers (servers=4)" in message
+    assert "4 servers (num_servers=4)" in message
     assert "the optimizer SGD" in message
     assert "16-bit rows" not in message
     assert plan(
         rows,
-        servers=4,
+        num_servers=4,
         memory=100_000,
         optimizer=tpu.Adagrad(0.1),
         batch_size=10,
     )
-    assert plan(rows, servers=2, memory=100_000, batch_size=10)
+    assert plan(rows, num_servers=2, memory=100_000, batch_size=10)
     budget = int(
         message.split("a budget of ")[1].split(" ")[0].replace(",", "")
     )
-    options = {"servers": 2, "optimizer": tpu.Adagrad(0.1), "batch_size": 10}
+    options = {
+        "num_servers": 2,
+        "optimizer": tpu.Adagrad(0.1),
+        "batch_size": 10,
+    }
     assert plan(rows, memory=budget, **options)
     with pytest.raises(search.PlanDoesNotFitError, match="1 bytes are missing"):
         plan(rows, memory=budget - 1, **options)
@@ -244,12 +248,12 @@ def test_suggestions_fit():
 
 def test_workers_store_copies_or_shards_of_all_tables():
     rows = {"words": 10_000, "users": 10}
-    replicated = plan(rows, workers=2, pins={"words": "replicate"})
+    replicated = plan(rows, num_workers=2, pins={"words": "replicate"})
     assert replicated.over_processes == "replicated"
-    sharded = plan(rows, workers=2, memory=120_000, batch_size=16)
+    sharded = plan(rows, num_workers=2, memory=120_000, batch_size=16)
     assert sharded.over_processes == "sharded"
     with pytest.raises(ValueError, match="both about 'tables'"):
-        plan(rows, workers=2, pins={"words": "replicate", "users": "rows"})
+        plan(rows, num_workers=2, pins={"words": "replicate", "users": "rows"})
     with pytest.raises(ValueError, match="`over_processes` requires.*workers"):
         _ = plan(rows).over_processes
     with pytest.raises(ValueError, match="`partitioner` must be.*2 workers"):
@@ -270,14 +274,14 @@ def batches():
 def test_the_workload_is_read_from_a_report_of_ids():
     rows = {"words": 100, "users": 10}
     report = tlm.inspect_ids(batches(), features(rows), optimizer=None)
-    made = plan(rows, servers=2, id_report=report)
+    made = plan(rows, num_servers=2, id_report=report)
     items = {one.name: one for one in made.solution.problem.items}
     assert items["users"].amount == 3
     assert 40 < items["words"].amount <= 50
     assert "64 samples" in made.notes[0] and "8 batches" in made.notes[0]
-    as_dict = plan(rows, servers=2, id_report=report.to_dict())
+    as_dict = plan(rows, num_servers=2, id_report=report.to_dict())
     assert as_dict == made
-    small = plan(rows, servers=2, id_report=report, batch_size=32)
+    small = plan(rows, num_servers=2, id_report=report, batch_size=32)
     amount = {one.name: one for one in small.solution.problem.items}
     # All batches have the same users, and almost the same words.
     assert amount["users"].amount == 3
@@ -303,7 +307,7 @@ def test_a_hot_table_is_sharded_over_servers():
 def test_tables_of_one_column_and_one_row():
     made = tlm.plan(
         features({"a": 1, "b": 2}, dim=1),
-        servers=4,
+        num_servers=4,
         memory="1MiB",
         optimizer=tpu.SGD(0.1),
         costs=COSTS,
@@ -314,11 +318,11 @@ def test_tables_of_one_column_and_one_row():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"servers": 2, "workers": 2}, "must not both be given"),
-        ({"servers": 0}, "`servers` must be at least 1"),
+        ({"num_servers": 2, "num_workers": 2}, "must not both be given"),
+        ({"num_servers": 0}, "`num_servers` must be at least 1"),
         ({"memory": "24 gigs"}, "`memory`.*'24 gigs'"),
         ({"memory": None}, "`memory` must be a size"),
-        ({"memory": ["1GiB"], "servers": 2}, "each of the 2 devices"),
+        ({"memory": ["1GiB"], "num_servers": 2}, "each of the 2 devices"),
         ({"mesh": {"model": 2}}, "`mesh` must be None for a feature config"),
         ({"pins": {"wrods": "rows"}}, "'words'.*Received: 'wrods'"),
         ({"wire_dtype": "int8"}, "`wire_dtype`"),
@@ -334,7 +338,7 @@ def test_pins_may_be_table_configs():
     configs = features({"words": 100})
     made = tlm.plan(
         configs,
-        servers=2,
+        num_servers=2,
         memory="1GiB",
         optimizer=tpu.SGD(0.1),
         pins={configs["words"].table: "table"},
@@ -356,8 +360,8 @@ def test_tables_that_share_a_vocabulary_store_its_keys_once():
     )
     assert wide == dataclasses.replace(deep, keys=0)
     plan(tables, vocabularies=shared)
-    with pytest.raises(NotImplementedError, match="if `servers` is passed"):
-        plan(tables, vocabularies=shared, servers=2)
+    with pytest.raises(NotImplementedError, match="if `num_servers` is passed"):
+        plan(tables, vocabularies=shared, num_servers=2)
 
 
 def test_a_plan_names_tables_whose_slot_variables_are_missing():

@@ -60,7 +60,7 @@ def plan(over_processes):
     batches = [batch(over_processes, 0, w)[0] for w in range(NUM_WORKERS)]
     return tlm.plan(
         features(),
-        workers=NUM_WORKERS,
+        num_workers=NUM_WORKERS,
         memory=CASES[over_processes][0],
         optimizer=optimizer(),
         id_report=tlm.inspect_ids(batches, features()),

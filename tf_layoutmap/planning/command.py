@@ -39,10 +39,10 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="Axes of a mesh, such as batch=2,model=4.",
     )
     where.add_argument(
-        "--servers", type=read_count, help="Number of parameter servers."
+        "--num-servers", type=read_count, help="Number of parameter servers."
     )
     where.add_argument(
-        "--workers",
+        "--num-workers",
         type=read_count,
         help="Number of processes of a MultiWorkerMirroredStrategy.",
     )
@@ -201,8 +201,9 @@ def _check_options(model: Any, options: argparse.Namespace, mesh: Any) -> None:
         return
     if mesh is not None:
         raise ValueError(
-            "A feature config requires the option --servers or --workers, or "
-            "neither for one process, and not --devices or --mesh."
+            "A feature config requires the option --num-servers or "
+            "--num-workers, or neither for one process, and not --devices "
+            "or --mesh."
         )
     if options.memory is None:
         raise ValueError(
@@ -259,8 +260,8 @@ def main(arguments: Sequence[str]) -> int:
         plan = planner.plan(
             model,
             mesh=mesh,
-            servers=options.servers,
-            workers=options.workers,
+            num_servers=options.num_servers,
+            num_workers=options.num_workers,
             memory=options.memory,
             batch_size=options.batch_size,
             optimizer=optimizer,

@@ -92,7 +92,7 @@ class Plan(partition.PartitionerByName):
         The value is `"sharded"` or `"replicated"`.
 
         Raises:
-          ValueError: If the plan was not made for `workers`.
+          ValueError: If the plan was not made for `num_workers`.
         """
         self._check_kind("workers", "over_processes")
         item = self.solution.problem.items[0]
@@ -153,7 +153,9 @@ class Plan(partition.PartitionerByName):
             num_servers and self.target.sizes[kind] != num_servers
         ):
             used = Target(kind, {kind: num_servers})
-            argument = f"servers={num_servers}" if num_servers else "no servers"
+            argument = (
+                f"num_servers={num_servers}" if num_servers else "no servers"
+            )
             raise ValueError(
                 f"The plan was made for {self.target}, and is used with {used}."
                 f" Call tlm.plan with {argument}."
@@ -450,10 +452,13 @@ class Plan(partition.PartitionerByName):
 
     def _check_kind(self, kind: str, member: str) -> None:
         if self.target.kind != kind:
+            target, argument = (
+                ("a mesh", "mesh") if kind == "mesh" else (kind, f"num_{kind}")
+            )
             raise ValueError(
-                f"`{member}` requires a plan for "
-                f"{'a mesh' if kind == 'mesh' else kind}: call tlm.plan with "
-                f"the argument `{kind}`. Received: a plan for {self.target}."
+                f"`{member}` requires a plan for {target}: call tlm.plan with "
+                f"the argument `{argument}`. Received: a plan for "
+                f"{self.target}."
             )
 
 

@@ -39,8 +39,8 @@ def plan(
     *,
     memory: str | int | Sequence[str | int] | None = None,
     mesh: tf.experimental.dtensor.Mesh | Mapping[str, int] | None = None,
-    servers: int | None = None,
-    workers: int | None = None,
+    num_servers: int | None = None,
+    num_workers: int | None = None,
     id_report: IdReport | Mapping[str, object] | None = None,
     optimizer: TableOptimizer | keras.optimizers.Optimizer | str | None = None,
     batch_size: int | None = None,
@@ -63,7 +63,7 @@ def plan(
     ...     name: tpu.FeatureConfig(tpu.TableConfig(rows, 16, name=name))
     ...     for name, rows in {"words": 40_000, "users": 1_000}.items()}
     >>> plan = tlm.plan(
-    ...     config, servers=2, memory="3MiB", optimizer=tpu.Adagrad(0.1),
+    ...     config, num_servers=2, memory="3MiB", optimizer=tpu.Adagrad(0.1),
     ...     pins={"users": "table"}, costs=tlm.MachineCosts.typical())
     >>> plan.choices
     {'users': 'table on server 0', 'words': 'rows over 2 servers'}
@@ -81,10 +81,10 @@ def plan(
         device. None is possible for a Keras model: each weight is then sharded
         if a step does not have to gather it.
       mesh: The mesh of a Keras model, or a dict with the size of each axis.
-      servers: Number of parameter servers that store the tables.
-      workers: Number of processes of a `MultiWorkerMirroredStrategy`. If
-        neither `servers` nor `workers` is passed, one process stores the
-        tables.
+      num_servers: Number of parameter servers that store the tables.
+      num_workers: Number of processes of a `MultiWorkerMirroredStrategy`. If
+        neither `num_servers` nor `num_workers` is passed, one process stores
+        the tables.
       id_report: Report of `tlm.inspect_ids` about the ids of the tables.
         Without a report, ids are assumed to be uniformly distributed.
       optimizer: Optimizer of the model, or of all tables whose `TableConfig`
@@ -110,15 +110,15 @@ def plan(
       TypeError: If an argument has an unsupported type.
       ValueError: If an argument is invalid, or if no plan fits. The message
         then contains the missing bytes, and which changes would be sufficient.
-      NotImplementedError: If tables share a vocabulary, and `servers` is
+      NotImplementedError: If tables share a vocabulary, and `num_servers` is
         passed.
     """
     if is_keras_layer(model_or_feature_config):
         _check_keras_3(model_or_feature_config)
         _check_unused(
             "a Keras model",
-            servers=servers,
-            workers=workers,
+            num_servers=num_servers,
+            num_workers=num_workers,
             id_report=id_report,
             table_dtypes=table_dtypes,
             vocabularies=vocabularies,
@@ -143,8 +143,8 @@ def plan(
         )
     return tables.plan_tables(
         model_or_feature_config,
-        servers=servers,
-        workers=workers,
+        num_servers=num_servers,
+        num_workers=num_workers,
         memory=memory,
         id_report=id_report,
         optimizer=optimizer,

@@ -497,7 +497,7 @@ def suggestions(
     if kind != "process":
         number = search.fewest(lambda one: problem_of(spec, one), count, pins)
         if number is not None:
-            yield f"{number} {kind} ({kind}={number})"
+            yield f"{number} {kind} (num_{kind}={number})"
     per_row = (optimizer_specs.SlotSpec("accumulators", 0.0, True),)
     changes: list[
         tuple[str, Callable[[config.EmbeddingSpec], config.EmbeddingSpec]]

@@ -29,8 +29,8 @@ _DEFAULT_BATCH_SIZE = 1024
 def plan_tables(
     feature_config: Any,
     *,
-    servers: int | None,
-    workers: int | None,
+    num_servers: int | None,
+    num_workers: int | None,
     memory: Any,
     id_report: Any,
     optimizer: Any,
@@ -55,12 +55,12 @@ def plan_tables(
     )
     checks.check_one_of("wire_dtype", wire_dtype, ("float32", "bfloat16"))
     shared = open_tables.owners_by_name(spec)
-    if shared and servers is not None:
+    if shared and num_servers is not None:
         raise NotImplementedError(
             "Argument `vocabularies` must have a separate tlm.OpenVocabulary "
-            "for each table if `servers` is passed, because a plan places each "
-            "table separately. To train tables that share a vocabulary, create "
-            "the TPUEmbedding without a plan. Received: "
+            "for each table if `num_servers` is passed, because a plan places "
+            "each table separately. To train tables that share a vocabulary, "
+            "create the TPUEmbedding without a plan. Received: "
             f"tables that share the vocabulary of another table, {shared}."
         )
     named_pins = {
@@ -73,8 +73,8 @@ def plan_tables(
     }
     return plan_spec(
         spec,
-        servers=servers,
-        workers=workers,
+        num_servers=num_servers,
+        num_workers=num_workers,
         memory=memory,
         workload=read_workload(spec, id_report, batch_size),
         pins=named_pins,
@@ -94,8 +94,8 @@ class Workload:
 def plan_spec(
     spec: config.EmbeddingSpec,
     *,
-    servers: int | None,
-    workers: int | None,
+    num_servers: int | None,
+    num_workers: int | None,
     memory: Any,
     workload: Workload,
     pins: Mapping[str, str],
@@ -103,15 +103,17 @@ def plan_spec(
     costs: MachineCosts,
 ) -> Plan:
     """Returns a plan for the tables of a spec."""
-    if servers is not None and workers is not None:
+    if num_servers is not None and num_workers is not None:
         raise ValueError(
-            "Arguments `servers` and `workers` must not both be given. "
-            f"Received: servers={servers!r}, workers={workers!r}."
+            "Arguments `num_servers` and `num_workers` must not both be given. "
+            f"Received: num_servers={num_servers!r}, "
+            f"num_workers={num_workers!r}."
         )
     kind, count = "process", 1
-    for name, value in (("servers", servers), ("workers", workers)):
+    for name, value in (("servers", num_servers), ("workers", num_workers)):
         if value is not None:
-            kind, count = name, checks.check_int(name, value, lowest=1)
+            kind = name
+            count = checks.check_int(f"num_{name}", value, lowest=1)
     budgets = memory_budgets.read_budgets(memory, count)
     build = _builder(kind, workload.lookups, costs, budgets, wire_bytes)
     solution = search.solve(
