@@ -209,5 +209,5 @@ def test_folded_gradients_require_gradient_accumulation():
         ),
         (),
     )
-    with pytest.raises(ValueError, match="order.*\"exact\".*'words'"):
+    with pytest.raises(ValueError, match="aggregation.*\"exact\".*'words'"):
         step_exchange.Folded(spec, 2, 0, [2])
