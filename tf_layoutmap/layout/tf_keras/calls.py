@@ -26,7 +26,7 @@ from tf_layoutmap.layout.tf_keras.patches import (
 )
 
 
-def build(model: Any, inputs: Any) -> None:
+def create_weights(model: Any, inputs: Any) -> None:
     """Creates the weights of `model` for `inputs`, on the mesh of the model."""
     is_pending = mapping.is_pending
     if model.built and not any(map(is_pending, model.weights)):
@@ -53,7 +53,9 @@ def build(model: Any, inputs: Any) -> None:
     context_of(model).check_all_patterns_used()
 
 
-def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
+def needs_trace_of_step(
+    model: Any, step: Callable[[Any], Any], kind: str
+) -> bool:
     """Returns whether `step` must be traced to create weights of `model`.
 
     Some models, such as `tfrs.Model` and GANs, use their layers directly in
@@ -71,7 +73,9 @@ def builds_by_step(model: Any, step: Callable[[Any], Any], kind: str) -> bool:
     )
 
 
-def build_by_step(model: Any, step: Callable[[Any], Any], batch: Any) -> None:
+def create_weights_of_step(
+    model: Any, step: Callable[[Any], Any], batch: Any
+) -> None:
     """Creates the weights and slot variables of a step, on the mesh.
 
     The step is traced in a graph that is never executed. In this graph, the
@@ -106,7 +110,7 @@ def _takes_training(model: Any) -> bool:
     return bool(getattr(model, "_expects_training_arg", False))
 
 
-def build_model(
+def build_from_shapes(
     original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Builds a model from input shapes, and then initializes its weights."""
@@ -138,7 +142,7 @@ def call_model(
     ):
         return tf_keras.layers.Layer.__call__(model, *args, **kwargs)
     inputs = args[0] if args else kwargs["inputs"]
-    build(model, tf.nest.map_structure(_with_shape, inputs))
+    create_weights(model, tf.nest.map_structure(_with_shape, inputs))
     from_host = any(transfer.is_host_value(x) for x in flat)
     with is_calling.set_to(True), tracing.default_mesh(context.mesh):
         if from_host:

@@ -80,7 +80,7 @@ PATCHES: tuple[Patch, ...] = (
     _tf_keras_entry(
         _MODEL,
         "build",
-        calls.build_model,
+        calls.build_from_shapes,
         "The weights of a model have no value after `build`.",
     ),
     _tf_keras_entry(

@@ -18,11 +18,11 @@ class _Step(MeshStep):
     autograph = True
 
     def prepare(self, batch: Any) -> None:
-        if calls.builds_by_step(self.model, self.model_step, self.kind):
-            calls.build_by_step(self.model, self.model_step, batch)
+        if calls.needs_trace_of_step(self.model, self.model_step, self.kind):
+            calls.create_weights_of_step(self.model, self.model_step, batch)
             return
         x, _, _ = tf_keras.utils.unpack_x_y_sample_weight(batch)
-        calls.build(self.model, x)
+        calls.create_weights(self.model, x)
         if self.kind == "train" and self.model.optimizer is not None:
             optimizers.build(
                 self.model.optimizer,
