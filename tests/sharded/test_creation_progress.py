@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap._core import ops
-from tf_layoutmap.sharded import new_rows
+from tf_layoutmap.sharded import creation_progress
 
 tpu = tf.tpu.experimental.embedding
 SHAPE = (20_000, 64)
@@ -16,9 +16,9 @@ SIZE = SHAPE[0] * SHAPE[1] * 4
 
 @pytest.fixture
 def show_immediately(monkeypatch):
-    monkeypatch.setattr(new_rows, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(new_rows, "FILE_SECONDS", 0.01)
-    monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)
+    monkeypatch.setattr(creation_progress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(creation_progress, "FILE_SECONDS", 0.01)
+    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
 
 
 def test_the_op_counts_the_bytes_it_writes():
@@ -76,8 +76,8 @@ def test_an_error_ends_the_progress_bar(show_immediately, capsys):
         tlm.ShardedVariable.create(fail, shape=SHAPE, num_shards=2)
     assert f"0/{SIZE >> 20}" in capsys.readouterr().out
     # After the error, the next progress bar is shown.
-    with new_rows.show_progress(SIZE):
-        new_rows.add_progress(SIZE)
+    with creation_progress.show_progress(SIZE):
+        creation_progress.add_progress(SIZE)
     assert f"{SIZE >> 20}/{SIZE >> 20}" in capsys.readouterr().out
 
 
@@ -86,17 +86,17 @@ def test_device_scopes_of_the_program_do_not_affect_progress(
 ):
     # The process does not have this device, so an op in the device scope would
     # fail.
-    with new_rows.show_progress(SIZE), tf.device("/job:ps/task:7"):
-        new_rows.add_progress(SIZE)
-    with tf.device("/job:ps/task:7"), new_rows.show_progress(SIZE):
-        new_rows.add_progress(SIZE)
+    with creation_progress.show_progress(SIZE), tf.device("/job:ps/task:7"):
+        creation_progress.add_progress(SIZE)
+    with tf.device("/job:ps/task:7"), creation_progress.show_progress(SIZE):
+        creation_progress.add_progress(SIZE)
     assert capsys.readouterr().out.count("Making tables") == 2
 
 
 def test_small_and_fast_tables_print_nothing(monkeypatch, capsys):
     threads = threading.active_count()
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
-    monkeypatch.setattr(new_rows, "LEAST_BYTES", 1)
+    monkeypatch.setattr(creation_progress, "LEAST_BYTES", 1)
     tlm.ShardedVariable.create(tf.zeros_initializer(), shape=SHAPE)
     assert capsys.readouterr().out == ""
     assert threading.active_count() == threads

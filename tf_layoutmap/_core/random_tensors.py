@@ -6,6 +6,12 @@ tensor. A `RandomTensor` describes the values that an initializer of TensorFlow,
 Keras 3 or tf_keras would return for the full shape. Each device, shard or
 server then computes only its own block (`RandomTensor.block`), and all blocks
 together are bitwise identical to the result of the initializer.
+
+TensorFlow's initializers create three tensors of the size of the table, because
+they draw numbers, multiply and add in separate ops. The tensors use pages of 4
+KiB. The system clears these pages one at a time, and later reads of random rows
+wait for address translations. The op `random_block` writes bitwise identical
+numbers directly into large pages.
 """
 
 from __future__ import annotations
@@ -32,6 +38,9 @@ _PHILOX = 1
 # Number of 32-bit values that TensorFlow reserves per number of a truncated
 # normal distribution, which draws again if a number is outside of the range.
 _RESERVED = 256
+
+# Smallest size in bytes for which `fill` uses large pages.
+_LEAST_FILL_BYTES = 1 << 22
 
 
 class _Library(NamedTuple):
@@ -192,6 +201,34 @@ def is_on_server() -> bool:
 def is_on_stock_server() -> bool:
     """Returns whether the current device may not have this package's ops."""
     return is_on_server() and not strategies.servers_know_our_ops()
+
+
+def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
+    """Returns integers of equal value, in large pages if the result is large.
+
+    Args:
+      shape: Shape of the result.
+      value: Value of every element.
+      dtype: int32 or int64.
+    """
+    constant = tf.constant(value, dtype)
+    if (
+        not tf.executing_eagerly()
+        or math.prod(shape) * dtype.size < _LEAST_FILL_BYTES
+        or is_on_stock_server()
+    ):
+        return tf.fill(shape, constant)
+    # The op can write only floats, so this function writes floats with the same
+    # bits as the integer.
+    as_float = tf.float32 if dtype == tf.int32 else tf.float64
+    values = RandomTensor(
+        shape,
+        "constant",
+        generator=tf.zeros([3], tf.uint64),
+        factor=tf.zeros([], as_float),
+        offset=tf.bitcast(constant, as_float),
+    )
+    return tf.bitcast(values.block([0] * len(shape), shape), dtype)
 
 
 def _parameters(

@@ -15,11 +15,16 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import checks, freed_gradients, tf_private
+from tf_layoutmap._core import (
+    checks,
+    freed_gradients,
+    random_tensors,
+    tf_private,
+)
 from tf_layoutmap.embedding import table_variable
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.table_variable import HOST, shards_of
-from tf_layoutmap.sharded import ShardedVariable, new_rows
+from tf_layoutmap.sharded import ShardedVariable, creation_progress
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -89,7 +94,7 @@ def create_tables(
     with (
         tf.device(HOST),
         tf.name_scope(""),
-        new_rows.show_progress(sum(map(_num_bytes, spec.tables))),
+        creation_progress.show_progress(sum(map(_num_bytes, spec.tables))),
     ):
         for table in spec.tables:
             num_shards = _num_shards(
@@ -266,10 +271,10 @@ def create_vocabulary_variables(
 
     def by_bucket(name, value, dtype):
         shards = [
-            # `new_rows.fill` is used because buckets are accessed in random
-            # order, like rows.
+            # `random_tensors.fill` is used because buckets are accessed in
+            # random order, like rows.
             _variable(
-                new_rows.fill(
+                random_tensors.fill(
                     (size, bucket_layout.KEYS_PER_BUCKET), value, dtype
                 ),
                 f"{table}/{name}"

@@ -18,7 +18,7 @@ from absl import logging
 
 from tf_layoutmap._core import random_tensors
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import new_rows
+from tf_layoutmap.sharded import creation_progress
 
 _FUNCTIONS = (tf.zeros, tf.ones)
 _WARNED_SIZE = 1 << 30  # Bytes.
@@ -301,11 +301,11 @@ def of_shard(
         value = initializer.shard(partition, shard, axis)
         if random_tensors.is_on_server():
             # The server counts the bytes of the op in its own process.
-            new_rows.add_progress(num_bytes)
+            creation_progress.add_progress(num_bytes)
         return value
     if isinstance(initializer, FullValue):
         value = initializer.shard(partition, shard, axis)
-        new_rows.add_progress(num_bytes)
+        creation_progress.add_progress(num_bytes)
         return value
     if not partition.is_contiguous and {"shard_info", "partition_offset"} & set(
         inspect.signature(initializer).parameters
@@ -319,7 +319,7 @@ def of_shard(
     value = tf.convert_to_tensor(
         _call(initializer, shape, dtype, info, name), dtype
     )
-    new_rows.add_progress(num_bytes)
+    creation_progress.add_progress(num_bytes)
     if tuple(value.shape) == shape:
         value = shard_of_value(value, partition, shard, axis)
     check_full_shape(value, info.shape, f"table {name!r}, shard {shard}")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, strategies, tf_private
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import arguments, gradient, new_rows
+from tf_layoutmap.sharded import arguments, creation_progress, gradient
 from tf_layoutmap.sharded import initial_value as _initial_value
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.routing import parts
@@ -181,7 +181,7 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
             and strategies.on_servers(strategy)
             and _initial_value.is_drawn_anywhere(initializer, dtype)
         )
-        with new_rows.show_progress(math.prod(shape) * dtype.size):
+        with creation_progress.show_progress(math.prod(shape) * dtype.size):
             for shard in range(partition.num_shards):
                 # Without this context, a parameter server strategy would shard
                 # each shard again.

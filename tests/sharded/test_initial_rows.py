@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from benchmarks import peak_memory
+from tf_layoutmap._core import random_tensors
 from tf_layoutmap.embedding import table_variable
-from tf_layoutmap.sharded import new_rows
 
 tpu = tf.tpu.experimental.embedding
 
@@ -95,8 +95,8 @@ def test_16_bit_rows_are_rounded_initial_values(block_bytes, monkeypatch):
     [(-(2**63), tf.int64), (5, tf.int64), (0, tf.int32), (-7, tf.int32)],
 )
 def test_integer_fills_match_tensorflow(value, dtype, least_size, monkeypatch):
-    monkeypatch.setattr(new_rows, "_LEAST_SIZE", least_size)
-    found = new_rows.fill((101, 8), value, dtype)
+    monkeypatch.setattr(random_tensors, "_LEAST_FILL_BYTES", least_size)
+    found = random_tensors.fill((101, 8), value, dtype)
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.full([101, 8], value))
     # Updating a variable that was initialized with the result must not change

@@ -1,21 +1,13 @@
-"""Progress bar and large pages for the initialization of large tables.
-
-TensorFlow's initializers create three tensors of the size of the table, because
-they draw numbers, multiply and add in separate ops. The tensors use pages of 4
-KiB. The system clears these pages one at a time, and later reads of random rows
-wait for address translations. The op `random_block` writes bitwise identical
-numbers directly into large pages (`random_tensors`).
-"""
+"""A progress bar that is shown while large tables are initialized."""
 
 import contextlib
-import math
 import sys
 import threading
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, random_tensors
+from tf_layoutmap._core import ops
 
 # Seconds until the bar appears, and seconds between two updates of the bar. If
 # the output is a file, each update writes a line, so updates are less frequent.
@@ -121,35 +113,3 @@ class _Bar:
                 total if is_last and self.is_complete else done,
                 finalize=is_last,
             )
-
-
-# Smallest size in bytes for which large pages are used.
-_LEAST_SIZE = 1 << 22
-
-
-def fill(shape: tuple[int, ...], value: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns integers of equal value, in large pages if the result is large.
-
-    Args:
-      shape: Shape of the result.
-      value: Value of every element.
-      dtype: int32 or int64.
-    """
-    constant = tf.constant(value, dtype)
-    if (
-        not tf.executing_eagerly()
-        or math.prod(shape) * dtype.size < _LEAST_SIZE
-        or random_tensors.is_on_stock_server()
-    ):
-        return tf.fill(shape, constant)
-    # The op can write only floats, so this function writes floats with the same
-    # bits as the integer.
-    as_float = tf.float32 if dtype == tf.int32 else tf.float64
-    values = random_tensors.RandomTensor(
-        shape,
-        "constant",
-        generator=tf.zeros([3], tf.uint64),
-        factor=tf.zeros([], as_float),
-        offset=tf.bitcast(constant, as_float),
-    )
-    return tf.bitcast(values.block([0] * len(shape), shape), dtype)
