@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from tf_layoutmap._core import literals
 from tf_layoutmap.layout import scope
 from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
@@ -42,7 +41,6 @@ def layout_map_scope(
     layout_map: AnyLayoutMap | Literal["auto"],
     *,
     batch_dim: str | None = None,
-    init: literals.Init | None = None,
     **plan_options: Unpack[PlanOptions],
 ) -> Iterator[AnyLayoutMap | LayoutTable]:
     """Places the weights of layers that are created in the scope on a mesh.
@@ -92,7 +90,6 @@ def layout_map_scope(
         must match the full path of a variable. `"auto"` plans the layouts.
       batch_dim: Mesh axis along which `fit`, `evaluate` and `predict` shard
         batches. None selects the axis named `"batch"` or `"data"`, if any.
-      init: Deprecated, has no effect.
       **plan_options: Only with `"auto"`: `mesh`, and the arguments `memory`,
         `optimizer`, `batch_size` and `pins` of `tlm.plan`.
 
@@ -107,10 +104,6 @@ def layout_map_scope(
         mesh, or, on exit, if a layout does not fit a variable.
       RuntimeError: If an unsafe pass of DTensor is enabled in this process.
     """
-    if init is not None:
-        # The context manager adds frames to the call stack, so `stacklevel` is
-        # 5.
-        scope.warn_of_init(init, stacklevel=5)
     found = with_auto_layouts(layout_map, batch_dim, **plan_options)
     with scope.weights_on_mesh(found, batch_dim) as used:
         yield used

@@ -30,10 +30,9 @@ def test_model_parallel_shards_weights_and_matches_one_device():
     pairs.assert_same_weights(plain, model)
 
 
-def test_the_deprecated_name_of_context_warns():
+def test_the_context_has_the_mesh_of_the_distribution():
     distribution = DataParallel(devices=CPUS)
-    with pytest.warns(DeprecationWarning, match=r"`DataParallel\.context`"):
-        context = distribution.home()
+    context = distribution.context()
     assert context.mesh == distribution.device_mesh.to_dtensor()
     assert context.batch_dim == "batch"
 

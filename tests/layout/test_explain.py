@@ -52,8 +52,6 @@ def test_shadowed_keys_are_reported(mesh):
     report = layout_map.explain(model_of())
     assert [v.name for v in report.contested] == ["d1.kernel"]
     assert report.contested[0].shadowed == (".*kernel",)
-    with pytest.warns(DeprecationWarning, match=r"VariableReport\.shadowed"):
-        assert report.contested[0].losers == (".*kernel",)
     assert report.ok
 
 

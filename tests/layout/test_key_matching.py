@@ -23,10 +23,7 @@ def test_equal_pattern_precedes_an_earlier_match():
 def test_first_added_pattern_precedes_later_patterns():
     table = PatternTable([".*kernel", "d.*"])
     assert table.find(["d1.kernel"]).pattern == ".*kernel"
-    match = table.find(["d1.kernel"])
-    assert match.shadowed == ("d.*",)
-    with pytest.warns(DeprecationWarning, match=r"Match\.shadowed"):
-        assert match.losers == ("d.*",)
+    assert table.find(["d1.kernel"]).shadowed == ("d.*",)
 
 
 def test_match_is_anchored_at_the_start_and_search_is_not():

@@ -22,7 +22,7 @@ def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
 
 layout_map = tlm.LayoutMap(mesh=mesh)
 layout_map["dense.*kernel"] = (None, "model")
-with tlm.layout_map_scope(layout_map, init="shraded"):  # Mistake: literal
+with tlm.layout_map_scope(layout_map, batch_dim=0):  # Mistake: axis
     model = keras.Sequential([keras.layers.Dense(2)])
 with layout_map.scope(batch_dim=None):
     model = keras.Sequential([keras.layers.Dense(2)])

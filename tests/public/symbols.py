@@ -21,9 +21,6 @@ from tests.public import type_checking_blocks
 
 GOLDEN = pathlib.Path(__file__).parents[2] / "golden/public_symbols.txt"
 
-# Public packages that `tlm.__all__` does not contain.
-IMPORTED_BY_NAME = ("partition", "sharded")
-
 
 def public_modules() -> dict[str, types.ModuleType]:
     """Returns the public modules by the name that user code imports."""
@@ -37,10 +34,6 @@ def public_modules() -> dict[str, types.ModuleType]:
             if isinstance(value, types.ModuleType):
                 found[f"{path}.{name}"] = value
                 todo.append((f"{path}.{name}", value))
-    for name in IMPORTED_BY_NAME:
-        found[f"tf_layoutmap.{name}"] = importlib.import_module(
-            f"tf_layoutmap.{name}"
-        )
     return found
 
 

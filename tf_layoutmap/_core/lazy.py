@@ -1,4 +1,4 @@
-"""Lazy imports of public names and Keras classes, and deprecated names.
+"""Lazy imports of public names and of the classes in saved Keras models.
 
 A public name is imported when it is first used. Therefore, `import
 tf_layoutmap` is fast, and modules that do not require TensorFlow can be used
@@ -6,24 +6,11 @@ without TensorFlow. If a required package is not installed, the error explains
 how to install it. Type checkers do not run this code. Instead, type checkers
 read the `TYPE_CHECKING` block next to each call of `exports`. `python -m
 tests.public.symbols` writes these blocks.
-
-Deprecated names remain for one more version:
-
->>> class Match:
-...     shadowed = ("d.*",)
-...     losers = renamed_property("losers", "shadowed")
->>> with warnings.catch_warnings(record=True) as caught:
-...     warnings.simplefilter("always")
-...     print(Match().losers)
-('d.*',)
->>> print(caught[0].message)
-`Match.losers` is now `Match.shadowed`; the old name is removed in 0.2.
 """
 
 import difflib
 import importlib
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -177,57 +164,3 @@ class _RegisteringFinder:
 
             loader.exec_module = execute_and_register
         return spec
-
-
-_REMOVED_IN = "0.2"
-
-
-def _warn(owner: Any, old: str, new: str) -> None:
-    name = type(owner).__name__
-    warnings.warn(
-        f"`{name}.{old}` is now `{name}.{new}`; the old name is removed in "
-        f"{_REMOVED_IN}.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-
-
-def warn_of_old_value(argument: str, old: str, new: str) -> None:
-    """Warns that an accepted value of an argument has been renamed."""
-    warnings.warn(
-        f"`{argument}={old!r}` is now `{argument}={new!r}`; the old value is "
-        f"removed in {_REMOVED_IN}.",
-        DeprecationWarning,
-        stacklevel=4,
-    )
-
-
-def warn_of_unused_argument(argument: str, stacklevel: int) -> None:
-    """Warns that an accepted argument no longer has an effect."""
-    warnings.warn(
-        f"Argument `{argument}` has no effect and is removed in {_REMOVED_IN}.",
-        DeprecationWarning,
-        stacklevel=stacklevel,
-    )
-
-
-def renamed_property(old: str, new: str) -> property:
-    """Returns a property `old` that issues a warning and returns `new`."""
-
-    def get(self: Any) -> Any:
-        _warn(self, old, new)
-        return getattr(self, new)
-
-    return property(get, doc=f"Deprecated: the old name of `{new}`.")
-
-
-def renamed_method(old: str, new: str) -> Callable[..., Any]:
-    """Returns a method `old` that issues a warning and calls `new`."""
-
-    def call(self: object, *args: object, **kwargs: object) -> object:
-        _warn(self, old, new)
-        return getattr(self, new)(*args, **kwargs)
-
-    call.__name__ = old
-    call.__doc__ = f"Deprecated: the old name of `{new}`."
-    return call

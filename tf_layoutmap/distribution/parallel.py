@@ -32,8 +32,6 @@ from tf_layoutmap._core import (
     checks,
     distribution_notice,
     keras_private,
-    lazy,
-    literals,
     patches,
     user_warnings,
 )
@@ -57,7 +55,6 @@ from tf_layoutmap.layout.mesh.device_mesh import (
 )
 from tf_layoutmap.layout.scope import (
     prepared_context,
-    warn_of_init,
     weights_on_mesh,
 )
 from tf_layoutmap.mesh_scope import with_auto_layouts
@@ -345,8 +342,6 @@ class ByLayoutMap(Distribution):
         """The context that is used if Keras' `set_distribution` sets `self`."""
         return self.context()
 
-    home = lazy.renamed_method("home", "context")
-
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns a scope that places new models on the mesh."""
         return weights_on_mesh(self._layout_map, self._batch_dim_name)
@@ -379,7 +374,6 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
         *,
         batch_dim_name: str | None = None,
         auto_shard_dataset: bool = True,
-        init: literals.Init | None = None,
         **kwargs: Unpack[_MeshAndPlanOptions],
     ):
         """Creates the distribution.
@@ -393,7 +387,6 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
             the first axis, as in Keras.
           auto_shard_dataset: Must be True if there are several processes. Each
             process gets full batches and uses only its shard of each batch.
-          init: Deprecated, has no effect.
           **kwargs: `device_mesh`, which is required for `"auto"`. With a layout
             map it is accepted for compatibility and ignored, and the mesh of
             the map is used. For `"auto"`, also the arguments `memory`,
@@ -430,8 +423,6 @@ class ModelParallel(ByLayoutMap, keras.distribution.ModelParallel):
                 "Argument `layout_map` must be a `LayoutMap` instance. "
                 f"Received: layout_map={layout_map!r}"
             )
-        if init is not None:
-            warn_of_init(init, stacklevel=4)
         super().__init__(layout_map, batch_dim_name, auto_shard_dataset)
 
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap._core import lazy, literals, strategies
+from tf_layoutmap._core import literals, strategies
 from tf_layoutmap.vocabulary import key_rows
 
 
@@ -396,17 +396,13 @@ def read_over_processes(
       has_processes: Whether the strategy has several processes.
 
     Returns:
-      One of `OVER_PROCESSES`. For the deprecated name `"divided"`, the function
-      returns `"sharded"`.
+      `over_processes`.
 
     Raises:
       ValueError: If a value is not in `OVER_PROCESSES` or
         `GRADIENT_AGGREGATIONS`, or if a value requires several processes and
         there is only one process.
     """
-    if over_processes == "divided":
-        lazy.warn_of_old_value("over_processes", "divided", "sharded")
-        over_processes = "sharded"
     if over_processes not in OVER_PROCESSES:
         raise ValueError(
             f"Argument `over_processes` must be one of {OVER_PROCESSES}. "

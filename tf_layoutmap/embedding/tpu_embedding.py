@@ -143,7 +143,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             update.
           partitioner: Callable that returns the number of shards of a table,
             such as
-            `tf_layoutmap.partition.FixedShardsPartitioner(num_shards=3)`.
+            `tlm.partitioners.FixedShardsPartitioner(num_shards=3)`.
             Under `ParameterServerStrategy`, each shard is placed on the server
             with the fewest bytes. The default is then the
             `variable_partitioner` of the strategy. If the strategy has no

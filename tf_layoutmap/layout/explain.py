@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tf_layoutmap._core import checks, keras_private, lazy, user_warnings
+from tf_layoutmap._core import checks, keras_private, user_warnings
 from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.keras_map import as_table
@@ -63,8 +63,6 @@ class VariableReport:
     problems: tuple[str, ...]
     initialized_in_full: bool = False
 
-    losers = lazy.renamed_property("losers", "shadowed")
-
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -88,8 +86,6 @@ class Explanation:
     unbuilt: tuple[str, ...]
     replicated_ops: tuple[ReplicatedOp, ...] = ()
     measured: tuple[MeasuredLayer, ...] = ()
-
-    computed_whole = lazy.renamed_property("computed_whole", "replicated_ops")
 
     @property
     def ok(self) -> bool:
@@ -121,12 +117,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report as plain data that can be converted to JSON."""
-        plain = dataclasses.asdict(self)
-        # `losers` is the old name of `shadowed`. The entry `losers` and the
-        # attribute `VariableReport.losers` remain until version 0.2.
-        for variable in plain["variables"]:
-            variable["losers"] = variable["shadowed"]
-        return plain
+        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         return user_warnings.printed(self.__rich__(), width=120).rstrip()

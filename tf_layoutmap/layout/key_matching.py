@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tf_layoutmap._core import checks, lazy
+from tf_layoutmap._core import checks
 
 # "match" requires a match at the start of the key, as in tf.keras.dtensor.
 # "search" accepts a match anywhere in the key, as the documentation of
@@ -23,8 +23,6 @@ class Match(NamedTuple):
     pattern: str
     key: str
     shadowed: tuple[str, ...] = ()
-
-    losers = lazy.renamed_property("losers", "shadowed")
 
 
 class PatternTable:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
-from tf_layoutmap._core import literals
 from tf_layoutmap.layout.layout_table import LayoutTable
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ class LayoutMap(LayoutTable):
     """
 
     @contextlib.contextmanager
-    def scope(
-        self, *, batch_dim: str | None = None, init: literals.Init | None = None
-    ) -> Iterator[Self]:
+    def scope(self, *, batch_dim: str | None = None) -> Iterator[Self]:
         """Returns the context manager `tlm.layout_map_scope` for this map.
 
         Arguments are the same as for `tlm.layout_map_scope`.
@@ -48,10 +45,6 @@ class LayoutMap(LayoutTable):
         # The import is inside the method because the module imports Keras.
         from tf_layoutmap.layout import scope
 
-        if init is not None:
-            # The context manager adds frames to the call stack, so `stacklevel`
-            # is 5.
-            scope.warn_of_init(init, stacklevel=5)
         with scope.weights_on_mesh(self, batch_dim):
             yield self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -12,8 +11,6 @@ import keras
 from tf_layoutmap._core import (
     checks,
     keras_private,
-    lazy,
-    literals,
     patches,
     strategies,
 )
@@ -48,12 +45,6 @@ def weights_on_mesh(
         yield layout_map
         context.initialize_pending()
     context.check_all_patterns_used()
-
-
-def warn_of_init(init: str, stacklevel: int) -> None:
-    """Warns that the argument `init` has no effect."""
-    checks.check_one_of("init", init, typing.get_args(literals.Init))
-    lazy.warn_of_unused_argument("init", stacklevel)
 
 
 def prepared_context(

@@ -4,7 +4,6 @@
 # error that names the package to install.
 from tf_layoutmap._core import ops as _ops  # noqa: F401
 from tf_layoutmap.sharded import dispatch as _dispatch
-from tf_layoutmap.sharded.initial_value import ShardInfo
 from tf_layoutmap.sharded.mixin import ShardedVariableMixin
 from tf_layoutmap.sharded.sharded_variable import (
     ShardedVariable,
@@ -14,12 +13,7 @@ from tf_layoutmap.sharded.sharded_variable import (
 _dispatch.register()
 
 __all__ = [
-    "ShardInfo",
     "ShardedVariable",
     "ShardedVariableMixin",
     "ShardedVariableSpec",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding import backend
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
@@ -44,6 +43,7 @@ def test_a_layer_has_the_options_and_defaults_of_the_embedding():
             {"over_processes": "sharded"},
             'must be "replicated" unless under Multi',
         ),
+        ({"over_processes": "divided"}, "`over_processes` must be one of"),
         (
             {"gradient_aggregation": "local"},
             '`gradient_aggregation` must be "exact" unless',
@@ -56,13 +56,3 @@ def test_options_are_validated_by_the_embedding(layers, options, words):
     table = tpu.TableConfig(4, 2, tf.ones, name="words")
     with pytest.raises(ValueError, match=words):
         layers.TPUEmbedding(tpu.FeatureConfig(table), tpu.SGD(1.0), **options)
-
-
-def test_the_old_value_of_over_processes_warns():
-    with pytest.warns(DeprecationWarning, match="over_processes='sharded'"):
-        found = backend.read_over_processes("divided", "local", True)
-    assert found == "sharded"
-    assert (
-        backend.read_over_processes("replicated", "exact", False)
-        == "replicated"
-    )

@@ -179,8 +179,6 @@ def test_warning_names_layer_op_reason_and_bytes_once():
     assert [one.operation for one in report.replicated_ops] == [
         "MatrixBandPart"
     ]
-    with pytest.warns(DeprecationWarning, match=r"Explanation\.replicated_ops"):
-        assert report.computed_whole == report.replicated_ops
     assert "Replicated on every device: 2 MatrixBandPart" in str(report)
     with warnings.catch_warnings():
         warnings.simplefilter("error", tlm.layout.LayoutMapWarning)
