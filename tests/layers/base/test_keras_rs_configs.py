@@ -292,9 +292,7 @@ def test_a_single_feature_of_any_input_type_accepts_weights(
 
 def test_dense_ids_accept_one_weight_per_sample():
     table = TableConfig("words", 10, 2, "ones", "sgd", "sum")
-    layer = tlm.layers.TPUEmbedding(
-        FeatureConfig("topic", table, (4,), (4, 2)), table_stacking="auto"
-    )
+    layer = tlm.layers.TPUEmbedding(FeatureConfig("topic", table, (4,), (4, 2)))
     found = layer(tf.constant([1, 2]), tf.constant([2.0, 3.0]))
     assert found[:, 0].numpy().tolist() == [2, 3]
 
@@ -304,7 +302,7 @@ def test_fit_accepts_weights_of_any_input_type(form):
     kind = {} if form == "dense" else {form: True}
     ids = keras.Input([3], dtype="int32", **kind)
     weights = keras.Input([3], dtype="float32", **kind)
-    layer = single("mean", keras.optimizers.SGD(0.5), table_stacking=["words"])
+    layer = single("mean", keras.optimizers.SGD(0.5))
     model = keras.Model((ids, weights), layer(ids, weights))
     model.compile("adam", "mse")
     data = tf.data.Dataset.from_tensors(
@@ -337,8 +335,6 @@ def test_exactly_one_config_argument_is_required():
     for names in ({}, {"feature_config": feature, "feature_configs": feature}):
         with pytest.raises(TypeError, match="`feature_config` and its alias"):
             tlm.layers.TPUEmbedding(**names)
-    with pytest.raises(ValueError, match="`table_stacking` must be"):
-        tlm.layers.TPUEmbedding(feature, table_stacking=[1])
 
 
 class Halving(keras.optimizers.schedules.LearningRateSchedule):

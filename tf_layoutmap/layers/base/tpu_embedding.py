@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         Features,
         LayerOptimizer,
         LayerOptions,
-        Nested,
         ShardCounts,
         TableKey,
         Weights,
@@ -39,16 +38,12 @@ if TYPE_CHECKING:
 
 
 def read_feature_config(
-    feature_config: Any,
-    feature_configs: Any,
-    table_stacking: Any,
-    layer: str,
+    feature_config: Any, feature_configs: Any, layer: str
 ) -> Any:
     """Returns the feature config from one of two alternative arguments.
 
     Raises:
       TypeError: If both arguments or neither of them are set.
-      ValueError: If `table_stacking` is not a value that keras-rs accepts.
     """
     if (feature_config is None) == (feature_configs is None):
         raise TypeError(
@@ -56,16 +51,6 @@ def read_feature_config(
             "`feature_configs` must be given. Received: "
             f"feature_config={feature_config!r}, "
             f"feature_configs={feature_configs!r} (layer {layer!r})."
-        )
-    names = (
-        [table_stacking]
-        if isinstance(table_stacking, str)
-        else (tf.nest.flatten(table_stacking))
-    )
-    if not all(isinstance(one, str) for one in names):
-        raise ValueError(
-            'Argument `table_stacking` must be "auto", or names of tables. '
-            f"Received: {table_stacking!r} (layer {layer!r})."
         )
     return feature_configs if feature_config is None else feature_config
 
@@ -86,7 +71,6 @@ class TPUEmbeddingCore(LayerBase):
         optimizer: LayerOptimizer = None,
         *,
         feature_configs: FeatureConfigs | None = None,
-        table_stacking: Nested[str] = "auto",
         partitioner: ShardCounts | None = None,
         out_of_range: literals.OutOfRange = "error",
         table_dtypes: DTypeLike | Mapping[TableKey, DTypeLike] | None = None,
@@ -112,9 +96,6 @@ class TPUEmbeddingCore(LayerBase):
             can be a Keras schedule.
           feature_configs: Alias of `feature_config`, as in
             `keras_rs.layers.DistributedEmbedding`.
-          table_stacking: Argument of keras-rs for tables that a SparseCore
-            stores together as one table. The argument has no effect in this
-            layer.
           partitioner: As for `tlm.TPUEmbedding`. This argument is not saved
             with the layer.
           out_of_range: As for `tlm.TPUEmbedding`.
@@ -145,9 +126,7 @@ class TPUEmbeddingCore(LayerBase):
         self.supports_jit = False
         self._steps = EmbeddingSteps(
             self.name,
-            read_feature_config(
-                feature_config, feature_configs, table_stacking, self.name
-            ),
+            read_feature_config(feature_config, feature_configs, self.name),
             optimizer,
             partitioner=partitioner,
             out_of_range=out_of_range,
